@@ -1,4 +1,4 @@
-"""crumb predict: a table, JSON, CSV and a page; what it leaves out, and what it does not import."""
+"""``crumb predict``: a table, JSON, CSV and a page, and what it leaves out."""
 
 import csv
 import io
@@ -18,182 +18,181 @@ from crumb_avalanche.cli.settings import PredictSettings
 from crumb_avalanche.learner.answer import Answer
 
 
-def test_predict_as_table_json_and_csv(mine, place, done):
-    out = done("predict", mine, place / "photos")
-    assert [line.split("  ")[1] for line in out.splitlines()] == [
-        "blue",
-        "green",
-        "red",
-    ]
-    answers = [
-        json.loads(line)
-        for line in done("predict", mine, place / "photos", "--json").splitlines()
-    ]
-    assert [answer["label"] for answer in answers] == ["blue", "green", "red"]
-    assert all(
-        answer.keys() == {"path", "label", "confidence", "known", "runners_up"}
-        for answer in answers
-    )
-    out = done(
-        "predict",
-        mine,
-        place / "photos" / "red.png",
-        place / "photos" / "blue.png",
-        "--csv",
-    )
-    rows = list(csv.DictReader(io.StringIO(out)))
-    assert [row["label"] for row in rows] == ["red", "blue"] and float(
-        rows[0]["confidence"]
-    ) > 0.34
+@pytest.fixture
+def predict(mine, done):
+    """A function that asks the learner, and returns what is printed, in lines."""
+
+    def asked(*words):
+        return done("predict", mine, *words).splitlines()
+
+    return asked
 
 
-def test_watch_prints_every_answer_as_json_or_what_changes(
-    mine, tmp_path, done, refused
-):
-    pytest.importorskip("av")
-    video = write_video(tmp_path / "clip.mp4")  # 3 seconds at 10 frames per second
-    answers = [
-        json.loads(line)
-        for line in done("predict", mine, "--watch", video, "--json").splitlines()
-    ]
-    assert len(answers) == 30 and answers[0].keys() >= {
-        "label",
-        "known",
-        "time",
-        "changed",
-        "dropped",
-    }
-    changes = done("predict", mine, "--watch", video).splitlines()
-    assert len(changes) == sum(answer["changed"] for answer in answers) > 0
-    refused(
-        "--watch stands alone, or with --json", "predict", mine, video, "--watch", video
-    )
+@pytest.fixture
+def answers(predict):
+    """A function that asks the learner, and returns its answers."""
+
+    def asked(*words):
+        return [json.loads(line) for line in predict(*words, "--json")]
+
+    return asked
 
 
-def test_each_answer_is_written_as_it_comes(tmp_path, monkeypatch):
+# Forms of answers
+
+
+def test_a_table(predict, place):
+    labels = [line.split("  ")[1] for line in predict(place / "photos")]
+    assert labels == ["blue", "green", "red"]
+
+
+def test_json(answers, place):
+    first, second, third = answers(place / "photos")
+    assert [first["label"], second["label"], third["label"]] == ["blue", "green", "red"]
+    assert first.keys() == {"path", "label", "confidence", "known", "runners_up"}
+
+
+def test_csv(predict, place):
+    photos = place / "photos"
+    lines = predict(photos / "red.png", photos / "blue.png", "--csv")
+    first, second = csv.DictReader(io.StringIO("\n".join(lines)))
+    assert (first["label"], second["label"]) == ("red", "blue")
+    assert float(first["confidence"]) > 0.34
+
+
+def test_each_answer_comes_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "out"
+
     def answers():
-        for number in range(3):
-            yield Answer("mug", 0.5, True, path=f"{number}.jpg")
-            assert f"{number}.jpg" in (tmp_path / "out").read_text()
+        yield Answer("mug", 0.5, True, path="0.jpg")
+        assert "0.jpg" in path.read_text()
+        yield Answer("mug", 0.5, True, path="1.jpg")
+        assert "1.jpg" in path.read_text()
 
-    with open(tmp_path / "out", "w") as out:
+    with path.open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        assert len(printed(answers(), PredictSettings("mine"))) == 3
+        assert len(printed(answers(), PredictSettings("mine"))) == 2
 
 
-def test_predict_sums_up_a_labelled_folder(mine, place, done):
+# Cameras and videos
+
+
+@pytest.fixture
+def video(tmp_path):
+    """Three seconds at ten frames a second."""
+    pytest.importorskip("av")
+    return write_video(tmp_path / "clip.mp4")
+
+
+def test_watch_answers_each_frame(answers, video):
+    frames = answers("--watch", video)
+    assert len(frames) == 30
+    assert frames[0].keys() >= {"label", "known", "time", "changed", "dropped"}
+
+
+def test_watch_prints_changes(answers, predict, video):
+    changes = sum(answer["changed"] for answer in answers("--watch", video))
+    assert len(predict("--watch", video)) == changes > 0
+
+
+def test_watch_stands_alone(mine, video, refused):
+    words = "--watch stands alone, or with --json"
+    refused(words, "predict", mine, video, "--watch", video)
+
+
+# Folders of classes
+
+
+def test_a_labelled_folder_is_summed_up(mine, place, done):
     assert "3 of 3 right (100.0 %)" in done("predict", mine, place / "test")
     done("learner", "rename", mine, "red", "crimson")
     out = done("predict", mine, place / "test")
-    assert "2 of 3 right" in out and "red taken for crimson: 1" in out
+    assert "2 of 3 right" in out
+    assert "red taken for crimson: 1" in out
 
 
-def test_folders_that_are_named_after_no_class_say_nothing_about_the_truth(
-    mine, place, tmp_path, done
-):
+@pytest.fixture
+def trip(place, tmp_path):
+    """Folders that are named after no class."""
+    folder = tmp_path / "trip"
     for day, name in (("day1", "red"), ("day2", "blue")):
-        (tmp_path / "trip" / day).mkdir(parents=True)
-        shutil.copy(place / "photos" / f"{name}.png", tmp_path / "trip" / day)
-    out = done("predict", mine, tmp_path / "trip", "--html", tmp_path / "page.html")
-    assert "red.png  red" in out and "right" not in out and "taken for" not in out
-    assert "Mistakes" not in Page((tmp_path / "page.html").read_text()).text
-    lines = done("predict", mine, tmp_path / "trip", "--json").splitlines()
-    assert [json.loads(line).get("truth") for line in lines] == [None, None]
-    (tmp_path / "trip" / "day1").rename(tmp_path / "trip" / "red")
-    out = done("predict", mine, tmp_path / "trip")
-    assert "1 of 2 right (50.0 %)" in out and "day2 taken for blue: 1" in out
+        (folder / day).mkdir(parents=True)
+        shutil.copy(place / "photos" / f"{name}.png", folder / day)
+    return folder
+
+
+def test_folders_of_no_class_say_nothing(mine, trip, tmp_path, done, answers):
+    page = tmp_path / "page.html"
+    out = done("predict", mine, trip, "--html", page)
+    assert "red.png  red" in out
+    assert "right" not in out
+    assert "taken for" not in out
+    assert "Mistakes" not in Page(page.read_text()).text
+    assert [answer.get("truth") for answer in answers(trip)] == [None, None]
+
+
+def test_one_folder_of_a_class_is_enough(mine, trip, done):
+    (trip / "day1").rename(trip / "red")
+    out = done("predict", mine, trip)
+    assert "1 of 2 right (50.0 %)" in out
+    assert "day2 taken for blue: 1" in out
+
+
+# Pages
 
 
 def contents(folder):
+    """The bytes of all files of a folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_predict_writes_a_page_and_nothing_beside_its_source(
-    mine, place, tmp_path, crumb
-):
+@pytest.fixture
+def asked_for_a_page(mine, place, tmp_path, crumb):
+    """A page of mistakes and an unreadable file, with code, output and error."""
     crumb("learner", "rename", mine, "red", "<i>")
-    before, page = contents(place), tmp_path / "page.html"
-    (tmp_path / "bad.jpg").write_bytes(b"no image")
-    _, plain, _ = crumb("predict", mine, place / "test", "--json")
-    code, out, err = crumb(
-        "predict", mine, place / "test", tmp_path / "bad.jpg", "--json", "--html", page
-    )
-    assert (
-        code == 1
-        and out == plain
-        and f"written: {page}" in err
-        and contents(place) == before
-    )
-    found = Page(page.read_text())
-    assert (
-        "2 of 3 right (66.7 %)" in found.text
-        and "1 file could not be read" in found.text
-    )
-    (row,) = found.tables["confused"]
-    assert [row[name]["text"] for name in ("truth", "answer", "images")] == [
-        "red",
-        "<i>",
-        "1",
-    ]
+    bad = tmp_path / "bad.jpg"
+    bad.write_bytes(b"no image")
+    page = tmp_path / "page.html"
+    said = crumb("predict", mine, place / "test", bad, "--json", "--html", page)
+    return page, said
+
+
+def test_a_page_changes_no_answer(mine, place, asked_for_a_page, crumb):
+    page, (code, out, err) = asked_for_a_page
+    plain = crumb("predict", mine, place / "test", "--json")[1]
+    assert (code, out) == (1, plain)
+    assert f"written: {page}" in err
+
+
+def test_nothing_is_written_beside_a_source(mine, place, tmp_path, done):
+    before = contents(place)
+    done("predict", mine, place / "test", "--html", tmp_path / "page.html")
+    assert contents(place) == before
+
+
+def test_a_page_says_what_is_wrong(asked_for_a_page):
+    page = Page(asked_for_a_page[0].read_text())
+    assert "2 of 3 right (66.7 %)" in page.text
+    assert "1 file could not be read" in page.text
+    (row,) = page.tables["confused"]
+    cells = [row[name]["text"] for name in ("truth", "answer", "images")]
+    assert cells == ["red", "<i>", "1"]
+    mistakes = page.text.rindex("Mistakes")
+    assert mistakes < page.text.index("is red") < page.text.rindex("Other answers")
+
+
+def test_a_page_holds_its_pictures(asked_for_a_page):
+    page = Page(asked_for_a_page[0].read_text())
     sources = [
         value
-        for tag, key, value in found.attributes
-        if key in ("src", "href") and value[0] != "#"
+        for _, name, value in page.attributes
+        if name in ("src", "href") and value[0] != "#"
     ]
-    assert len([one for one in sources if one.startswith("data:image/jpeg")]) == 3
-    assert (
-        len([one for one in sources if one.startswith("data:image/png")]) == 3
-    )  # a heat map for each
-    assert all(one.startswith("data:") for one in sources)
-    assert (
-        found.text.rindex("Mistakes")
-        < found.text.index("is red")
-        < found.text.rindex("Other answers")
-    )
-
-
-def test_sources_that_cannot_be_read_do_not_keep_the_others_from_an_answer(
-    mine, place, tmp_path, crumb
-):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "bad.jpg").write_bytes(b"no image")
-    sources = [
-        tmp_path / "empty",
-        tmp_path / "none.png",
-        tmp_path / "bad.jpg",
-        place / "photos" / "red.png",
-    ]
-    code, out, err = crumb("predict", mine, *sources)
-    assert (
-        code == 1
-        and "red.png  red" in out
-        and "3 files could not be read" in err
-        and "bad.jpg" in err
-    )
-    assert (
-        "empty: holds no photo and no video" in err
-        and "there is no file or folder" in err
-    )
-
-
-def test_predict_imports_nothing_that_it_does_not_need(mine, place, tmp_path):
-    program = (
-        "import sys\nfrom crumb_avalanche.cli import main\n"
-        "code = main(sys.argv[1:])\n"
-        "needless = {'avalanche', 'matplotlib', 'torchvision', 'torch._dynamo'}\n"
-        "print(sorted(needless & {*sys.modules}), code)"
-    )
-    command = [
-        sys.executable,
-        "-c",
-        program,
-        "predict",
-        str(mine),
-        str(place / "photos" / "red.png"),
-    ]
-    command += ["--html", str(tmp_path / "page.html")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[] 0", done.stdout
+    kinds = [source.partition(";")[0] for source in sources]
+    # A photo and a heat map of each.
+    assert kinds.count("data:image/jpeg") == 3
+    assert kinds.count("data:image/png") == 3
+    assert all(source.startswith("data:") for source in sources)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a shell closes the output")
@@ -207,33 +206,72 @@ def test_a_page_without_an_output(mine, place, tmp_path):
     assert "red.png" in Page(page.read_text()).text
 
 
-def test_boxes_of_a_file_are_asked_one_by_one_and_drawn(
-    mine, place, tmp_path, crumb, refused
-):
+# Boxes
+
+
+@pytest.fixture
+def boxes(place):
+    """A file of boxes, of which one is wrong."""
+    file = place / "boxes.json"
     boxes = {
         "photos/red.png": [[0, 0, 20, 20], [5, 5, 30, 30]],
         "photos/blue.png": [],
         "photos/green.png": [[9, 9, 2, 2]],
     }
-    file, page = place / "boxes.json", tmp_path / "page.html"
     file.write_text(json.dumps(boxes), encoding="utf-8-sig")
-    code, out, err = crumb("predict", mine, "--boxes", file, "--json", "--html", page)
-    answers = [json.loads(line) for line in out.splitlines()]
-    assert [one["box"] for one in answers] == boxes["photos/red.png"] and {
-        one["label"] for one in answers
-    } == {"red"}
-    assert (
-        code == 1
-        and "green.png: a box is [9.0, 9.0, 2.0, 2.0]" in err
-        and "1 file could not be read" in err
-    )
+    return file
+
+
+def test_boxes_are_asked_about_one_by_one(mine, boxes, crumb):
+    code, out, err = crumb("predict", mine, "--boxes", boxes, "--json")
+    first, second = map(json.loads, out.splitlines())
+    assert (first["box"], second["box"]) == ([0, 0, 20, 20], [5, 5, 30, 30])
+    assert (first["label"], second["label"]) == ("red", "red")
+    assert code == 1
+    assert "green.png: a box is [9.0, 9.0, 2.0, 2.0]" in err
+    assert "1 file could not be read" in err
+
+
+def test_boxes_are_on_the_page(mine, boxes, tmp_path, crumb):
+    page = tmp_path / "page.html"
+    crumb("predict", mine, "--boxes", boxes, "--html", page)
     assert "red.png#box=5,5,30,30" in Page(page.read_text()).text
-    for text in ("[]", "[" * 200_000, '{"a.png": null}', '{"a.png": [], "a.png": []}'):
-        file.write_text(text)
-        refused(
-            r'is not JSON as {"photo.jpg": \[\[10, 20, 110, 220\]\]}',
-            "predict",
-            mine,
-            "--boxes",
-            file,
-        )
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "[" * 200_000, '{"a.png": null}', '{"a.png": [], "a.png": []}']
+)
+def test_a_file_that_holds_no_boxes(mine, tmp_path, refused, text):
+    file = tmp_path / "boxes.json"
+    file.write_text(text)
+    words = r'is not JSON as {"photo.jpg": \[\[10, 20, 110, 220\]\]}'
+    refused(words, "predict", mine, "--boxes", file)
+
+
+# What is left out
+
+
+def test_a_bad_source_keeps_no_other(mine, place, tmp_path, crumb):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.jpg").write_bytes(b"no image")
+    sources = [tmp_path / name for name in ("empty", "none.png", "bad.jpg")]
+    code, out, err = crumb("predict", mine, *sources, place / "photos" / "red.png")
+    assert code == 1
+    assert "red.png  red" in out
+    assert "3 files could not be read" in err
+    assert "bad.jpg" in err
+    assert "empty: holds no photo and no video" in err
+    assert "there is no file or folder" in err
+
+
+def test_predict_imports_only_what_it_needs(mine, place, tmp_path):
+    program = (
+        "import sys\nfrom crumb_avalanche.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "needless = {'avalanche', 'matplotlib', 'torchvision', 'torch._dynamo'}\n"
+        "print(sorted(needless & {*sys.modules}), code)"
+    )
+    command = [sys.executable, "-c", program, "predict", mine]
+    command += [place / "photos" / "red.png", "--html", tmp_path / "page.html"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[] 0", done.stdout
