@@ -77,10 +77,9 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             code = run_command(arguments)
         except SystemExit as end:  # of the parser; --help is an answer of any command
-            lost = 0 if end.code else lost_output([])
-            if not lost:
-                raise
-            return lost
+            if not end.code and (lost := lost_output([])):
+                return lost
+            raise
         return lost_output(arguments) or code
 
 
@@ -118,8 +117,9 @@ def run_command(arguments: list[str]) -> int:
     except KeyboardInterrupt as error:
         advice = STOPPED.get(name, "the same command starts again")
         print(f"crumb {name}: stopped; {advice}", file=sys.stderr)
-        terminated = isinstance(error, TerminatedError)
-        return 128 + (signal.SIGTERM if terminated else signal.SIGINT)
+        if isinstance(error, TerminatedError):
+            return 128 + signal.SIGTERM
+        return 128 + signal.SIGINT
     except (
         ValueError,
         OSError,

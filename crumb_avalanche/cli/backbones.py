@@ -108,7 +108,9 @@ def weights_of(name: str) -> str:
     file = published_file(name)
     if file is None:
         return ""
-    return f"{source}, here" if file.is_file() else f"{source}, not here"
+    if file.is_file():
+        return f"{source}, here"
+    return f"{source}, not here"
 
 
 @torch.no_grad()
@@ -133,14 +135,18 @@ def measured(name: str, image_size: int | None = None) -> Measures:
         images = torch.randint(
             0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8
         )
+    cut = codebook_dim = "-"  # of a network without frozen layers
+    if model.stages:
+        cut = model.stages[-1]
+        codebook_dim = str(usual_codebook_dim(model))
     extraction, training = step_flops(model)
     gflops = (extraction + training // PASSES) / 1e9
     features = FeatureMoments(**RegularizedDiscriminant.moments).length(model)
     return Measures(
         pixels=str(side),
-        cut=model.stages[-1] if model.stages else "-",
+        cut=cut,
         map_shape="x".join(map(str, model.map_shape)),
-        codebook_dim=str(usual_codebook_dim(model)) if model.stages else "-",
+        codebook_dim=codebook_dim,
         features=f"{features:,}",
         megabytes=f"{bytes_without_head(model) / 1e6:.1f}",
         gflops=f"{gflops:.2f}",

@@ -23,15 +23,20 @@ def opened(settings: NewLearnerSettings, path: Path) -> Learner:
         learner.check_teachable()
         check_same(settings, learner, path)
         return learner
-    weights = settings.weights or "torchvision"
+    weights: str | None = settings.weights or "torchvision"
+    if weights == "none":
+        weights = None
+    looks: tuple[float, ...] = LOOKS
+    if settings.looks is not None:
+        looks = looks_of(settings.looks)
     learner = Learner(
         method=settings.method,
         backbone=settings.backbone,
-        weights=None if weights == "none" else weights,
+        weights=weights,
         image_size=settings.image_size,
         budget_bytes=settings.budget_bytes,
         cut_layer=settings.cut_layer,
-        looks=LOOKS if settings.looks is None else looks_of(settings.looks),
+        looks=looks,
     )
     network = learner.network
     print(f"new learner with {network.backbone}, {network.source}", file=sys.stderr)

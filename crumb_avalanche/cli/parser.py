@@ -87,12 +87,14 @@ def parser(name: str, every_flag: bool = True) -> Parser:
     flags = [*command.flagged(), *COMMON]
     usual = command.usual.split() or command.flagged()
     help_texts = COMMON | meanings(command.settings)
-    epilog = f"crumb {name} --help-all shows all {len(flags)} flags."
+    epilog = None
+    if not every_flag:
+        epilog = f"crumb {name} --help-all shows all {len(flags)} flags."
     command_parser = Parser(
         prog=f"crumb {name}",
         usage=f"crumb {name} {usage(name)}[--OPTION VALUE ...]",
         description=(command.settings.__doc__ or "").split("\n")[0],
-        epilog=None if every_flag else epilog,
+        epilog=epilog,
         formatter_class=partial(argparse.HelpFormatter, max_help_position=24),
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
@@ -102,15 +104,17 @@ def parser(name: str, every_flag: bool = True) -> Parser:
             argument,
             metavar=metavar(argument),
             help=_escaped(help_texts[argument]),
-            **({"nargs": nargs} if nargs else {}),  # type: ignore[arg-type]
+            nargs=nargs,
         )
     groups = _groups(name, command_parser)
     for flag in flags:
-        is_shown = every_flag or flag in usual
+        help_text = argparse.SUPPRESS
+        if every_flag or flag in usual:
+            help_text = _escaped(help_texts[flag])
         groups.get(_group_of(flag), command_parser).add_argument(
             flag_of(flag),
             dest=flag,
-            help=_escaped(help_texts[flag]) if is_shown else argparse.SUPPRESS,
+            help=help_text,
             **_value_of_flag(flag),
         )
     return command_parser
@@ -222,12 +226,16 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
 def _print_help_or_version(flag: str) -> None:
     from crumb_avalanche import __version__
 
-    print(f"crumb {__version__}" if flag == "--version" else overview())
+    if flag == "--version":
+        print(f"crumb {__version__}")
+    else:
+        print(overview())
 
 
 def _print_unknown_command(name: str) -> None:
-    near = difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5)
-    meant = f"did you mean crumb {near[0]}? " if near else ""
+    meant = ""
+    for near in difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5):
+        meant = f"did you mean crumb {near}? "
     quoted = repr(printable(name)[:60])
     print(
         f"crumb: {quoted} is no command; {meant}crumb --help lists all of them",
@@ -364,4 +372,6 @@ def _usable_path(name: str, path: Any) -> Any:
         raise ValueError(
             f"{name} is {path!r}, but a path holds no zero byte; give another one"
         )
-    return os.path.expanduser(path) if isinstance(path, str) else path
+    if isinstance(path, str):
+        return os.path.expanduser(path)
+    return path

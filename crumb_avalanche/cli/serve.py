@@ -170,9 +170,10 @@ def tls_context(authority: str) -> ssl.SSLContext:
     Args:
         authority: a PEM file of the authority, or ``system`` for those of the system.
     """
-    file = None if authority == "system" else authority
+    if authority == "system":
+        return ssl.create_default_context()
     try:
-        return ssl.create_default_context(cafile=file)
+        return ssl.create_default_context(cafile=authority)
     except OSError as error:
         reason = error.strerror or error
         raise ValueError(

@@ -160,13 +160,13 @@ def print_lesson(lesson: Lesson, learner: Learner, path: Path) -> None:
 def print_learner(learner: Learner, path: Path) -> None:
     """Print what is missing until unknown images are recognised, and the bytes."""
     if learner.clips_missing:
-        second = "" if len(learner.classes) > 1 else "a second class, and then "
         objects = counted(learner.clips_missing, "more object")
-        hint = "" if learner.nothing else "; show it the empty scene with --nothing"
-        print(
-            f"a usual threshold separates known from unknown until {second}clips of "
-            f"{objects} of these classes are learned{hint}"
-        )
+        missing = f"clips of {objects} of these classes are learned"
+        if len(learner.classes) == 1:
+            missing = f"a second class, and then {missing}"
+        if not learner.nothing:
+            missing += "; show it the empty scene with --nothing"
+        print(f"a usual threshold separates known from unknown until {missing}")
     classes = counted(len(learner.classes), "class")
     size = path.stat().st_size
     print(f"{path}: {classes}, {learner.bytes:,} bytes learned, file of {size:,} bytes")

@@ -1,4 +1,4 @@
-"""``crumb backbones`` lists networks and measures them; runs and learners take them by name."""
+"""``crumb backbones`` measures networks; runs and learners take them by name."""
 
 import json
 import sys
@@ -46,49 +46,53 @@ def photos(colour, count=4):
     return (noise + np.array(colour)).astype(np.uint8)
 
 
-def test_named_backbones_are_measured(done, monkeypatch):
+@pytest.fixture
+def row_of(done, monkeypatch):
+    """A function that measures a backbone, and returns its row."""
     monkeypatch.setattr(backbones, "SECONDS", 0.01)
-    out = done("backbones", "small_cnn", "timm:test_convnext")
-    own, other = (
-        line.split()
-        for line in out.splitlines()
-        if line.startswith(("small_cnn ", "timm:test_convnext"))
-    )
-    assert own[1:6] == ["64", "11", "128x8x8", "16", "640"] and float(own[-1]) > 0
-    assert other[:6] == [
-        "timm:test_convnext.r160_in1k",
-        "160",
-        "stages.2",
-        "48x10x10",
-        "16",
-        "256",
-    ]
+
+    def row(name):
+        lines = done("backbones", name).splitlines()
+        (line,) = [line for line in lines if line.startswith(name)]
+        return line.split()
+
+    return row
+
+
+def test_a_built_in_backbone_is_measured(row_of):
+    row = row_of("small_cnn")
+    assert row[1:6] == ["64", "11", "128x8x8", "16", "640"]
+    assert float(row[-1]) > 0
+
+
+def test_a_backbone_of_timm_is_measured(row_of):
+    row = row_of("timm:test_convnext")
+    name = "timm:test_convnext.r160_in1k"
+    assert row[:6] == [name, "160", "stages.2", "48x10x10", "16", "256"]
 
 
 def test_a_plan_takes_what_timm_says():
-    plan = RunPlan.of(
-        RunSettings(backbone="timm:mobilenetv3_small_050", strategy="crumb")
-    )
-    assert (
-        plan.backbone == "timm:mobilenetv3_small_050.lamb_in1k"
-        and plan.weights == "timm"
-    )
-    assert plan.image_size == 224 and plan.codebook_dim == 12  # of 24 channels
-    given = RunSettings(
-        backbone=DINO,
-        weights="none",
-        image_size=32,
-        codebook_dim=8,
-        cut_layer="blocks.0",
-    )
-    plan = RunPlan.of(given)
-    assert (plan.weights, plan.image_size, plan.codebook_dim, plan.cut_layer) == (
-        "none",
-        32,
-        8,
-        "blocks.0",
-    )
-    assert RunPlan.of(RunSettings(backbone=DINO, strategy="rda")).image_size == 64
+    settings = RunSettings(backbone="timm:mobilenetv3_small_050", strategy="crumb")
+    plan = RunPlan.of(settings)
+    assert plan.backbone == "timm:mobilenetv3_small_050.lamb_in1k"
+    assert plan.weights == "timm"
+    assert (plan.image_size, plan.codebook_dim) == (224, 12)  # of 24 channels
+
+
+def test_a_plan_of_rda_takes_what_timm_says():
+    plan = RunPlan.of(RunSettings(backbone=DINO, strategy="rda"))
+    assert plan.image_size == 64
+
+
+def test_a_plan_takes_what_is_given():
+    settings = {
+        "weights": "none",
+        "image_size": 32,
+        "codebook_dim": 8,
+        "cut_layer": "blocks.0",
+    }
+    plan = RunPlan.of(RunSettings(backbone=DINO, **settings))
+    assert {name: getattr(plan, name) for name in settings} == settings
 
 
 @pytest.mark.parametrize(
@@ -96,22 +100,15 @@ def test_a_plan_takes_what_timm_says():
     [("rda", "timm:small_swin"), pytest.param("crumb", DINO, marks=pytest.mark.slow)],
 )
 def test_a_run_and_its_learner(ran, done, tmp_path, strategy, backbone):
-    network = ("--backbone", backbone, "--image-size", 64)  # the last of a flag counts
-    ran(
-        tmp_path / "run",
-        *network,
-        "--strategy",
-        strategy,
-        "--feature-cache",
-        tmp_path / "cache",
-    )
-    assert (
-        json.loads((tmp_path / "run" / "ledger.json").read_text())["frozen_bytes"] > 0
-    )
-    Image.fromarray(photos((150, 0, 0))[0]).save(tmp_path / "photo.png")
-    assert json.loads(
-        done("predict", tmp_path / "run", tmp_path / "photo.png", "--json")
-    )["label"]
+    run = tmp_path / "run"
+    photo = tmp_path / "photo.png"
+    settings = ["--strategy", strategy, "--feature-cache", tmp_path / "cache"]
+    # The last of a flag counts.
+    ran(run, "--backbone", backbone, "--image-size", 64, *settings)
+    ledger = json.loads((run / "ledger.json").read_text())
+    assert ledger["frozen_bytes"] > 0
+    Image.fromarray(photos((150, 0, 0))[0]).save(photo)
+    assert json.loads(done("predict", run, photo, "--json"))["label"]
 
 
 @pytest.mark.parametrize(
@@ -121,35 +118,35 @@ def test_a_run_and_its_learner(ran, done, tmp_path, strategy, backbone):
         pytest.param("crumb", "timm:test_efficientnet", marks=pytest.mark.slow),
     ],
 )
-def test_a_learner_is_kept_without_a_download_and_exported(
-    method, backbone, tmp_path, monkeypatch
-):
+def test_a_learner_is_kept_and_exported(method, backbone, tmp_path, monkeypatch):
     learner = Learner(method, backbone, None, 64, 10_000_000)
-    for label, colour in (("red", (180, 0, 0)), ("green", (0, 180, 0))):
-        learner.teach(photos(colour, 24), label)
+    learner.teach(photos((180, 0, 0), 24), "red")
+    learner.teach(photos((0, 180, 0), 24), "green")
     path = tmp_path / "kept.safetensors"
     learner.save(path)
-    monkeypatch.setattr(
-        "timm.models._builder.load_pretrained", None
-    )  # a download would call it
-    again = Learner.load(path)
-    assert (
-        again.network.sha256 == learner.network.sha256
-        and again.network.interpolation == "bicubic"
-    )
-    assert torch.equal(again.network.model.pixel_mean, learner.network.model.pixel_mean)
-    for photo in (*photos((180, 0, 0), 2), *photos((0, 180, 0), 2)):
-        one, other = learner.predict(photo), again.predict(photo)
-        assert (one.label, one.confidence) == (other.label, other.confidence)
-    assert again.explain(photo).shape == (64, 64)
+    # A download would call it.
+    monkeypatch.setattr("timm.models._builder.load_pretrained", None)
+    loaded = Learner.load(path)
+    network = loaded.network
+    assert network.sha256 == learner.network.sha256
+    assert network.interpolation == "bicubic"
+    assert torch.equal(network.model.pixel_mean, learner.network.model.pixel_mean)
+    asked = [*photos((180, 0, 0), 2), *photos((0, 180, 0), 2)]
+    assert answers(loaded, asked) == answers(learner, asked)
+    assert loaded.explain(asked[-1]).shape == (64, 64)
     if method == "rda":
         pytest.importorskip("onnxruntime")
-        assert export_onnx(
-            learner, tmp_path / "dino.onnx"
-        ).holds  # bicubic, and patches without other tokens
+        # Bicubic, and patches without other tokens.
+        assert export_onnx(learner, tmp_path / "dino.onnx").holds
     learner.save(path, weights=False)
     with pytest.raises(LearnerError, match=r"holds no weights.*'timm'"):
         Learner.load(path)
+
+
+def answers(learner, images):
+    """The label and the confidence of each image."""
+    predicted = [learner.predict(image) for image in images]
+    return [(answer.label, answer.confidence) for answer in predicted]
 
 
 @pytest.fixture
@@ -158,33 +155,27 @@ def one_file(tmp_path, monkeypatch):
     (tmp_path / "net_of_a_user.py").write_text(TOY)
     monkeypatch.syspath_prepend(tmp_path)
     yield __import__("net_of_a_user")
-    for known in (sys.modules, BACKBONES, PREPROCESSING):
-        known.pop("net_of_a_user" if known is sys.modules else "toy")
+    sys.modules.pop("net_of_a_user")
+    BACKBONES.pop("toy")
+    PREPROCESSING.pop("toy")
 
 
-def test_a_backbone_of_one_file_is_taken_by_name(one_file, done, clips, tmp_path):
-    model = tmp_path / "taught.safetensors"
-    done(
-        "teach",
-        model,
-        clips,
-        "--backbone",
-        "toy",
-        "--weights",
-        "none",
-        "--method",
-        "slda",
-    )
-    network = Learner.load(model).network
-    assert (network.backbone, network.image_size, network.interpolation) == (
-        "toy",
-        48,
-        "bicubic",
-    )
-    assert network.model.pixel_std.flatten().tolist() == [
-        0.5
-    ] * 3 and network.model.map_shape == (24, 23, 23)
+def test_a_backbone_of_one_file_is_taught(one_file, done, clips, tmp_path):
+    path = tmp_path / "taught.safetensors"
+    settings = ["--backbone", "toy", "--weights", "none", "--method", "slda"]
+    done("teach", path, clips, *settings)
+    network = Learner.load(path).network
+    assert (network.backbone, network.image_size) == ("toy", 48)
+    assert network.interpolation == "bicubic"
+    assert network.model.pixel_std.flatten().tolist() == [0.5] * 3
+    assert network.model.map_shape == (24, 23, 23)
+
+
+def test_a_backbone_of_one_file_is_planned(one_file):
     plan = RunPlan.of(RunSettings(backbone="toy", weights="none"))
     assert (plan.image_size, plan.codebook_dim) == (48, 12)
+
+
+def test_a_backbone_of_one_file_is_listed(one_file, done):
     assert "24x23x23" in done("backbones", "toy")
     assert "| `toy` | 2 | 48 | bicubic |" in built_in()

@@ -39,7 +39,7 @@ def root(clips, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ("--benchmark eth8", "eth8.; known are .*eth80"),
         ("--benchmark eth80 --dataset-root .", r"\..*<object>"),
@@ -94,45 +94,39 @@ def root(clips, tmp_path):
         ("--output a\0b", "zero byte"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named_with_the_cure(
-    refused, tiny, tmp_path, monkeypatch, given, words
+def test_an_option_that_cannot_be_used(
+    refused, tiny, tmp_path, monkeypatch, options, words
 ):
     monkeypatch.chdir(tmp_path)
     Path("notes.txt").write_text("mine")
     torch.save(SmallCNN().state_dict(), "other.pth")
     Path("cut.pth").write_bytes(Path("other.pth").read_bytes()[:1000])
-    refused(words, *tiny, "--output", "run", *given.split(" "))
-    assert (
-        Path("notes.txt").read_text() == "mine" and not Path("run/result.json").exists()
-    )
+    refused(words, *tiny, "--output", "run", *options.split(" "))
+    assert Path("notes.txt").read_text() == "mine"
+    assert not Path("run/result.json").exists()
 
 
-def test_a_frame_that_cannot_be_read_is_refused_or_left_out(
-    ran, refused, tiny, root, tmp_path
-):
+def test_a_frame_that_cannot_be_read(ran, refused, tiny, root, tmp_path):
     (root / "cup" / "object1" / "clip0" / "frame2.png").write_bytes(b"hello")
-    more = ("--dataset-root", root, "--strategy", "ncm")
+    settings = ("--dataset-root", root, "--strategy", "ncm")
     refused(
         "cup/object1/clip0/frame2.png.*--on-bad-frame skip",
         *tiny,
-        *more,
+        *settings,
         "--output",
         tmp_path / "a",
     )
     assert not (tmp_path / "a" / "result.json").exists()
-    result, _ = ran(tmp_path / "b", *more, "--on-bad-frame", "skip")
+    result, _ = ran(tmp_path / "b", *settings, "--on-bad-frame", "skip")
     assert (
         result["bad_frames_skipped"] == 1 and "clip0/frame2" in result["bad_frames"][0]
     )
 
 
-def test_a_bad_frame_late_in_the_stream_keeps_what_was_learned(
-    crumb, ran, refused, tiny, root, tmp_path
-):
-    last = ran(tmp_path / "good", "--dataset-root", root, "--strategy", "ncm")[0][
-        "classes_order"
-    ][-1]
-    for frame in (root / last).rglob("frame3.png"):
+def test_a_bad_frame_late_in_the_stream(crumb, ran, refused, tiny, root, tmp_path):
+    run = ["--dataset-root", root, "--strategy", "ncm"]
+    last_class = ran(tmp_path / "good", *run)[0]["classes_order"][-1]
+    for frame in (root / last_class).rglob("frame3.png"):
         frame.write_bytes(b"no picture")
     run = (*tiny, "--output", tmp_path / "bad", "--dataset-root", root)
     refused("cannot decode frame", *run)
@@ -153,32 +147,23 @@ def test_a_full_disk(refused, tiny, tmp_path):
     )
 
 
-def test_the_held_out_part_of_each_class_is_printed_and_recorded(
-    ran, clips, root, tmp_path
-):
-    for name in ("object1", "object2"):
-        shutil.rmtree(root / "cup" / name)
-    shutil.copytree(
-        clips / "cup" / "object0" / "clip0", root / "photos"
-    )  # a class of five images and nothing else
-    result, out = ran(
-        tmp_path / "mixed",
-        "--dataset-root",
-        root,
-        "--strategy",
-        "finetune",
-        "--run",
-        "1",
-    )
-    for line in (
-        "held out for the test:\n  apple, box, dice: 1 of 3 objects\n",
-        "  cup: 1 of 2 clips of its one object\n  photos: the last 1 of 5 frames of its one clip\n",
-    ):
-        assert line in out
+def test_what_is_held_out_is_printed_and_recorded(ran, clips, root, tmp_path):
+    shutil.rmtree(root / "cup" / "object1")
+    shutil.rmtree(root / "cup" / "object2")
+    # A class of five images and nothing else.
+    shutil.copytree(clips / "cup" / "object0" / "clip0", root / "photos")
+    settings = ["--dataset-root", root, "--strategy", "finetune", "--run", "1"]
+    result, out = ran(tmp_path / "mixed", *settings)
+    assert "held out for the test:\n  apple, box, dice: 1 of 3 objects\n" in out
+    assert (
+        "  cup: 1 of 2 clips of its one object\n"
+        "  photos: the last 1 of 5 frames of its one clip\n"
+    ) in out
     assert result["held_out"]["apple"] == "1 of 3 objects: object1"
-    images = result["images"]
-    assert images["train"] + images["test"] == len(list(root.rglob("*.png")))
-    assert f"{images['train']} images to learn, {images['test']} to test" in out
+    train = result["images"]["train"]
+    test = result["images"]["test"]
+    assert train + test == len(list(root.rglob("*.png")))
+    assert f"{train} images to learn, {test} to test" in out
 
 
 def test_a_single_class_gives_a_warning(ran, clips, tmp_path):
@@ -261,14 +246,13 @@ def test_a_home_folder_is_expanded(refused, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_works_without_the_paths_that_have_a_default(command):
-    usable_paths(
-        {
-            item.name: item.default
-            for item in fields(COMMANDS[command].settings)
-            if item.default is not MISSING
-        }
-    )
+def test_default_paths_are_usable(command):
+    defaults = {
+        setting.name: setting.default
+        for setting in fields(COMMANDS[command].settings)
+        if setting.default is not MISSING
+    }
+    assert usable_paths(defaults).keys() == defaults.keys()
 
 
 def test_help_lists_all_commands(crumb):
@@ -284,7 +268,8 @@ def test_help_lists_all_commands(crumb):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_few_flags(crumb, name):
-    usual, every = (flags_in(crumb(name, help)[1]) for help in ("--help", "--help-all"))
+    usual = flags_in(crumb(name, "--help")[1])
+    every = flags_in(crumb(name, "--help-all")[1])
     assert usual < every and len(usual) <= 13
     assert {flag_of(setting) for setting in COMMANDS[name].flagged()} <= every
     assert f"--help-all shows all {len(every)} flags" in crumb(name, "--help")[1]
@@ -295,18 +280,33 @@ def flags_in(text):
     return set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE))
 
 
-def test_every_method_or_one_is_listed_with_what_it_stores(done):
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_method_is_listed(done, name):
+    entry = STRATEGIES[name]
     out = done("strategies")
-    for name, entry in STRATEGIES.items():
-        block = out[out.index(f"{name}: {entry.summary}") :]
-        assert entry.source in block and entry.stores in block and "  budget  " in block
-    out = done("strategies", "image_replay")
-    assert out.startswith("image_replay: raw uint8 images") and "crumb:" not in out
-    assert "(budget - fixed bytes) / bytes of one memory, rounded down\n" in out
-    assert "rounded up if three quarters of a last memory fit" in done(
-        "strategies", "crumb"
-    )
-    assert "its size does not depend on the budget" in done("strategies", "finetune")
+    block = out[out.index(f"{name}: {entry.summary}") :].partition("\n\n")[0]
+    assert entry.source in block
+    assert entry.stores in block
+    assert "  budget  " in block
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "image_replay",
+            "(budget - fixed bytes) / bytes of one memory, rounded down\n",
+        ),
+        ("image_replay", "image_replay: raw uint8 images"),
+        ("crumb", "rounded up if three quarters of a last memory fit"),
+        ("finetune", "its size does not depend on the budget"),
+    ],
+)
+def test_one_method_is_listed(done, name, words):
+    out = done("strategies", name)
+    assert out.startswith(f"{name}: ")
+    assert words in out
+    assert "\n\n" not in out
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(crumb):
@@ -317,20 +317,29 @@ def test_a_mistyped_command_is_answered_with_the_nearest(crumb):
     assert "mean" not in crumb("xyz")[2]
 
 
-def test_too_little_memory_folders_and_bugs(tmp_path):
-    assert "too little memory" in words_for(MemoryError())
-    assert "too little memory" in words_for(
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried")
-    )
-    for bug in (RuntimeError("shape '[2]' is invalid"), TypeError("x"), OSError("x")):
-        assert words_for(bug) is None
-    error = OSError(
-        errno.EACCES, "Permission denied", str(tmp_path / "new.onnx.12.part")
-    )
-    assert (
-        f"change the permissions of the folder {tmp_path}, or choose another path"
-        in cured(error)
-    )
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_too_little_memory(error):
+    assert "too little memory" in words_for(error)
+
+
+@pytest.mark.parametrize(
+    "bug", [RuntimeError("shape '[2]' is invalid"), TypeError("x"), OSError("x")]
+)
+def test_a_bug_has_no_words(bug):
+    assert words_for(bug) is None
+
+
+def test_a_folder_without_permission(tmp_path):
+    path = tmp_path / "new.onnx.12.part"
+    error = OSError(errno.EACCES, "Permission denied", str(path))
+    cure = f"change the permissions of the folder {tmp_path}, or choose another path"
+    assert cure in cured(error)
 
 
 BOMB = [
@@ -442,39 +451,44 @@ def test_without_a_network_the_weights_are_named(monkeypatch, error):
         split_backbone("resnet18", n_classes=2)
 
 
-def test_an_interrupt_waits_for_the_end_of_imports(usual_signals, crumb, monkeypatch):
-    done = []
-    with pytest.raises(KeyboardInterrupt), interrupted_later():
-        signal.raise_signal(signal.SIGINT)
-        done.append("import")
-    with (
-        pytest.raises(TerminatedError),
-        terminated_as_interrupted(),
-        interrupted_later(),
-    ):
-        signal.raise_signal(signal.SIGTERM)
-        done.append("import")
-    assert len(done) == 2
-    monkeypatch.setattr(
-        "crumb_avalanche.cli.import_module",
-        lambda name: signal.raise_signal(signal.SIGINT),
-    )
-    for command, words in (
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, TerminatedError)],
+)
+def test_an_interrupt_waits_for_imports(usual_signals, number, error):
+    imported = []
+    with pytest.raises(error), terminated_as_interrupted(), interrupted_later():
+        signal.raise_signal(number)
+        imported.append("module")
+    assert imported == ["module"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
         ("report", "the same command starts again"),
         ("teach", "the lesson is not learned"),
-    ):
-        code, _, err = crumb(command, "x")
-        assert code == 130 and err.startswith(f"crumb {command}: stopped; {words}")
+    ],
+)
+def test_an_interrupted_import(usual_signals, crumb, monkeypatch, command, words):
+    def interrupted(name):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("crumb_avalanche.cli.import_module", interrupted)
+    code, _, err = crumb(command, "x")
+    assert code == 130
+    assert err.startswith(f"crumb {command}: stopped; {words}")
 
 
-def test_a_warning_to_the_user_is_one_line_and_others_name_their_place():
+def test_a_warning_to_the_user_is_one_line():
     usual = warnings.formatwarning
     with short_warnings():
-        assert (
-            warnings.formatwarning("no images", UserWarning, "module.py", 3)
-            == "warning: no images\n"
-        )
-        assert "module.py:3: DeprecationWarning" in warnings.formatwarning(
-            "old", DeprecationWarning, "module.py", 3
-        )
+        text = warnings.formatwarning("no images", UserWarning, "module.py", 3)
+    assert text == "warning: no images\n"
     assert warnings.formatwarning is usual
+
+
+def test_other_warnings_name_their_place():
+    with short_warnings():
+        text = warnings.formatwarning("old", DeprecationWarning, "module.py", 3)
+    assert "module.py:3: DeprecationWarning" in text

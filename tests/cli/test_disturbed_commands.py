@@ -1,4 +1,4 @@
-"""A command that is killed, meets a failing disk, or runs beside others: what was reported is there in the end."""
+"""A command is killed, meets a failing disk, or runs beside others; nothing is lost."""
 
 import errno
 import json
@@ -12,6 +12,7 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
+from contextlib import contextmanager
 
 import pytest
 from faults import command_killed_at, watched_changes
@@ -45,148 +46,135 @@ def sums(tensors):
 
 
 def learned(path):
+    """What a learner knows."""
     learner = Learner.load(path)
-    return {one.name: one.images for one in learner.classes}, sums(
-        flatten(learner.state_dict()["statistics"])[1]
-    )
+    images = {info.name: info.images for info in learner.classes}
+    _, tensors = flatten(learner.state_dict()["statistics"])
+    return images, sums(tensors)
 
 
-def made(path):
+def pretrained(path):
+    """What a pretrained file holds, wherever it is."""
     tensors, metadata = read_tensors(path)
     return sums(tensors), {**json.loads(metadata["made_with"]), "output": ""}
 
 
+def finished_run(folder):
+    return folder if (folder / "result.json").exists() else None
+
+
 def run(folder, place):
-    clips = (
-        "--benchmark",
-        "clip_folder",
-        "--dataset-root",
-        place / "clips",
-        "--weights",
-        "none",
-        *NETWORK,
-    )
-    size = (
-        "--preset",
-        "paper",
-        "--first-epochs",
-        1,
-        "--batch-size",
-        4,
-        "--budget-images",
-        9,
-    )
-    return ["run", *clips, *size, "--checkpoint-every", 1, "--output", folder / "run"]
+    data = ("--benchmark", "clip_folder", "--dataset-root", place / "clips")
+    network = ("--weights", "none", *NETWORK, "--preset", "paper")
+    size = ("--first-epochs", 1, "--batch-size", 4, "--budget-images", 9)
+    output = ("--checkpoint-every", 1, "--output", folder / "run")
+    return ["run", *data, *network, *size, *output]
 
 
 def teach(folder, place):
-    if not (folder / "mine.safetensors").exists():
-        shutil.copy(place / "base.safetensors", folder / "mine.safetensors")
-    return [
-        "teach",
-        folder / "mine.safetensors",
-        place / "clips" / "cup",
-        "--label",
-        "cup",
-        *QUIET,
-    ]
+    path = folder / "mine.safetensors"
+    if not path.exists():
+        shutil.copy(place / "base.safetensors", path)
+    return ["teach", path, place / "clips" / "cup", "--label", "cup", *QUIET]
 
 
 def pretrain(folder, place):
-    small = ("--weights", "none", *NETWORK, "--epochs", 2, "--codebook-size", 8)
-    return [
-        "pretrain",
-        "--data",
-        place / "clips",
-        *small,
-        "--output",
-        folder / "p.safetensors",
-    ]
+    network = ("--weights", "none", *NETWORK, "--epochs", 2, "--codebook-size", 8)
+    output = ("--output", folder / "p.safetensors")
+    return ["pretrain", "--data", place / "clips", *network, *output]
 
 
 def prepare(folder, place):
-    more = ("--workers", 1, "--progress", "false")
-    return [
-        "prepare",
-        "tiny_imagenet",
-        "--dataset-root",
-        folder / "tiny",
-        "--source",
-        place / "tiny.zip",
-        *more,
-    ]
+    folders = ("--dataset-root", folder / "tiny", "--source", place / "tiny.zip")
+    quiet = ("--workers", 1, "--progress", "false")
+    return ["prepare", "tiny_imagenet", *folders, *quiet]
+
+
+def prepared(folder):
+    return tuple(FrameTable.from_csv(folder / "tiny_imagenet.csv", folder))
 
 
 COMMANDS = {  # how it is called, and what it leaves
-    run: lambda folder: (
-        folder / "run" if (folder / "run" / "result.json").exists() else None
-    ),
+    run: lambda folder: finished_run(folder / "run"),
     teach: lambda folder: learned(folder / "mine.safetensors"),
-    pretrain: lambda folder: made(folder / "p.safetensors"),
-    prepare: lambda folder: tuple(
-        FrameTable.from_csv(folder / "tiny" / "tiny_imagenet.csv", folder / "tiny")
-    ),
+    pretrain: lambda folder: pretrained(folder / "p.safetensors"),
+    prepare: lambda folder: prepared(folder / "tiny"),
 }
 EACH = pytest.mark.parametrize("command", COMMANDS)
 
 
+def called(words):
+    """Call a command in this process, which ends well."""
+    assert main([str(word) for word in words]) == 0
+
+
+def save_archive(path, photos):
+    """Write six photos to learn and two to test, of two classes."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for number, photo in enumerate(photos):
+            split = "train" if number < 6 else "test"
+            archive.write(photo, f"{split}/n0000000{number % 2}/{number}.png")
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, clips, weights_file):
-    """A folder with clips, an archive of a data set, a learner, and two learners to merge into it."""
+    """A folder with clips, an archive, a learner, and two to merge into it."""
     folder = tmp_path_factory.mktemp("place")
     shutil.copytree(clips, folder / "clips")
-    with zipfile.ZipFile(folder / "tiny.zip", "w") as archive:
-        for number, photo in enumerate(sorted(clips.rglob("*.png"))[:8]):
-            archive.write(
-                photo,
-                f"{'train' if number < 6 else 'test'}/n0000000{number % 2}/{number}.png",
-            )
-    shutil.copytree(clips / "dice" / "object0" / "clip0", folder / "photos")
+    save_archive(folder / "tiny.zip", sorted(clips.rglob("*.png"))[:8])
+    photos = folder / "photos"
+    shutil.copytree(clips / "dice" / "object0" / "clip0", photos)
     learners = {
         "base": ("box", "gone0", "gone1"),
         "other0": ("merged0",),
         "other1": ("merged1",),
     }
+    new = ("--weights", weights_file, *NETWORK)
     for name, labels in learners.items():
-        new = ("--weights", weights_file, *NETWORK)
+        path = folder / f"{name}.safetensors"
         for label in labels:
-            teach = [
-                "teach",
-                folder / f"{name}.safetensors",
-                folder / "photos",
-                "--label",
-                label,
-                *new,
-            ]
-            assert main(list(map(str, teach))) == 0
-            new = QUIET
+            options = QUIET if path.exists() else new
+            called(["teach", path, photos, "--label", label, *options])
     return folder
 
 
 @pytest.fixture(scope="module")
 def undisturbed(place, tmp_path_factory):
-    """A function that gives the folder of an undisturbed command, done once, and the changes of files in it."""
-    done = {}
+    """A function that does a command once, undisturbed.
+
+    It gives the folder of the command, and the number of changes of files in it.
+    """
+    finished = {}
 
     def of(command):
-        if command not in done:
-            folder, changes = tmp_path_factory.mktemp(command.__name__), []
+        if command not in finished:
+            folder = tmp_path_factory.mktemp(command.__name__)
+            changes = []
             with watched_changes(folder, changes.append):
-                assert main(list(map(str, command(folder, place)))) == 0
-            done[command] = folder, len(changes)
-        return done[command]
+                called(command(folder, place))
+            finished[command] = folder, len(changes)
+        return finished[command]
 
     return of
 
 
-def again(crumb, command, folder, place, reference):
-    """Give the same command again, unless a lesson is there; check that what it leaves is as if undisturbed."""
-    if command is not teach or COMMANDS[teach](folder) != COMMANDS[teach](reference):
+def check_again(crumb, command, folder, place, reference):
+    """Give the same command again; check that it leaves what an undisturbed one does.
+
+    Unless a lesson is there already.
+    """
+    result = COMMANDS[command]
+    if command is not teach or result(folder) != result(reference):
         code, _, err = crumb(*command(folder, place))
         assert code == 0 or any(text in err for text in IN_USE), err
-    one, other = COMMANDS[command](reference), COMMANDS[command](folder)
-    assert differences(one, other) == [] if command is run else one == other
+    if command is run:
+        assert differences(result(reference), result(folder)) == []
+    else:
+        assert result(reference) == result(folder)
     shutil.rmtree(folder)
+
+
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 
 @EACH
@@ -198,141 +186,151 @@ def test_a_kill_before_any_change_of_a_file(
     for _ in range(CASES):
         folder = tmp_path / "work"
         folder.mkdir()
-        arguments = list(map(str, command(folder, place)))
-        number = draws.choice(
-            (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-        )
-        for _ in range(
-            draws.randint(1, 4) if command is run else 1
-        ):  # which resumes after each kill
-            process = start(
-                command_killed_at,
-                draws.randint(1, changes),
-                number,
-                str(folder),
-                arguments,
-            )
+        words = [str(word) for word in command(folder, place)]
+        number = draws.choice(SIGNALS)
+        kills = 1
+        if command is run:  # which resumes after each kill
+            kills = draws.randint(1, 4)
+        for _ in range(kills):
+            change = draws.randint(1, changes)
+            process = start(command_killed_at, change, number, str(folder), words)
             process.join(120)
-            assert process.exitcode in (0, 1, -number, 128 + number), (
-                number,
-                process.exitcode,
-            )
-        again(crumb, command, folder, place, reference)
+            assert process.exitcode in (0, 1, -number, 128 + number), number
+        check_again(crumb, command, folder, place, reference)
 
 
 @EACH
-def test_a_disk_that_fails_at_any_change_of_a_file(
-    command, crumb, place, undisturbed, tmp_path
-):
+def test_a_disk_that_fails_at_any_change(command, crumb, place, undisturbed, tmp_path):
     reference, changes = undisturbed(command)
     draws = random.Random(1)
-    for case in range(CASES):
+    for _ in range(CASES * 2 // 3):
         folder = tmp_path / "work"
         folder.mkdir()
-        arguments, error, left = (
-            command(folder, place),
-            draws.choice(DISK_ERRORS),
-            draws.randint(1, changes),
-        )
-
-        def fail(path, error=error, left=left, seen=[]):  # noqa: B006
-            seen.append(path)
-            if len(seen) >= left:
-                raise OSError(error, os.strerror(error), path)
-
-        if case % 3:
-            with watched_changes(folder, fail):
-                code, _, err = crumb(*arguments)
-        else:  # which meets what is written without Python, too
-            soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-            resource.setrlimit(
-                resource.RLIMIT_FSIZE, (draws.choice((0, 3000, 200_000)), hard)
-            )
-            try:
-                code, _, err = crumb(*arguments)
-            finally:
-                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        words = command(folder, place)
+        fail = failing_after(draws.randint(1, changes), draws.choice(DISK_ERRORS))
+        with watched_changes(folder, fail):
+            code, _, err = crumb(*words)
         assert "Traceback" not in err and (code == 0 or err.strip()), (code, err)
-        again(crumb, command, folder, place, reference)
+        check_again(crumb, command, folder, place, reference)
 
 
-def asked(process, output, photo, labels):
-    """Teach a photo to a server as these labels once it has said its address; yield those that it acknowledged."""
-    found = None
-    while process.is_alive() and not found:
-        found = (
-            re.search(r"Open (\S+)/\?token=(\S+)", output.read_text())
-            if output.exists()
-            else None
-        )
+def failing_after(count, error):
+    """A function of changes of files that fails at the one of this number."""
+    paths = []
+
+    def fail(path):
+        paths.append(path)
+        if len(paths) >= count:
+            raise OSError(error, os.strerror(error), path)
+
+    return fail
+
+
+@EACH
+def test_a_disk_that_takes_no_large_file(command, crumb, place, undisturbed, tmp_path):
+    # Which meets what is written without Python, too.
+    reference, _ = undisturbed(command)
+    draws = random.Random(2)
+    for _ in range(CASES // 3):
+        folder = tmp_path / "work"
+        folder.mkdir()
+        words = command(folder, place)
+        with largest_file(draws.choice((0, 3000, 200_000))):
+            code, _, err = crumb(*words)
+        assert "Traceback" not in err and (code == 0 or err.strip()), (code, err)
+        check_again(crumb, command, folder, place, reference)
+
+
+@contextmanager
+def largest_file(size):
+    """Let files have so many bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def address_of(process, output):
+    """The address and the token that a server says; ``None`` if it ends before."""
+    while process.is_alive():
+        if output.exists():
+            match = re.search(r"Open (\S+)/\?token=(\S+)", output.read_text())
+            if match:
+                return match.groups()
         time.sleep(0.02)
-    for label in labels if found else ():
-        headers = {"X-Crumb-Token": found[2]}
-        request = urllib.request.Request(
-            f"{found[1]}/teach?label={label}", photo, headers, method="POST"
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                if answer.status == 200:
-                    yield label
-        except urllib.error.HTTPError:
-            return
+    return None
+
+
+def is_acknowledged(process, output, photo, label):
+    """Whether a server acknowledges a photo as a lesson."""
+    found_address = address_of(process, output)
+    if found_address is None:
+        return False
+    address, token = found_address
+    request = urllib.request.Request(
+        f"{address}/teach?label={label}",
+        photo,
+        {"X-Crumb-Token": token},
+        method="POST",
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status == 200
+    except urllib.error.HTTPError:
+        return False
+
+
+def commands_of_a_round(place, folder):
+    """Two each of teach, merge, forget and serve on one learner, by what they change."""
+    mine = folder / "mine.safetensors"
+    commands = {}
+    for number in "01":
+        merged = place / f"other{number}.safetensors"
+        new = f"new{number}"
+        gone = f"gone{number}"
+        commands |= {
+            new: ["teach", mine, place / "photos", "--label", new, *QUIET],
+            f"merged{number}": ["learner", "merge", mine, merged, "--output", mine],
+            gone: ["learner", "forget", mine, gone],
+            f"served{number}": ["serve", mine, "--port", "0", "--threads", "1"],
+        }
+    return commands
 
 
 def one_round(place, folder, draws):
-    """Start two each of teach, merge, forget and serve on one learner; return the kinds that reported a change."""
-    mine, photo = (
-        folder / "mine.safetensors",
-        sorted(place.rglob("*.png"))[0].read_bytes(),
-    )
+    """Start all commands of a round; return the kinds that reported a change."""
+    mine = folder / "mine.safetensors"
+    photo = sorted(place.rglob("*.png"))[0].read_bytes()
     folder.mkdir()
     shutil.copy(place / "base.safetensors", mine)
-    commands = {}
-    for number in "01":
-        other = place / f"other{number}.safetensors"
-        commands[f"new{number}"] = [
-            "teach",
-            mine,
-            place / "photos",
-            "--label",
-            f"new{number}",
-            *QUIET,
-        ]
-        commands[f"merged{number}"] = [
-            "learner",
-            "merge",
-            mine,
-            other,
-            "--output",
-            mine,
-        ]
-        commands[f"gone{number}"] = ["learner", "forget", mine, f"gone{number}"]
-        commands[f"served{number}"] = ["serve", mine, "--port", "0", "--threads", "1"]
-    processes, done = {}, set()
+    commands = commands_of_a_round(place, folder)
+    processes = {}
+    reported = set()
     for label in draws.sample(sorted(commands), len(commands)):
         processes[label] = start_crumb(*commands[label], output=str(folder / label))
         time.sleep(draws.choice((0, 0, 0.2, 0.5)))
     for label in ("served0", "served1"):
-        done.update(asked(processes[label], folder / label, photo, [label]))
+        if is_acknowledged(processes[label], folder / label, photo, label):
+            reported.add(label)
         if processes[label].is_alive():
             os.kill(processes[label].pid, signal.SIGINT)
     for label, process in processes.items():
         process.join(120)
         assert process.exitcode in (0, 1, 130), (label, process.exitcode)
         if process.exitcode == 0:
-            done.add(label)
-    assert {one.name for one in Learner.load(mine).classes} == {
-        "box",
-        "gone0",
-        "gone1",
-    } ^ done
-    assert not [
-        name
-        for name in os.listdir(folder)
-        if name.startswith(".") or name.endswith(".part")
-    ]
+            reported.add(label)
+    names = {info.name for info in Learner.load(mine).classes}
+    assert names == {"box", "gone0", "gone1"} ^ reported
+    left = [name for name in os.listdir(folder) if is_unfinished(name)]
+    assert left == []
     shutil.rmtree(folder)
-    return {label[:-1] for label in done}
+    return {label[:-1] for label in reported}
+
+
+def is_unfinished(name):
+    return name.startswith(".") or name.endswith(".part")
 
 
 def test_every_change_that_was_reported_is_there(place, tmp_path):

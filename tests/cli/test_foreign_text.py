@@ -1,4 +1,4 @@
-"""Names and metadata that would command a terminal, reorder a line, or be computed by a spreadsheet."""
+"""Names and metadata that would command a terminal or a spreadsheet."""
 
 import ast
 import csv
@@ -34,37 +34,63 @@ BAD = "\x1b[2J\u202e\nlearned cup: 9 images"
 unusual_names = pytest.mark.skipif(os.name == "nt", reason="no such file names")
 
 
+HIDDEN = {"\x1b", "\u202e", "\r", "\x9b"}
+
+
 def harmless(*texts):
-    """Whether texts hold nothing that a terminal obeys, and no line that begins as a name does."""
-    return not any(
-        {"\x1b", "\u202e", "\r", "\x9b"} & set(text) or "\nlearned cup" in text
-        for text in texts
-    )
+    """Whether no text holds what a terminal obeys, or a line that begins as a name."""
+    return not any(HIDDEN & set(text) or "\nlearned cup" in text for text in texts)
 
 
-@unusual_names
-def test_file_names_and_reasons_are_one_line_each(mine, place, tmp_path, crumb):
+@pytest.fixture
+def photos(place, tmp_path):
+    """A photo and a file that is none, with names that command a terminal."""
     folder = tmp_path / "photos"
     folder.mkdir()
     shutil.copy(place / "photos" / "red.png", folder / f"a{BAD}.png")
     (folder / f"b{BAD}.png").write_bytes(b"no image")
-    code, out, err = crumb("predict", mine, folder)
-    assert (
-        code == 1
-        and harmless(out, err)
-        and r"a\x1b[2J\u202e\nlearned cup: 9 images.png  red" in out
-    )
-    assert len(err.splitlines()) == 2 and r"b\x1b[2J\u202e\n" in err
-    code, out, err = crumb("predict", mine, folder, "--json")
-    assert harmless(out, err) and json.loads(out)["label"] == "red"
-    code, out, err = crumb("predict", mine, folder / f"c{BAD}.png")
-    assert code == 1 and harmless(out, err) and len(err.splitlines()) == 1
-    code, out, err = crumb(
-        "teach", mine, folder, "--label", "red", "--progress", "false"
-    )
-    assert code == 0 and harmless(out, err) and "could not read" in out and not err
-    crumb("predict", mine, folder, "--html", tmp_path / "page.html")
-    assert harmless((tmp_path / "page.html").read_text())
+    return folder
+
+
+@unusual_names
+def test_file_names_are_one_line_each(mine, photos, crumb):
+    code, out, err = crumb("predict", mine, photos)
+    assert code == 1
+    assert harmless(out, err)
+    assert r"a\x1b[2J\u202e\nlearned cup: 9 images.png  red" in out
+    assert len(err.splitlines()) == 2
+    assert r"b\x1b[2J\u202e\n" in err
+
+
+@unusual_names
+def test_file_names_in_json(mine, photos, crumb):
+    _, out, err = crumb("predict", mine, photos, "--json")
+    assert harmless(out, err)
+    assert json.loads(out)["label"] == "red"
+
+
+@unusual_names
+def test_an_absent_file_is_one_line(mine, photos, crumb):
+    code, out, err = crumb("predict", mine, photos / f"c{BAD}.png")
+    assert code == 1
+    assert harmless(out, err)
+    assert len(err.splitlines()) == 1
+
+
+@unusual_names
+def test_what_cannot_be_taught_is_one_line(mine, photos, crumb):
+    words = ["teach", mine, photos, "--label", "red", "--progress", "false"]
+    code, out, err = crumb(*words)
+    assert (code, err) == (0, "")
+    assert harmless(out)
+    assert "could not read" in out
+
+
+@unusual_names
+def test_file_names_on_a_page(mine, photos, tmp_path, crumb):
+    page = tmp_path / "page.html"
+    crumb("predict", mine, photos, "--html", page)
+    assert harmless(page.read_text())
 
 
 @unusual_names
@@ -74,55 +100,73 @@ def test_spreadsheets_get_no_formula(mine, place, tmp_path, crumb, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = crumb("predict", mine, "@sum.png", "--csv")
     (row,) = csv.DictReader(io.StringIO(out))
-    assert (
-        code == 0
-        and row["path"] == "'@sum.png"
-        and row["label"] == "'=1+1"
-        and float(row["confidence"]) > 0.3
-    )
+    assert code == 0
+    assert (row["path"], row["label"]) == ("'@sum.png", "'=1+1")
+    assert float(row["confidence"]) > 0.3
 
 
 @unusual_names
-def test_settings_and_folders_of_foreign_runs(tmp_path, crumb):
+def test_folders_of_foreign_runs(tmp_path, crumb):
     folder = tmp_path / f"run{BAD}"
     folder.mkdir()
     (folder / "config.yaml").write_text(f"strategy: {json.dumps('crumb' + BAD)}\n")
     (folder / "result.json").write_text("{}")
-    assert harmless(*crumb("report", tmp_path)[1:])
-    for text in (
+    _, out, err = crumb("report", tmp_path)
+    assert harmless(out, err)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         f"{json.dumps('x' + BAD)}: 3\n",
         f"epochs: {json.dumps(BAD)}\n",
         f"strategy: {json.dumps(BAD)}\n",
-    ):
-        (tmp_path / "settings.yaml").write_text(text)
-        code, *said = crumb("run", "--config", tmp_path / "settings.yaml")
-        assert code and harmless(*said)
+    ],
+    ids=["name", "number", "text"],
+)
+def test_foreign_settings(tmp_path, crumb, text):
+    path = tmp_path / "settings.yaml"
+    path.write_text(text)
+    code, out, err = crumb("run", "--config", path)
+    assert code
+    assert harmless(out, err)
+
+
+PROGRAMS = ("with safe_output():", "run_script(main)", "raise SystemExit(main())")
+
+
+def ways_around(path):
+    """The places where a file goes round the streams of ``safe_output``."""
+    if path.as_posix().endswith(WRITERS):
+        return []
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = [node for node in nodes if isinstance(node, ast.Attribute | ast.Name)]
+    return [
+        f"{path}:{node.lineno}: {ast.unparse(node)}"
+        for node in names
+        if ast.unparse(node) in AROUND
+    ]
+
+
+def program_of(path):
+    """The part of a file that runs when it is called; empty if there is none."""
+    text = path.read_text()
+    if path.stem == "__main__":
+        return text
+    return text.partition('\nif __name__ == "__main__":')[2]
 
 
 def test_text_leaves_through_the_writers_alone():
-    """Nothing goes round the streams of `safe_output`, CSV is formatted in one place, and every program uses them."""
-    found, calls = (
-        [],
-        ("with safe_output():", "run_script(main)", "raise SystemExit(main())"),
-    )
-    for path in SOURCES:
-        text = path.read_text()
-        if not path.as_posix().endswith(WRITERS):
-            names = [
-                node
-                for node in ast.walk(ast.parse(text))
-                if isinstance(node, ast.Attribute | ast.Name)
-            ]
-            found += [
-                f"{path}:{node.lineno}: {ast.unparse(node)}"
-                for node in names
-                if ast.unparse(node) in AROUND
-            ]
-        program = (
-            text
-            if path.stem == "__main__"
-            else text.partition('\nif __name__ == "__main__":')[2]
-        )
-        if program and not any(call in program for call in calls):
-            found.append(f"{path} prints without safe_output")
-    assert not found, "\n".join(found)
+    lines = [line for path in SOURCES for line in ways_around(path)]
+    assert not lines, "\n".join(lines)
+
+
+def test_every_program_has_safe_output():
+    programs = {path: program_of(path) for path in SOURCES}
+    unsafe = [path for path, text in programs.items() if not has_safe_output(text)]
+    assert not unsafe
+
+
+def has_safe_output(program):
+    """Whether a program prints through ``safe_output``, or there is none."""
+    return not program or any(call in program for call in PROGRAMS)

@@ -1,4 +1,4 @@
-"""Odd values for every setting of every command: it ends well with them, or says in some lines which one is wrong."""
+"""Odd values for every setting: a command ends well with them, or says which is wrong."""
 
 import dataclasses
 import os
@@ -28,14 +28,8 @@ LEFT_OUT = {
     "progress",
     "check",
 }
-LEFT_OUT |= {
-    "folders",
-    "model",
-    "sources",
-    "action",
-    "names",
-    "name",
-}  # the objects of a command
+# The objects of a command.
+LEFT_OUT |= {"folders", "model", "sources", "action", "names", "name"}
 SLOW = {"crumb demo", "crumb serve", "crumb connect"}
 PATHS = {
     "output",
@@ -118,79 +112,46 @@ NETWORK = (
 def place(tmp_path_factory, clips, weights_file):
     """A folder with a finished run, a learner, and the folder in which commands work."""
     folder = tmp_path_factory.mktemp("odd")
-    run = [
-        "run",
-        "--benchmark",
-        "clip_folder",
-        "--dataset-root",
-        clips,
-        "--weights",
-        "none",
-        "--strategy",
-        "ncm",
-    ]
-    assert cli.main(list(map(str, [*run, *NETWORK, "--output", folder / "run"]))) == 0
-    teach = [
-        "teach",
-        folder / "base.safetensors",
-        clips / "cup",
-        "--label",
-        "cup",
-        "--weights",
-        weights_file,
-        *NETWORK,
-    ]
-    assert cli.main(list(map(str, teach))) == 0
+    run = ["run", "--benchmark", "clip_folder", "--dataset-root", clips]
+    run += ["--weights", "none", "--strategy", "ncm", *NETWORK]
+    assert cli.main([str(word) for word in (*run, "--output", folder / "run")]) == 0
+    teach = ["teach", folder / "base.safetensors", clips / "cup", "--label", "cup"]
+    teach += ["--weights", weights_file, *NETWORK]
+    assert cli.main([str(word) for word in teach]) == 0
     return folder
 
 
 def valid(command, place, work, clips, draw):
     """Valid arguments of a command."""
-    mine, photo = work / "mine.safetensors", sorted(clips.rglob("*.png"))[0]
+    mine = work / "mine.safetensors"
     shutil.copy(place / "base.safetensors", mine)
-    run = [
-        "--benchmark",
-        "clip_folder",
-        "--dataset-root",
-        clips,
-        "--weights",
-        "none",
-        "--first-epochs",
-        1,
-    ]
-    run += [*NETWORK, "--output", work / "out", "--strategy"]
-    actions = ("show", "forget", "rename", "undo", "merge", "eat")
-    names = st.lists(st.sampled_from(["cup", "", "x", "ü"]), max_size=2)
-    return {
-        "run": lambda: [*run, draw(st.sampled_from(["ncm", "crumb"]))],
-        "pretrain": lambda: [
-            "--data",
-            clips,
-            "--weights",
-            "none",
-            "--epochs",
-            1,
-            *NETWORK,
-            "--output",
-            work / "p",
-        ],
-        "prepare": lambda: [
-            "tiny_imagenet",
-            "--dataset-root",
-            work / "out",
-            "--source",
-            clips,
-            "--workers",
-            1,
-        ],
-        "report": lambda: [place / "run", "--output", work / "out"],
-        "strategies": lambda: [draw(st.sampled_from(["ncm", "x", ""]))],
-        "backbones": lambda: ["small_cnn", "--threads", 1],
-        "teach": lambda: [mine, clips / "dice", "--label", "dice", *NETWORK[4:]],
-        "predict": lambda: [mine, photo, "--threads", 1],
-        "learner": lambda: [draw(st.sampled_from(actions)), mine, *draw(names)],
-        "export": lambda: [mine, "--threads", 1, "--output", work / "mine.onnx"],
-    }[command]()
+    photo = sorted(clips.rglob("*.png"))[0]
+    out = work / "out"
+    if command == "run":
+        words = ["--benchmark", "clip_folder", "--dataset-root", clips]
+        words += ["--weights", "none", "--first-epochs", 1, *NETWORK, "--output", out]
+        return ["run", *words, "--strategy", draw(st.sampled_from(["ncm", "crumb"]))]
+    if command == "pretrain":
+        words = ["--data", clips, "--weights", "none", "--epochs", 1, *NETWORK]
+        return ["pretrain", *words, "--output", work / "p"]
+    if command == "prepare":
+        words = ["--dataset-root", out, "--source", clips, "--workers", 1]
+        return ["prepare", "tiny_imagenet", *words]
+    if command == "learner":
+        action = draw(
+            st.sampled_from(("show", "forget", "rename", "undo", "merge", "eat"))
+        )
+        names = st.lists(st.sampled_from(["cup", "", "x", "ü"]), max_size=2)
+        return ["learner", action, mine, *draw(names)]
+    words = {
+        "report": [place / "run", "--output", out],
+        "strategies": [draw(st.sampled_from(["ncm", "x", ""]))],
+        "backbones": ["small_cnn", "--threads", 1],
+        "teach": [mine, clips / "dice", "--label", "dice", *NETWORK[4:]],
+        "predict": [mine, photo, "--threads", 1],
+        "export": [mine, "--threads", 1, "--output", work / "mine.onnx"],
+    }
+    return [command, *words[command]]
 
 
 def value_for(name, draw):
@@ -202,17 +163,31 @@ def value_for(name, draw):
     )
 
 
-def same(given, taken):
+def same(text, value):
     """Whether a setting has the value that was given, as text or as a number."""
-    if (
-        given.strip().lower() in ("", "null", "none", "~")
-        or str(taken) == given.strip()
-    ):
+    if text.strip().lower() in ("", "null", "none", "~") or str(value) == text.strip():
         return True
     try:
-        return float(yaml.safe_load(given)) == float(taken)
+        return float(yaml.safe_load(text)) == float(value)
     except (TypeError, ValueError, yaml.YAMLError):
         return False
+
+
+def drawn_settings(command, draw):
+    """Some settings of a command, or of none, with odd values."""
+    fields = dataclasses.fields(COMMANDS[command].settings)
+    names = [setting.name for setting in fields if setting.name not in LEFT_OUT]
+    choice = st.sampled_from([*names, "method.power", "nothing"])
+    chosen = draw(st.lists(choice, min_size=1, max_size=3, unique=True))
+    return {name: value_for(name, draw) for name in chosen}
+
+
+def in_file(drawn, path, draw):
+    """Write settings, or no settings at all, to a file; return the flag that reads it."""
+    lines = [f"{name}: {value}" for name, value in drawn.items()]
+    text = draw(st.sampled_from(FILES)) or "\n".join(lines)
+    path.write_text(text, errors="surrogateescape")
+    return ["--config", path]
 
 
 @settings(
@@ -220,48 +195,36 @@ def same(given, taken):
 )
 @given(data=st.data())
 def test_any_settings(place, clips, crumb, monkeypatch, data):
-    draw, work = data.draw, place / "work"
+    draw = data.draw
+    work = place / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     monkeypatch.chdir(work)  # some paths are relative
-    command = draw(
-        st.sampled_from(
-            [name for name in COMMANDS if f"crumb {name}" not in SLOW] + ["run"] * 6
-        )
-    )
-    fields = [
-        item.name
-        for item in dataclasses.fields(COMMANDS[command].settings)
-        if item.name not in LEFT_OUT
-    ]
-    names = draw(
-        st.lists(
-            st.sampled_from([*fields, "method.power", "nothing"]),
-            min_size=1,
-            max_size=3,
-            unique=True,
-        )
-    )
-    drawn = {name: value_for(name, draw) for name in names}
-    more = [f"--{name}={value}" for name, value in drawn.items() if "\0" not in value]
+    quick = [name for name in COMMANDS if f"crumb {name}" not in SLOW]
+    command = draw(st.sampled_from(quick + ["run"] * 6))
+    drawn = drawn_settings(command, draw)
     if draw(st.integers(0, 4)) == 0:
-        text = draw(st.sampled_from(FILES)) or "\n".join(
-            f"{name}: {value}" for name, value in drawn.items()
-        )
-        (work / "settings.yaml").write_text(text, errors="surrogateescape")
-        drawn, more = {}, ["--config", work / "settings.yaml"]
-    errors, words_for = [], cli.words_for
+        flags = in_file(drawn, work / "settings.yaml", draw)
+        drawn = {}
+    else:
+        texts = {name: value for name, value in drawn.items() if "\0" not in value}
+        flags = [f"--{name}={value}" for name, value in texts.items()]
+    errors = []
+    words_for = cli.words_for
+
+    def noted(error):
+        errors.append(error)
+        return words_for(error)
+
     with monkeypatch.context() as patched:
-        patched.setattr(
-            cli, "words_for", lambda error: errors.append(error) or words_for(error)
-        )
-        code, _, err = crumb(command, *valid(command, place, work, clips, draw), *more)
+        patched.setattr(cli, "words_for", noted)
+        code, _, err = crumb(*valid(command, place, work, clips, draw), *flags)
     assert "Traceback" not in err and all(map(is_ours, errors)), err
+    config = work / "out" / "config.yaml"
     if code:
         assert err.strip() and err.count("\n") <= 20, err
-    elif (config := work / "out" / "config.yaml").exists() and command == "run":
+    elif config.exists() and command == "run":
         taken = yaml.safe_load(config.read_text())
-        assert all(
-            same(value, taken[name]) for name, value in drawn.items() if name in taken
-        )
+        checked = taken.keys() & drawn.keys()
+        assert all(same(drawn[name], taken[name]) for name in checked)
     os.chdir(place)

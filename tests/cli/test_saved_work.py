@@ -135,12 +135,12 @@ def test_a_change_is_locked_as_a_whole(mine, place, done, under_lock, command):
 @pytest.fixture
 def empty_learner(mine, tmp_path, done):
     """A learner of the same network that knows nothing any more."""
-    other = tmp_path / "other.safetensors"
-    other.write_bytes(mine.read_bytes())
-    done("learner", "forget", other, "red")
-    done("learner", "forget", other, "green")
-    done("learner", "forget", other, "blue")
-    return other
+    learner_file = tmp_path / "other.safetensors"
+    learner_file.write_bytes(mine.read_bytes())
+    done("learner", "forget", learner_file, "red")
+    done("learner", "forget", learner_file, "green")
+    done("learner", "forget", learner_file, "blue")
+    return learner_file
 
 
 def test_a_merge_is_locked_as_a_whole(mine, empty_learner, done, under_lock):

@@ -1,4 +1,4 @@
-"""``crumb serve`` as a process: its address, its lock, its end; and its page in a real browser."""
+"""``crumb serve`` as a process, and its page in a real browser."""
 
 import io
 import json
@@ -33,48 +33,32 @@ pytest.importorskip("uvicorn")
 
 @pytest.fixture
 def serve(weights_file, tmp_path):
-    """A function that starts the server of ``mine.safetensors``; returns its process, address and token."""
+    """A function that serves ``mine.safetensors``; gives process, address and token."""
     processes = []
+    command = [sys.executable, "-m", "crumb_avalanche.cli", "serve"]
+    command += [str(tmp_path / "mine.safetensors"), "--weights", str(weights_file)]
+    command += ["--backbone", "small_cnn", "--image-size", "32", "--threads", "1"]
+    errors = tmp_path / "stderr"
 
-    def started(*options):
-        new = [
-            "--weights",
-            str(weights_file),
-            "--backbone",
-            "small_cnn",
-            "--image-size",
-            "32",
-            "--threads",
-            "1",
-        ]
-        command = [
-            sys.executable,
-            "-m",
-            "crumb_avalanche.cli",
-            "serve",
-            str(tmp_path / "mine.safetensors"),
-            *new,
-        ]
+    def interrupted_as_usual():
         # A process that was started in the background ignores SIGINT, and so do its
         # children.
-        plain = {
-            "preexec_fn": lambda: signal.signal(
-                signal.SIGINT, signal.default_int_handler
-            ),
-            "text": True,
-        }
-        with open(tmp_path / "stderr", "w") as errors:
-            command += ["--port", "0", *options]
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def started(*options):
+        with errors.open("w") as file:
             process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, **plain
+                [*command, "--port", "0", *options],
+                stdout=subprocess.PIPE,
+                stderr=file,
+                preexec_fn=interrupted_as_usual,
+                text=True,
             )
         processes.append(process)
         for line in process.stdout:
-            if found := re.fullmatch(r"Open (http.*)/\?token=(\S+)\n", line):
-                return process, *found.groups()
-        raise AssertionError(
-            f"it ended without an address: {(tmp_path / 'stderr').read_text()}"
-        )
+            if match := re.fullmatch(r"Open (http.*)/\?token=(\S+)\n", line):
+                return process, *match.groups()
+        raise AssertionError(f"it ended without an address: {errors.read_text()}")
 
     yield started
     for process in processes:
@@ -89,83 +73,130 @@ def get(address, token, context=None):
         return json.load(answer)
 
 
-def test_it_serves_holds_the_lock_and_stops(serve, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "crumb_avalanche.cli.serve.run",
-        lambda *_: pytest.fail("a second one serves beside it"),
-    )
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "mine.safetensors"
+
+
+def test_it_serves_until_it_is_interrupted(serve, path, tmp_path):
     process, address, token = serve()
     assert get(f"{address}/classes", token)["classes"] == []
-    assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0"]) == 1
-    assert "is being changed by another process" in capsys.readouterr().err
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
-    assert Learner.load(tmp_path / "mine.safetensors").classes == []
-    assert not list(tmp_path.glob("*.lock")) and not list(tmp_path.glob(".*.lock"))
-    kept = tmp_path / "mine.safetensors.token"
-    assert kept.read_text() == f"{token}\n" and kept.stat().st_mode & 0o777 == 0o600
+    assert Learner.load(path).classes == []
+    locks = [*tmp_path.glob("*.lock"), *tmp_path.glob(".*.lock")]
+    assert locks == []
+    token_file = tmp_path / "mine.safetensors.token"
+    assert token_file.read_text() == f"{token}\n"
+    assert token_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_token_is_kept_unless_others_could_read_it(tmp_path):
-    path = tmp_path / "mine.safetensors"
+def test_one_serves_a_learner(serve, path, capsys, monkeypatch):
+    def second(*_):
+        pytest.fail("a second one serves beside it")
+
+    monkeypatch.setattr("crumb_avalanche.cli.serve.run", second)
+    serve()
+    assert main(["serve", str(path), "--port", "0"]) == 1
+    assert "is being changed by another process" in capsys.readouterr().err
+
+
+def test_the_token_is_kept(path):
+    assert token_of(path) == token_of(path)
+
+
+def test_a_token_that_others_could_read(path):
     token = token_of(path)
-    assert token_of(path) == token
-    kept = tmp_path / "mine.safetensors.token"
-    kept.chmod(0o644)
-    other = token_of(path)
-    kept.unlink()
+    token_file = path.with_name("mine.safetensors.token")
+    token_file.chmod(0o644)
+    assert token_of(path) != token
+    assert token_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_token_that_is_a_link(path, tmp_path):
+    token_file = path.with_name("mine.safetensors.token")
     (tmp_path / "elsewhere").touch(0o600)
-    kept.symlink_to("elsewhere")  # somebody else may have made it
-    assert (
-        len({token, other, token_of(path)}) == 3
-        and kept.stat().st_mode & 0o777 == 0o600
-    )
-    assert not kept.is_symlink() and not (tmp_path / "elsewhere").read_text()
+    token_file.symlink_to("elsewhere")  # somebody else may have made it
+    assert token_of(path)
+    assert not token_file.is_symlink()
+    assert (tmp_path / "elsewhere").read_text() == ""
 
 
-def test_the_certificate_of_a_host_is_made_once(tmp_path):
+@pytest.fixture
+def certificate(path):
+    """A certificate of an address, and its bytes."""
     pytest.importorskip("cryptography")
-    file = Path(own_certificate(tmp_path / "mine.safetensors", "192.0.2.1"))
-    made = file.read_bytes()
-    assert (
-        own_certificate(tmp_path / "mine.safetensors", "192.0.2.1") == str(file)
-        and file.read_bytes() == made
-    )
+    file = Path(own_certificate(path, "192.0.2.1"))
+    return file, file.read_bytes()
+
+
+def test_a_certificate_is_made_once(path, certificate):
+    file, content = certificate
+    assert own_certificate(path, "192.0.2.1") == str(file)
+    assert file.read_bytes() == content
     assert file.stat().st_mode & 0o777 == 0o600
-    own_certificate(tmp_path / "mine.safetensors", "robot.local")
-    assert file.read_bytes() != made
-    file.write_bytes(made[:300])
-    own_certificate(tmp_path / "mine.safetensors", "robot.local")
+
+
+def test_another_host_has_another_certificate(path, certificate):
+    file, content = certificate
+    own_certificate(path, "robot.local")
+    assert file.read_bytes() != content
     check_certificate(str(file), None)
 
 
-def test_the_qr_code_is_printed_where_there_are_no_half_blocks(capsys, monkeypatch):
+def test_a_damaged_certificate_is_made_anew(path, certificate):
+    file, content = certificate
+    file.write_bytes(content[:300])
+    own_certificate(path, "192.0.2.1")
+    check_certificate(str(file), None)
+
+
+ADDRESS = "https://192.0.2.1:8000/?token=x"
+
+
+def test_the_qr_code_is_printed(capsys):
     pytest.importorskip("segno")
-    print_qr_code("https://192.0.2.1:8000/?token=x")
+    print_qr_code(ADDRESS)
     assert "█" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-    print_qr_code("https://192.0.2.1:8000/?token=x")
+
+
+def test_the_qr_code_where_there_are_no_half_blocks(monkeypatch):
+    pytest.importorskip("segno")
+    output = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "ascii"))
+    print_qr_code(ADDRESS)
+    sys.stdout.flush()
+    assert output.getvalue().strip()
+
+
+def terminated(process):
+    """End a server as a system does, and return its exit code."""
+    process.terminate()
+    return process.wait(120)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [True, False], ids=["given", "made"])
-def test_https_with_a_certificate_until_terminated(serve, tmp_path, given):
+def test_https_with_a_certificate(serve, tmp_path):
     pytest.importorskip("cryptography")
-    if given:
-        certificate = own_certificate(tmp_path / "other", "127.0.0.1")
-        process, address, token = serve(
-            "--certificate", certificate, "--key", certificate
-        )
-    else:
-        certificate = str(tmp_path / "mine.safetensors.pem")
-        process, address, token = serve("--host", "127.0.0.2")
-    assert address.startswith("https://127.0.0.")
-    context = ssl.create_default_context(cafile=certificate)
+    file = own_certificate(tmp_path / "other", "127.0.0.1")
+    process, address, token = serve("--certificate", file, "--key", file)
+    assert address.startswith("https://127.0.0.1")
+    context = ssl.create_default_context(cafile=file)
     assert get(f"{address}/classes", token, context)["classes"] == []
-    process.terminate()
-    assert process.wait(120) == 128 + signal.SIGTERM and not list(
-        tmp_path.glob(".*.lock")
-    )
+    assert terminated(process) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob(".*.lock"))
+
+
+@pytest.mark.slow
+def test_https_with_a_certificate_of_its_own(serve, tmp_path):
+    pytest.importorskip("cryptography")
+    process, address, token = serve("--host", "127.0.0.2")
+    assert address.startswith("https://127.0.0.2")
+    file = tmp_path / "mine.safetensors.pem"
+    context = ssl.create_default_context(cafile=str(file))
+    assert get(f"{address}/classes", token, context)["classes"] == []
+    assert terminated(process) == 128 + signal.SIGTERM
+    assert not list(tmp_path.glob(".*.lock"))
 
 
 @pytest.mark.parametrize(
@@ -178,31 +209,19 @@ def test_https_with_a_certificate_until_terminated(serve, tmp_path, given):
         (["--backbone", "nonsense"], "nonsense"),
     ],
 )
-def test_bad_options_are_a_line(options, words, tmp_path, capsys):
-    assert (
-        main(
-            [
-                "serve",
-                str(tmp_path / "mine.safetensors"),
-                "--port",
-                "0",
-                "--weights",
-                "none",
-                *options,
-            ]
-        )
-        == 1
-    )
+def test_bad_options_are_a_line(options, words, path, capsys):
+    command = ["serve", str(path), "--port", "0", "--weights", "none"]
+    assert main([*command, *options]) == 1
     error = capsys.readouterr().err
-    assert re.search(words, error) and "Traceback" not in error
+    assert re.search(words, error)
+    assert "Traceback" not in error
 
 
-def test_what_is_absent_is_named_with_its_extra(tmp_path, capsys, monkeypatch):
+def test_what_is_absent_is_named(path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    assert main(["serve", str(tmp_path / "mine.safetensors"), "--port", "0"]) == 1
-    assert 'pip install -e ".[serve]"' in capsys.readouterr().err and not os.listdir(
-        tmp_path
-    )
+    assert main(["serve", str(path), "--port", "0"]) == 1
+    assert 'pip install -e ".[serve]"' in capsys.readouterr().err
+    assert os.listdir(path.parent) == []
 
 
 COLOURS = {"red": (210, 40, 40), "blue": (40, 40, 210), "green": (40, 210, 40)}
@@ -231,12 +250,12 @@ class Page:
     """The page of a server in a browser: what people read on it, and press."""
 
     def __init__(self, browser, address, token):
-        self.browser, self.address, self.token = browser, address, token
-        self.run, self.click, self.wait_for = (
-            browser.evaluate,
-            browser.click,
-            browser.wait_for,
-        )
+        self.browser = browser
+        self.address = address
+        self.token = token
+        self.run = browser.evaluate
+        self.click = browser.click
+        self.wait_for = browser.wait_for
 
     def open(self):
         self.browser.send("Page.navigate", url=f"{self.address}/?token={self.token}")
@@ -249,18 +268,17 @@ class Page:
     def text(self, element):
         return self.run(f"document.getElementById('{element}').textContent")
 
-    def says(self, place, words):
+    def says(self, card, words):
         """Wait until a card says something."""
-        self.wait_for(
-            f"document.getElementById('{place}-news').textContent.includes({words!r})"
-        )
+        text = f"document.getElementById('{card}-news').textContent"
+        self.wait_for(f"{text}.includes({words!r})")
 
     def lists(self, *names):
         """Wait until these are the classes."""
-        shown = "[...document.querySelectorAll('.class')].map((one) => one.textContent)"
-        self.wait_for(
-            f"JSON.stringify({shown}) === {json.dumps(json.dumps(names, separators=(',', ':')))}"
-        )
+        elements = "[...document.querySelectorAll('.class')]"
+        listed = f"JSON.stringify({elements}.map((element) => element.textContent))"
+        expected = json.dumps(json.dumps(names, separators=(",", ":")))
+        self.wait_for(f"{listed} === {expected}")
 
     def teach(self, name, words):
         """Press the button to teach under a name, until its card says something."""
@@ -278,10 +296,11 @@ class Page:
         self.run("document.querySelector('#classes form').requestSubmit()")
         self.says("known", words)
 
-    def undo(self, place):
-        self.wait_for(f"document.querySelectorAll('#{place}-news button').length === 1")
-        self.run(f"document.querySelector('#{place}-news button').click()")
-        self.says(place, "Undone.")
+    def undo(self, card):
+        buttons = f"document.querySelectorAll('#{card}-news button')"
+        self.wait_for(f"{buttons}.length === 1")
+        self.run(f"{buttons}[0].click()")
+        self.says(card, "Undone.")
 
     def fits(self, width):
         """Whether nothing is cut off at the right."""
@@ -290,47 +309,49 @@ class Page:
         return self.run("document.documentElement.scrollWidth <= innerWidth")
 
     def images(self):
-        return {
-            one["name"]: one["images"]
-            for one in get(f"{self.address}/classes", self.token)["classes"]
-        }
+        classes = get(f"{self.address}/classes", self.token)["classes"]
+        return {info["name"]: info["images"] for info in classes}
+
+
+def camera_frames():
+    """Four seconds each of red, blue and green at five frames a second, with noise."""
+    colours = np.repeat(list(COLOURS.values()), 20, axis=0)[:, None, None]
+    noise = np.random.default_rng(0).normal(0, 10, (len(colours), 120, 160, 3))
+    return np.clip(colours + noise, 0, 255)
 
 
 @pytest.fixture
 def page(serve, tmp_path):
-    """The page in a browser whose camera plays four seconds each of red, blue and green, with noise."""
+    """The page in a browser with a camera."""
     if PROGRAM is None:
         pytest.skip("there is no Chromium")
-    colours = np.array([colour for colour in COLOURS.values() for _ in range(20)])[
-        :, None, None
-    ]
-    frames = colours + np.random.default_rng(0).normal(
-        0, 10, (len(colours), 120, 160, 3)
-    )
-    write_y4m(tmp_path / "camera.y4m", np.clip(frames, 0, 255))
+    camera = tmp_path / "camera.y4m"
+    write_y4m(camera, camera_frames())
     _, address, token = serve()
-    with Chromium(tmp_path / "profile", tmp_path / "camera.y4m") as browser:
+    with Chromium(tmp_path / "profile", camera) as browser:
         page = Page(browser, address, token)
         page.fits(390)
         page.open()
         yield page
-        asked = [
-            one["params"]["request"]["url"]
-            for one in browser.events
-            if one["method"].endswith("WillBeSent")
-        ]
-        assert len(asked) > 8 and all(
-            url.startswith((f"{address}/", "data:", "blob:")) for url in asked
-        ), asked
-        wrong = [
-            one for one in browser.events if one["method"] == "Runtime.exceptionThrown"
-        ]
-        wrong += [
-            one
-            for one in browser.events
-            if "Content Security" in str(one.get("params", {}).get("entry"))
-        ]
-        assert not wrong
+        check_events(browser.events, address)
+
+
+def check_events(events, address):
+    """Check that a page asked its own server alone, and that no script failed."""
+    urls = [
+        event["params"]["request"]["url"]
+        for event in events
+        if event["method"].endswith("WillBeSent")
+    ]
+    foreign = [
+        url for url in urls if not url.startswith((f"{address}/", "data:", "blob:"))
+    ]
+    assert len(urls) > 8
+    assert foreign == []
+    errors = [event for event in events if event["method"] == "Runtime.exceptionThrown"]
+    logged = [str(event.get("params", {}).get("entry")) for event in events]
+    blocked = [entry for entry in logged if "Content Security" in entry]
+    assert (errors, blocked) == ([], [])
 
 
 @pytest.mark.slow
@@ -369,13 +390,14 @@ def test_lessons_of_the_camera_and_of_files_and_their_changes(page, tmp_path):
     assert page.text("teach") == "Teach 1 video and 1 photo"
     page.teach("film", "Learned 1 image of film")
     assert 12 <= page.images()["film"] <= 16
-    first = page.browser.open_window()
+    first_window = page.browser.open_window()
     page.open()
     page.lists("film")
     page.browser.choose("#files", tmp_path / "photo.png")
     page.wait_for("document.getElementById('teach').textContent === 'Teach 1 photo'")
     page.teach("other", "Learned 1 image of other")
-    second, page.browser.window = page.browser.window, first
+    second_window = page.browser.window
+    page.browser.window = first_window
     page.lists("film", "other")
     page.teach("Film", "There is a class film, of nearly the same name.")
     page.run("[...document.querySelectorAll('#teach-news button')].at(-1).click()")
@@ -396,85 +418,103 @@ def test_lessons_of_the_camera_and_of_files_and_their_changes(page, tmp_path):
     page.lists("other")
     page.undo("known")
     page.lists("sky", "other")
-    page.browser.window = second
+    page.browser.window = second_window
     page.lists("sky", "other")
     page.run("document.querySelector('#teach-news button').click()")
     page.says("teach", "something else was changed meanwhile")
-    page.browser.window = first
+    page.browser.window = first_window
     page.run("document.getElementById('check').click()")
     page.wait_for(
         "/fooled by [0-2] of 2 things/.test(document.getElementById('fooled').textContent)"
     )
-    for scheme in ("light", "dark"):
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        page.browser.send("Emulation.setEmulatedMedia", features=features)
-        assert all(map(page.fits, (320, 390, 768, 1280)))
-        light = (
-            page.run("getComputedStyle(document.body).backgroundColor")
-            == "rgb(246, 247, 248)"
-        )
-        assert light == (scheme == "light")
+    light = background_of(page, "light")
+    assert light == "rgb(246, 247, 248)"
+    assert background_of(page, "dark") != light
+
+
+def background_of(page, scheme):
+    """The colour of the page in a colour scheme, in which it fits all widths."""
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    page.browser.send("Emulation.setEmulatedMedia", features=features)
+    assert all(map(page.fits, (320, 390, 768, 1280)))
+    return page.run("getComputedStyle(document.body).backgroundColor")
+
+
+def shows(page, colour, label):
+    """Wait for an answer while the camera shows a colour."""
+    is_label = f"document.getElementById('label').textContent === '{label}'"
+    is_answer = "!document.getElementById('answer').hidden"
+    page.wait_for(f"({SEEN}) === '{colour}' && {is_label} && {is_answer}", 60)
+
+
+def teach_colour(page, colour):
+    page.run(LESSON.replace("SEEN", SEEN).replace("COLOUR", colour))
+
+
+@pytest.fixture
+def page_of_two(page):
+    """A page that was taught red and blue, in enough lessons to fit the threshold."""
+    page.start_camera()
+    for _ in range(4):
+        teach_colour(page, "red")
+        teach_colour(page, "blue")
+    assert page.images() == {"red": 16, "blue": 16}
+    return page
+
+
+def downloaded(page, folder):
+    """Download the learner by a press, and return its path."""
+    page.browser.send(
+        "Page.setDownloadBehavior", behavior="allow", downloadPath=str(folder)
+    )
+    page.click("#download")
+    path = folder / "mine.safetensors"
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < end, "nothing was downloaded"
+        time.sleep(0.05)
+    return path
 
 
 @pytest.mark.slow
-def test_the_page_keeps_what_was_taught_and_knows_what_it_was_not(page, tmp_path, done):
-    def shown(colour, label):
-        """Wait for an answer while the camera shows a colour."""
-        is_label = f"document.getElementById('label').textContent === '{label}'"
-        page.wait_for(
-            f"({SEEN}) === '{colour}' && {is_label} && !document.getElementById('answer').hidden",
-            60,
-        )
-
-    page.start_camera()
-    for colour in (
-        "red",
-        "blue",
-    ) * 4:  # five lessons of known classes fit the threshold
-        page.run(LESSON.replace("SEEN", SEEN).replace("COLOUR", colour))
-    assert page.images() == {"red": 16, "blue": 16}
-    for colour in ("red", "blue"):
-        shown(colour, colour)
-    shown("green", "I don’t know this")
+def test_the_page_knows_what_it_was_not_taught(page_of_two, tmp_path, done):
+    page = page_of_two
+    shows(page, "red", "red")
+    shows(page, "blue", "blue")
+    shows(page, "green", "I don’t know this")
     assert re.match(r"nearest: (red|blue) \d+ %", page.text("details"))
     assert page.run("document.getElementById('label').classList.contains('unknown')")
-    page.browser.send(
-        "Page.setDownloadBehavior",
-        behavior="allow",
-        downloadPath=str(tmp_path / "kept"),
-    )
-    page.click("#download")
-    kept, end = tmp_path / "kept" / "mine.safetensors", time.monotonic() + 60
-    while not kept.exists():
-        assert time.monotonic() < end, "nothing was downloaded"
-        time.sleep(0.05)
-    for name, colour in COLOURS.items():
-        noisy = np.array(colour) + np.random.default_rng(1).normal(0, 10, (120, 160, 3))
-        Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)).save(
-            tmp_path / f"{name}.png"
-        )
-        answer = json.loads(
-            done("predict", kept, tmp_path / f"{name}.png", "--json", "--threads", 1)
-        )
-        assert answer["label"] == name if name != "green" else answer["known"] is False
+    path = downloaded(page, tmp_path / "kept")
 
+    def answer(name):
+        noise = np.random.default_rng(1).normal(0, 10, (120, 160, 3))
+        pixels = np.clip(np.array(COLOURS[name]) + noise, 0, 255).astype(np.uint8)
+        photo = tmp_path / f"{name}.png"
+        Image.fromarray(pixels).save(photo)
+        return json.loads(done("predict", path, photo, "--json", "--threads", 1))
+
+    assert answer("red")["label"] == "red"
+    assert answer("blue")["label"] == "blue"
+    assert answer("green")["known"] is False
+
+
+@pytest.mark.slow
+def test_the_page_after_a_reload_and_by_keyboard(page_of_two):
+    page = page_of_two
     page.press("Forget blue")
     page.says("known", "Forgot blue.")
     page.browser.send("Page.reload")
-    page.wait_for(
-        "document.querySelectorAll('.class').length === 1 && document.getElementById('answer').hidden"
-    )
+    one_class = "document.querySelectorAll('.class').length === 1"
+    page.wait_for(f"{one_class} && document.getElementById('answer').hidden")
     page.start_camera()
-    shown("red", "red")
+    shows(page, "red", "red")
     page.run("document.getElementById('name').focus()")  # all of it with the keyboard
     page.browser.send("Input.insertText", text="grün")
     for key in ("Enter", " "):
         page.browser.key("keyDown", key)
         page.browser.key("keyUp", key)
         page.wait_for("document.activeElement.id === 'teach'")
-    page.wait_for(
-        "document.querySelectorAll('.class').length === 2", 60
-    )  # the lesson takes 13 seconds
-    page.wait_for(
-        "/^Learned.*grün/.test(document.getElementById('teach-news').textContent)"
-    )
+    # The lesson takes 13 seconds.
+    page.wait_for("document.querySelectorAll('.class').length === 2", 60)
+    news = "document.getElementById('teach-news').textContent"
+    page.wait_for(f"/^Learned.*grün/.test({news})")

@@ -309,8 +309,8 @@ def test_forget(mine, done):
 def test_a_lesson_of_a_forgotten_class(mine, images, teach, done):
     teach(mine, images["red"], "--label", "extra")
     assert done("learner", "forget", mine, "extra").startswith("forgot extra")
-    shown = done("learner", "show", mine)
-    assert "+00:00  classes that were forgotten" in shown
+    out = done("learner", "show", mine)
+    assert "+00:00  classes that were forgotten" in out
     out = done("learner", "undo", mine)
     assert out == "took back lesson 2: classes that were forgotten\n"
 

@@ -138,9 +138,9 @@ def test_a_class_name_is_shown_as_it_is(taught, name):
     row = card[card.index("| :-- | --: |") :].splitlines()[1]
     cells = re.split(r"(?<!\\)\|", row)
     assert len(cells) == 4
-    shown = render(cells[1].strip())
-    assert html.unescape(shown) == f"<p>{name}</p>"
-    assert not re.search(r"<(?!/?p>)", shown)
+    rendered = render(cells[1].strip())
+    assert html.unescape(rendered) == f"<p>{name}</p>"
+    assert not re.search(r"<(?!/?p>)", rendered)
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -329,7 +329,7 @@ def test_each_of_many_events_is_answered_once(learner_file, tmp_path):
         for line in broker.log.read_text().splitlines()
     )
     missing = [number for number in range(EVENTS) if f"event {number}" not in answers]
-    made = [line for line in program.lines() if line.startswith("cam/events {")]
-    ids = {json.loads(line.partition(" ")[2])["id"] for line in made}
+    answer_lines = [line for line in program.lines() if line.startswith("cam/events {")]
+    ids = {json.loads(line.partition(" ")[2])["id"] for line in answer_lines}
     assert not missing
     assert (arrived, len(ids)) == (EVENTS, EVENTS)

@@ -222,12 +222,12 @@ def test_home_assistant_tells_a_class(broker, word):
     published = broker.send(f"crumb/teach/{word}", photo("blue"))
     sensor = published["homeassistant/sensor/crumb/config"]
     state = jinja2.Template(sensor["value_template"])
-    shown = {
+    states = {
         state.render(value_json={"label": word, "known": True}),
         state.render(value_json={"label": word, "known": False}),
         state.render(value_json={"error": "x"}),
     }
-    assert shown == {word, "/unknown", "/error"}
+    assert states == {word, "/unknown", "/error"}
 
 
 def test_the_last_answer_is_corrected(broker, monkeypatch):

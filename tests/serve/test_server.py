@@ -452,26 +452,26 @@ def asked(app, path, query, receive, headers=()):
 
 
 @pytest.mark.parametrize(
-    ("length", "most_parts"),
+    ("length", "most_bodies"),
     [([(b"content-length", b"200000000")], 0), ([], MOST_BYTES / 1_000_000 + 1)],
     ids=["stated", "chunked"],
 )
 @pytest.mark.parametrize("kind", [b"image/png", b"multipart/form-data; boundary=x"])
-def test_a_large_upload_is_not_read(served, length, most_parts, kind):
-    parts = []
+def test_a_large_upload_is_not_read(served, length, most_bodies, kind):
+    bodies = []
     head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
 
     async def receive():
         body = b"x" * 1_000_000
-        parts.append(body)
-        if len(parts) == 1:
+        bodies.append(body)
+        if len(bodies) == 1:
             body = head + body
-        return {"type": "http.request", "body": body, "more_body": len(parts) < 200}
+        return {"type": "http.request", "body": body, "more_body": len(bodies) < 200}
 
     headers = [(b"content-type", kind), *length]
     start, body = asked(served[0].app, "/teach", b"label=x", receive, headers)
     assert start["status"] == 413
-    assert len(parts) <= most_parts
+    assert len(bodies) <= most_bodies
     assert "20,000,000 bytes" in json.loads(body["body"])["error"]
 
 
@@ -746,8 +746,8 @@ def test_the_headers_of_the_page(served):
     assert headers["cache-control"] == "no-store"
     assert headers["referrer-policy"] == "no-referrer"
     policy = dict(
-        part.strip().split(" ", 1)
-        for part in headers["content-security-policy"].split(";")
+        rule.strip().split(" ", 1)
+        for rule in headers["content-security-policy"].split(";")
     )
     assert policy["default-src"] == "'none'"
     assert policy["connect-src"] == "'self'"
