@@ -132,7 +132,7 @@ def test_foreign_settings(tmp_path, crumb, text):
     assert harmless(out, err)
 
 
-PROGRAMS = ("with safe_output():", "run_script(main)", "raise SystemExit(main())")
+PROGRAMS = ("with safe_output():", "run_script(main", "raise SystemExit(main())")
 
 
 def ways_around(path):
