@@ -3,7 +3,6 @@
 import inspect
 import math
 import re
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,26 +40,31 @@ def build(plugins=(), **arguments):
     return make(StreamStrategy, small_models.make_model(), *plugins, **arguments)
 
 
-def test_a_wrong_label_or_number_is_an_error():
+def test_a_negative_label_is_an_error():
     with pytest.raises(ValueError, match="the labels hold -1; classes count from 0"):
         check_outputs([0, -1, 3], 4)
-    for name in ("train_mb_size", "first_epochs"):
-        with pytest.raises(ValueError, match=f"{name} is 0; give 1 or more"):
-            build(**{name: 0})
-    for limit in (0, math.nan):
-        with pytest.raises(
-            ValueError,
-            match=f"clamp_gradients is {limit}; give a number above 0, or None",
-        ):
-            build(clamp_gradients=limit)
-    for state, words in (
-        ({"model": {}}, "lacks optimizer, clock"),
-        (None, "is of type NoneType"),
-    ):
-        with pytest.raises(
-            StateError, match=f"this is no state of a strategy: it {words}"
-        ):
-            build().load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["train_mb_size", "first_epochs"])
+def test_a_count_of_zero_is_an_error(name):
+    with pytest.raises(ValueError, match=f"{name} is 0; give 1 or more"):
+        build(**{name: 0})
+
+
+@pytest.mark.parametrize("limit", [0, math.nan])
+def test_a_limit_is_above_zero(limit):
+    words = f"clamp_gradients is {limit}; give a number above 0, or None"
+    with pytest.raises(ValueError, match=words):
+        build(clamp_gradients=limit)
+
+
+@pytest.mark.parametrize(
+    "state, words",
+    [({"model": {}}, "lacks optimizer, clock"), (None, "is of type NoneType")],
+)
+def test_another_state_is_refused(state, words):
+    with pytest.raises(StateError, match=f"this is no state of a strategy: it {words}"):
+        build().load_state_dict(state)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e9, -1e9])
@@ -116,71 +120,78 @@ def test_numbers_of_epochs(make_stream, arguments, event, number, counts):
     assert trace.epochs == counts and strategy.train_epochs == counts[-1]
 
 
+@pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
+def test_arguments_are_those_of_the_host(kind):
+    """The first ten, in their order."""
+    names = list(inspect.signature(Naive).parameters)[:10]
+    parameters = inspect.signature(kind).parameters
+    of_base = inspect.signature(StreamStrategy).parameters
+    assert list(parameters)[:10] == names
+    assert not hasattr(vars(kind)["__init__"], "__signature__")
+    assert [parameters[name] for name in names] == [of_base[name] for name in names]
+
+
+@pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
+@pytest.mark.parametrize("count", [3, 10])
+@pytest.mark.parametrize(
+    ("kind", "own"), [(StreamStrategy, {}), (CRUMBStrategy, {"mem_size": 3})]
+)
+def test_arguments_may_be_positional(kind, own, count, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    criterion = nn.CrossEntropyLoss()
+    plugin = SupervisedPlugin()
+    evaluator = EvaluationPlugin(loggers=[])
+    arguments = [model, optimizer, criterion, 6, 2, 7, "cpu", [plugin], evaluator, 1]
+    strategy = kind(*arguments[:count], **own)
+    assert strategy.model is model
+    assert strategy.optimizer is optimizer
+    assert strategy._criterion is criterion
+    if count == 10:
+        assert strategy.train_mb_size == 6
+        assert strategy.train_epochs == 2
+        assert strategy.eval_mb_size == 7
+        assert plugin in strategy.plugins
+        assert strategy.evaluator is evaluator
+    assert strategy.eval_every == (1 if count == 10 else -1)
+
+
 @pytest.mark.filterwarnings("ignore:Avalanche is transitioning")
 @pytest.mark.parametrize(
     ("kind", "own"), [(StreamStrategy, {}), (CRUMBStrategy, {"mem_size": 3})]
 )
-def test_positional_arguments_are_those_of_the_host(kind, own, make_model):
-    model = make_model()
-    names = list(inspect.signature(Naive).parameters)[:10]
-    shown, base = (inspect.signature(one).parameters for one in (kind, StreamStrategy))
-    assert list(shown)[:10] == names and not hasattr(
-        vars(kind)["__init__"], "__signature__"
-    )
-    assert [shown[name] for name in names] == [base[name] for name in names]
+def test_an_argument_given_twice_is_an_error(kind, own, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    criterion, plugin, evaluator = (
-        nn.CrossEntropyLoss(),
-        SupervisedPlugin(),
-        EvaluationPlugin(loggers=[]),
-    )
-    given = [model, optimizer, criterion, 6, 2, 7, "cpu", [plugin], evaluator, 1]
-    for count in (3, 10):
-        strategy = kind(*given[:count], **own)
-        assert (
-            strategy.model is model
-            and strategy.optimizer is optimizer
-            and strategy._criterion is criterion
-        )
-        assert strategy.eval_every == (1 if count == 10 else -1)
-    assert (strategy.train_mb_size, strategy.train_epochs, strategy.eval_mb_size) == (
-        6,
-        2,
-        7,
-    )
-    assert plugin in strategy.plugins and strategy.evaluator is evaluator
-    with pytest.raises(TypeError, match="multiple values for argument 'train_mb_size'"):
-        kind(*given[:4], train_mb_size=6, **own)
+    words = "multiple values for argument 'train_mb_size'"
+    with pytest.raises(TypeError, match=words):
+        kind(model, optimizer, nn.CrossEntropyLoss(), 6, train_mb_size=6, **own)
 
 
-def test_weights_may_be_in_groups_with_rates_of_their_own(make_model, make_stream):
-    stream, models = make_stream(), [make_model(), make_model()]
-    head = models[1].plastic_layers.head
-    parts = [
-        [*head.parameters()],
-        [weight for name, weight in models[1].named_parameters() if "head" not in name],
+def test_groups_train_as_one(make_model, make_stream):
+    whole, grouped = make_model(), make_model()
+    head = [*grouped.plastic_layers.head.parameters()]
+    in_head = {id(weight) for weight in head}
+    others = [
+        weight
+        for weight in grouped.parameters()
+        if weight.requires_grad and id(weight) not in in_head
     ]
-    trainable = [
-        {"params": [weight for weight in part if weight.requires_grad]}
-        for part in parts
-    ]
-    for model, weights in zip(models, (models[0].parameters(), trainable)):
-        strategy = make(
-            StreamStrategy, model, optimizer=torch.optim.SGD(weights, lr=0.05)
-        )
-        strategy.train(stream.train_stream)
-    for one, other in zip(models[0].parameters(), models[1].parameters()):
-        assert torch.equal(one, other)
+    groups = [{"params": head}, {"params": others}]
+    one_group = torch.optim.SGD(whole.parameters(), lr=0.05)
+    two_groups = torch.optim.SGD(groups, lr=0.05)
+    make(StreamStrategy, whole, optimizer=one_group).train(make_stream().train_stream)
+    strategy = make(StreamStrategy, grouped, optimizer=two_groups)
+    strategy.train(make_stream().train_stream)
+    assert all(map(torch.equal, whole.parameters(), grouped.parameters()))
     strategy.load_state_dict(strategy.state_dict())
-    groups = [
-        {"params": [weight]} for weight in models[0].plastic_layers.head.parameters()
-    ]
-    some = make(StreamStrategy, models[0], optimizer=torch.optim.SGD(groups))
-    with pytest.raises(
-        ValueError,
-        match=r"the optimizer has 2 groups of weights, and none has .*: add it to one",
-    ):
-        some.train(stream.train_stream[0])
+
+
+def test_a_weight_in_no_group_is_an_error(model, make_stream):
+    head = model.plastic_layers.head.parameters()
+    optimizer = torch.optim.SGD([{"params": [weight]} for weight in head])
+    strategy = make(StreamStrategy, model, optimizer=optimizer)
+    words = r"the optimizer has 2 groups of weights, and none has .*: add it to one"
+    with pytest.raises(ValueError, match=words):
+        strategy.train(make_stream().train_stream[0])
 
 
 def test_answers_are_classes_of_the_experience_under_test():
@@ -244,24 +255,22 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(
     assert not iteration or not all(map(torch.equal, kept, fault.weights[iteration]))
 
 
-def test_a_replay_loss_stops_the_training_too_and_without_the_guard_it_goes_on(
-    make_model, make_stream
-):
+def test_a_replay_loss_stops_the_training_too(model, make_stream):
     class Fault(SupervisedPlugin):
         def on_replay_loss(self, strategy, **kwargs):
             strategy.replay_loss = strategy.replay_loss * float("nan")
 
-    model = make_model()
     with pytest.raises(TrainingDivergedError, match="in experience 1, iteration 0"):
         train(model, make_stream(), CodeBuffer(7), [Fault()])
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def test_without_the_guard_training_goes_on(make_model, make_stream):
     model, fault = make_model(codebook=False), NaNAt(1)
-    make(StreamStrategy, model, fault, divergence_guard=False).train(
-        make_stream().train_stream[0]
-    )
-    assert len(fault.weights) == 4 and any(
-        weight.isnan().any() for weight in model.parameters()
-    )
+    strategy = make(StreamStrategy, model, fault, divergence_guard=False)
+    strategy.train(make_stream().train_stream[0])
+    assert len(fault.weights) == 4
+    assert any(weight.isnan().any() for weight in model.parameters())
 
 
 def test_running_statistics_go_back_too(make_model):
@@ -407,21 +416,33 @@ def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
     assert watch.batches == 4 and watch.batch is None
 
 
-def test_a_mask_that_was_not_handed_over_is_an_error(model, make_stream):
-    seen, own = SeenClassesPlugin, partial(CRUMBStrategy, mem_size=4)
-    for kind, plugins, words in (
-        (
-            Naive,
-            [seen(), CRUMBPlugin(CodeBuffer(4))],
-            r"was not handed .*different classes.*seen=",
-        ),
-        (Naive, [seen(), CRUMBPlugin(CodeBuffer(4), seen=seen())], "different classes"),
-        (
-            Naive,
-            [CRUMBPlugin(CodeBuffer(4), seen=seen())],
-            r"not in the strategy's plugin list.*plugins=\[seen",
-        ),
-        (own, [seen()], "SeenClassesPlugin"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            make(kind, model, *plugins).train(make_stream().train_stream[0])
+MASKS = {
+    "not handed over": (
+        lambda: [SeenClassesPlugin(), CRUMBPlugin(CodeBuffer(4))],
+        r"was not handed .*different classes.*seen=",
+    ),
+    "another": (
+        lambda: [
+            SeenClassesPlugin(),
+            CRUMBPlugin(CodeBuffer(4), seen=SeenClassesPlugin()),
+        ],
+        "different classes",
+    ),
+    "not listed": (
+        lambda: [CRUMBPlugin(CodeBuffer(4), seen=SeenClassesPlugin())],
+        r"not in the strategy's plugin list.*plugins=\[seen",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MASKS)
+def test_a_mask_is_handed_over(model, make_stream, case):
+    plugins, words = MASKS[case]
+    with pytest.raises(ValueError, match=words):
+        make(Naive, model, *plugins()).train(make_stream().train_stream[0])
+
+
+def test_a_second_mask_is_refused(model, make_stream):
+    strategy = make(CRUMBStrategy, model, SeenClassesPlugin(), mem_size=4)
+    with pytest.raises(ValueError, match="SeenClassesPlugin"):
+        strategy.train(make_stream().train_stream[0])

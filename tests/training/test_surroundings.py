@@ -206,17 +206,19 @@ def labelled_stream(dtype):
     return benchmark_from_datasets(train=parts, test=parts)
 
 
-def test_labels_may_be_whole_numbers_of_any_size(make_model):
-    models = []
-    for dtype in (torch.int64, torch.int16):
-        models.append(make_model())
-        stream = labelled_stream(dtype)
-        train(models[-1], stream, CodeBuffer(7)).eval(stream.test_stream)
-    same_weights(*models, **EXACT)
-    with pytest.raises(
-        TypeError, match=r"the labels of a batch are torch.float32 of shape"
-    ):
-        train(make_model(), labelled_stream(torch.float32), CodeBuffer(7))
+def test_labels_may_be_of_16_bits(make_model):
+    plain, short = make_model(), make_model()
+    stream = labelled_stream(torch.int64)
+    train(plain, stream, CodeBuffer(7)).eval(stream.test_stream)
+    stream = labelled_stream(torch.int16)
+    train(short, stream, CodeBuffer(7)).eval(stream.test_stream)
+    same_weights(plain, short, **EXACT)
+
+
+def test_labels_may_not_be_fractions(model):
+    words = r"the labels of a batch are torch.float32 of shape"
+    with pytest.raises(TypeError, match=words):
+        train(model, labelled_stream(torch.float32), CodeBuffer(7))
 
 
 def in_host(host, model, buffer, **arguments):
@@ -246,34 +248,33 @@ def test_strategies_that_train_on_all_experiences_take_the_plugin(
     assert [slots.count(label) for label in range(4)] == [2] * 4
 
 
-@pytest.mark.parametrize(
-    "host, more", [(GDumb, {"mem_size": 20}), (FromScratchTraining, {})]
-)
-def test_a_model_that_is_put_back_cannot_have_codes(
-    host, more, make_model, make_stream
-):
-    strategy, _ = in_host(host, make_model(), CodeBuffer(8), **more)
-    with pytest.raises(
-        ValueError,
-        match=r"puts the model back to its first weights .* or give it an ImageBuffer",
-    ):
+RESETTING = [(GDumb, {"mem_size": 20}), (FromScratchTraining, {})]
+
+
+@pytest.mark.parametrize("host, more", RESETTING)
+def test_a_model_put_back_cannot_have_codes(host, more, model, make_stream):
+    strategy, _ = in_host(host, model, CodeBuffer(8), **more)
+    words = r"puts the model back to its first weights .* or give it an ImageBuffer"
+    with pytest.raises(ValueError, match=words):
         strategy.train(make_stream().train_stream[0])
-    strategy, losses = in_host(host, make_model(), ImageBuffer(8), **more)
+
+
+@pytest.mark.parametrize("host, more", RESETTING)
+def test_a_model_put_back_may_have_images(host, more, model, make_stream):
+    strategy, losses = in_host(host, model, ImageBuffer(8), **more)
     for experience in make_stream().train_stream:
         strategy.train(experience)
     assert max(losses.losses) < 20
 
 
-def test_training_without_gradients_says_so(model, make_stream):
-    for context in (torch.no_grad, torch.inference_mode):
-        with (
-            context(),
-            pytest.raises(
-                ValueError,
-                match=r"has no gradient: call train outside of torch\.no_grad",
-            ),
-        ):
-            train(model, make_stream(), CodeBuffer(7))
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_training_needs_gradients(model, make_stream, context):
+    words = r"has no gradient: call train outside of torch\.no_grad"
+    with context(), pytest.raises(ValueError, match=words):
+        train(model, make_stream(), CodeBuffer(7))
+
+
+def test_training_needs_weights(model, make_stream):
     with pytest.raises(ValueError, match="leave requires_grad of some weights"):
         train(model.requires_grad_(False), make_stream(), CodeBuffer(7))
 
