@@ -24,7 +24,8 @@ class LocalServer:
 
     def __init__(self, content: bytes) -> None:
         self.content = content
-        self.ranges = self.announce = True
+        self.ranges = True
+        self.announce: bool | str = True
         self.stop_after: int | None = None
         self.redirect: str | None = None
         self.status: int | None = None
@@ -52,37 +53,52 @@ class LocalServer:
             def do_GET(self) -> None:
                 asked = self.headers.get("Range", "")
                 local.asked.append(asked)
-                if local.redirect or local.status:
-                    self.send_response(302 if local.redirect else local.status)
-                    self.send_header("Location", local.redirect or "")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
-                    return
+                if local.redirect:
+                    self.answer(302, {"Location": local.redirect})
+                elif local.status:
+                    self.answer(local.status)
+                elif asked and local.ranges:
+                    self.send_rest(int(asked.removeprefix("bytes=").removesuffix("-")))
+                else:
+                    self.send(200, local.content)
+
+            def send_rest(self, start: int) -> None:
+                """Send the content from a byte on."""
                 total = len(local.content)
-                start = int(asked[len("bytes=") : -1]) if asked and local.ranges else 0
-                body = local.content[start:]
                 if start >= total > 0:
-                    self.send_response(416)
-                    self.send_header("Content-Range", f"bytes */{total}")
-                    self.send_header("Content-Length", "0")
-                    self.end_headers()
+                    self.answer(416, {"Content-Range": f"bytes */{total}"})
                     return
-                self.send_response(206 if asked and local.ranges else 200)
-                if asked and local.ranges:
-                    self.send_header(
-                        "Content-Range", f"bytes {start}-{total - 1}/{total}"
-                    )
-                if local.announce:
-                    self.send_header(
-                        "Content-Length",
-                        str(len(body) if local.announce is True else local.announce),
-                    )
-                self.end_headers()
+                content_range = f"bytes {start}-{total - 1}/{total}"
+                headers = {"Content-Range": content_range}
+                self.send(206, local.content[start:], headers)
+
+            def send(
+                self, status: int, body: bytes, headers: dict[str, str] | None = None
+            ) -> None:
+                """Send a body, perhaps cut off."""
+                headers = dict(headers or {})
+                if local.announce is True:
+                    headers["Content-Length"] = str(len(body))
+                elif local.announce:
+                    headers["Content-Length"] = local.announce
+                self.send_head(status, headers)
                 if local.stop_after is not None:
                     body = body[: local.stop_after]
                     local.stop_after = None
                 self.wfile.write(body)
                 self.close_connection = True
+
+            def answer(
+                self, status: int, headers: dict[str, str] | None = None
+            ) -> None:
+                """Send headers alone."""
+                self.send_head(status, {**(headers or {}), "Content-Length": "0"})
+
+            def send_head(self, status: int, headers: dict[str, str]) -> None:
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
 
         return Handler
 
@@ -107,19 +123,26 @@ def write_tar(path, files=FILES, mode="w"):
 
 
 def pack(archive, folder, below=""):
-    """An archive of all files of a folder, .zip or .tar.gz by its name, in the folder `below`."""
+    """Write an archive of all files of a folder, which lie in the folder `below`.
+
+    .zip or .tar.gz by its name.
+    """
     content = {f"{below}{name}": data for name, data in in_folder(folder).items()}
-    return (
-        write_zip(archive, content)
-        if archive.suffix == ".zip"
-        else write_tar(archive, content, "w:gz")
-    )
+    if archive.suffix == ".zip":
+        return write_zip(archive, content)
+    return write_tar(archive, content, "w:gz")
 
 
 def in_folder(folder):
-    """Name and content of every file below a folder, including hidden ones, sorted by name."""
-    found = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
+    """Return name and content of every file below a folder, sorted by name.
+
+    Including hidden ones.
+    """
+    contents = {}
+    for path in sorted(folder.rglob("*")):
+        if not path.is_dir():
+            contents[path.relative_to(folder).as_posix()] = path.read_bytes()
+    return contents
 
 
 def files(folder):

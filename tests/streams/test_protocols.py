@@ -299,9 +299,9 @@ def test_clips_of_the_published_code(run):
     assert list(benchmark.class_names) == appearance
     assert benchmark.frame_table.classes == tuple(appearance)
     for experience, clips in zip(benchmark.train_stream, experiences):
-        shown = clips_of(table, experience.dataset.frame_row)
-        assert shown[0::2] == shown[1::2] == clips
-        labels = [appearance.index(name) for name, _, _ in shown]
+        of_rows = clips_of(table, experience.dataset.frame_row)
+        assert of_rows[0::2] == of_rows[1::2] == clips
+        labels = [appearance.index(name) for name, _, _ in of_rows]
         assert list(experience.dataset.targets) == labels
 
 
@@ -523,6 +523,11 @@ def common_arguments(*modules):
     }
 
 
+def train(strategy, experiences, **options):
+    for experience in experiences:
+        strategy.train(experience, **options)
+
+
 def test_replay_trains_on_split_streams(toybox):
     divided = benchmark_with_validation_stream(toybox, validation_size=0.34)
     model = nn.Sequential(feature_extractor(), nn.Linear(32, 5))
@@ -532,8 +537,7 @@ def test_replay_trains_on_split_streams(toybox):
         mem_size=6,
         **common_arguments(model),
     )
-    for experience in (*online_experiences(toybox)[:4], divided.train_stream[0]):
-        replay.train(experience)
+    train(replay, [*online_experiences(toybox)[:4], divided.train_stream[0]])
     replay.eval(divided.valid_stream)
     assert replay.clock.train_exp_counter == 5
 
@@ -550,8 +554,7 @@ def test_icarl_reads_what_a_stream_says_of_itself(toybox):
         fixed_memory=True,
         **common_arguments(net, head),
     )
-    for experience in toybox.train_stream:
-        icarl.train(experience, shuffle=False)
-        icarl.eval(toybox.test_stream)
+    train(icarl, toybox.train_stream, shuffle=False)
+    icarl.eval(toybox.test_stream)
     assert icarl.clock.train_exp_counter == 2
     assert not torch.equal(head.weight, before)
