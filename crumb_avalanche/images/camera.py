@@ -30,13 +30,18 @@ PATIENCE = 10.0  # seconds without a frame before giving up
 _TOLERANCE = 0.005  # seconds; time stamps are rounded
 _NAMES = {
     "linux": "/dev/video0, or 0; list the cameras with `ls /dev/video*`",
-    "darwin": "a number or a name; list them with `ffmpeg -f avfoundation -list_devices true -i ''`",
+    "darwin": (
+        "a number or a name; list them with `ffmpeg -f avfoundation -list_devices true "
+        "-i ''`"
+    ),
     "win32": "its name; list them with `ffmpeg -f dshow -list_devices true -i dummy`",
 }
+# Pairs of seconds since the first frame, and a function that converts the frame.
+TimedFrames = Iterator[tuple[float, Callable[[], Image.Image]]]
 
 
 class CameraError(OSError):
-    """A camera cannot be opened or stops; the message says which, why, and what to do."""
+    """A camera cannot be opened or stops; says which, why, and what to do."""
 
 
 def camera_clip(
@@ -45,9 +50,9 @@ def camera_clip(
     fps: float = 5.0,
     label: str | None = None,
 ) -> Clip:
-    """Return the frames of a camera as a clip; the camera is opened when the first frame is taken.
+    """Return the frames of a camera as a clip.
 
-    Frames have at most 512 pixels on the short side. A camera with less than `fps`
+    The camera is opened when the first frame is taken. Frames have at most 512 pixels on the short side. A camera with less than `fps`
     frames per second gives fewer.
 
     Args:
@@ -65,54 +70,50 @@ def camera_clip(
             no frame in 10 seconds.
         ImportError: from `Clip.frames`, if PyAV is not installed.
     """
-    if (
-        isinstance(seconds, bool)
-        or not isinstance(seconds, int | float)
-        or not 0 < seconds < math.inf
-    ):
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not is_number or not 0 < seconds < math.inf:
         raise ValueError(f"seconds is {seconds!r}, but must be a number above 0.")
-    label = None if label is None else check_name(label)
+    if label is not None:
+        label = check_name(label)
+    name = shown_device(device)
     frames = camera_frames(device, seconds)
-    return Clip(
-        shown_device(device),
-        label,
-        _sampled(shown_device(device), frames, frame_rate(fps)),
-    )
+    return Clip(name, label, _sampled(name, frames, frame_rate(fps)))
 
 
 def shown_device(device: str | int) -> str:
-    """Return the name of a camera in paths and errors, without the password of an address."""
+    """Return the name of a camera in paths and errors, without a password in it."""
     return f"camera {re.sub(r'//[^/@]*@', '//', str(device))}"
 
 
 def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options of the platform that PyAV opens a camera with."""
-    if isinstance(device, str) and device.isdecimal():  # as the command line gives it
-        device = int(device)
-    if isinstance(device, str) and os.path.isfile(device):
-        return os.path.abspath(device), {}
-    if isinstance(device, str) and "://" in device:
-        return device, {"options": {"rtsp_transport": "tcp"}} if device.startswith(
-            "rtsp"
-        ) else {}
+    """Return the name and the options that PyAV opens a camera with on this platform."""
+    if isinstance(device, str):
+        if device.isdecimal():  # as the command line gives it
+            device = int(device)
+        elif os.path.isfile(device):
+            return os.path.abspath(device), {}
+        elif device.startswith("rtsp") and "://" in device:
+            return device, {"options": {"rtsp_transport": "tcp"}}
+        elif "://" in device:
+            return device, {}
     if sys.platform == "win32":
         if isinstance(device, int):
             raise ValueError(
-                f"device is {device}, but on Windows a camera is given by {_NAMES['win32']}."
+                f"device is {device}, but on Windows a camera is given by "
+                f"{_NAMES['win32']}."
             )
         return f"video={device.removeprefix('video=')}", {"format": "dshow"}
     if sys.platform == "darwin":
         # FFmpeg's default of 29.97 frames per second is refused by cameras that offer
         # 30.
         return str(device), {"format": "avfoundation", "options": {"framerate": "30"}}
-    return f"/dev/video{device}" if isinstance(device, int) else device, {
-        "format": "v4l2"
-    }
+    if isinstance(device, int):
+        device = f"/dev/video{device}"
+    return device, {"format": "v4l2"}
 
 
-def _sampled(
-    name: str, frames: Iterator[tuple[float, Callable[[], Image.Image]]], fps: float
-) -> Frames:
+def _sampled(name: str, frames: TimedFrames, fps: float) -> Frames:
+    """Yield `fps` frames a second as pairs of path and image, those that are late once."""
     taken = 0
     with closing(frames):  # type: ignore[type-var]
         for now, frame in frames:
@@ -121,20 +122,23 @@ def _sampled(
                 yield f"{name}#t={(taken - 1) / fps:g}", frame()
 
 
-def camera_frames(
-    device: str | int, seconds: float = math.inf
-) -> Iterator[tuple[float, Callable[[], Image.Image]]]:
-    """Return the frames of a camera as times in seconds since the first one, and functions that convert them to images.
+def camera_frames(device: str | int, seconds: float = math.inf) -> TimedFrames:
+    """Return the frames of a camera, which is opened when the first one is taken.
 
     Args:
         device, seconds: see `camera_clip`, with its errors.
+
+    Returns:
+        Pairs of the time in seconds since the first frame, and a function that converts
+        the frame to an image.
     """
-    return _frames(device, *_opening(device), seconds)
+    name, options = _opening(device)
+    return _frames(device, name, options, seconds)
 
 
 def _frames(
     device: str | int, name: str, options: dict[str, Any], seconds: float
-) -> Iterator[tuple[float, Any]]:
+) -> TimedFrames:
     av = load_av()
     try:
         container = av.open(name, timeout=PATIENCE, **options)
@@ -144,22 +148,20 @@ def _frames(
         if not container.streams.video:
             raise _error(device, "has no video stream")
         stream = container.streams.video[0]
-        clock, end, empty = (
-            Clock(float(stream.average_rate or 30)),
-            time.monotonic() + PATIENCE + seconds,
-            True,
-        )
+        clock = Clock(float(stream.average_rate or 30))
         aspect = pixel_aspect(stream)
+        # For time stamps that stand still.
+        deadline = time.monotonic() + PATIENCE + seconds
+        first = True
         for since, frame in _whole(_decoded(container, stream, device), clock):
             now = since + _TOLERANCE
-            if (
-                now >= seconds or time.monotonic() > end
-            ):  # the second if time stamps stand still
+            if now >= seconds or time.monotonic() > deadline:
                 break
-            if empty:
-                matrix, empty = display_matrix(frame), False
+            if first:
+                matrix = display_matrix(frame)
+                first = False
             yield now, partial(picture, frame, SHORT_SIDE, matrix, aspect)
-        if empty:
+        if first:
             raise _error(device, "gives no frame")
 
 
@@ -175,6 +177,7 @@ def _whole(frames: Iterator[Any], clock: Clock) -> Iterator[tuple[float, Any]]:
 
 
 def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
+    """Yield decoded frames; CameraError if there is none in ``PATIENCE`` seconds."""
     last = time.monotonic()
     while True:
         try:
@@ -184,18 +187,21 @@ def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
             return
         except BlockingIOError as error:  # macOS: there is no frame yet
             if time.monotonic() - last > PATIENCE:
-                raise _error(
-                    device, f"gives no frame in {PATIENCE:g} seconds"
-                ) from error
+                what = f"gives no frame in {PATIENCE:g} seconds"
+                raise _error(device, what) from error
             time.sleep(0.01)
         except Exception as error:
             raise _error(device, "stops", error) from error
 
 
 def _error(device: str | int, what: str, error: Exception | None = None) -> CameraError:
-    reason = f": {getattr(error, 'strerror', None) or error}" if error else ""
+    """Return the error of a camera: what is wrong, why, and how cameras are named."""
+    reason = ""
+    if error is not None:
+        reason = f": {getattr(error, 'strerror', None) or error}"
     names = _NAMES.get(sys.platform, _NAMES["linux"])
     return CameraError(
-        f"{shown_device(device)} {what}{reason}. Check that it is connected, that no other program uses it, and that "
-        f"this program may use it. A camera is given by {names}."
+        f"{shown_device(device)} {what}{reason}. Check that it is connected, that no "
+        "other program uses it, and that this program may use it. A camera is given by "
+        f"{names}."
     )

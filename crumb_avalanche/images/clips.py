@@ -1,4 +1,4 @@
-"""Clips, which are images that belong together; their files, and the class names of folders."""
+"""Clips: images that belong together, their files, and the class names of folders."""
 
 import glob
 import os
@@ -22,7 +22,12 @@ OnBad = Literal["raise", "skip"]  # what to do with a file that gives no image
 
 @dataclass(frozen=True)
 class BadImage:
-    """A file that gives no image, or a video that does not give all its frames, and what is wrong with it."""
+    """A file that gives no image, or a video that does not give all its frames.
+
+    Attributes:
+        path: of the file.
+        reason: what is wrong with it.
+    """
 
     path: str
     reason: str
@@ -33,7 +38,9 @@ class BadImage:
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Images that belong together: a video, the photos of one folder, a list or batch in memory, or a single photo.
+    """Images that belong together.
+
+    A video, the photos of one folder, a list or batch in memory, or a single photo.
 
     Attributes:
         path: path of the file or folder; `source`, `source[2]` ... for images in
@@ -65,8 +72,8 @@ def label_of(clip: Clip) -> str:
     """Return the class name of a clip that is learned; raise ValueError if it has none."""
     if clip.label is None:
         raise ValueError(
-            f"{clip.path} has no class: give a label (--label NAME), or a folder with a folder for each class and no "
-            "photo or video beside them"
+            f"{clip.path} has no class: give a label (--label NAME), or a folder with a "
+            "folder for each class and no photo or video beside them"
         )
     return clip.label
 
@@ -83,93 +90,112 @@ def path_of(source: str | os.PathLike) -> Path:
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether a path is a glob pattern, and not an existing file or folder with brackets in its name."""
+    """Whether a path is a glob pattern.
+
+    An existing file or folder with brackets in its name is none.
+    """
     return glob.has_magic(str(path)) and not os.path.lexists(path)
 
 
 def matches(pattern: Path) -> tuple[list[Path], Counter[str]]:
-    """Return the visible photos, videos and folders that match a pattern, in natural order, and what is ignored.
+    """Find the visible photos, videos and folders that match a pattern.
 
     What lies in a folder that matches is not listed again.
+
+    Returns:
+        Their paths in natural order, and how many other files match, by extension.
     """
-    fixed = next(
-        parent
-        for parent in pattern.parents
-        if os.path.isdir(parent) or not glob.has_magic(str(parent))
-    )
+    root = _without_magic(pattern)
     # Unlike glob.glob, pathlib follows no links below **.
-    found = set(fixed.glob(str(pattern.relative_to(fixed))))
+    paths = set(root.glob(str(pattern.relative_to(root))))
     listed: list[Path] = []
     folders: set[Path] = set()
     ignored: Counter[str] = Counter()
-    for match in sorted(
-        found, key=lambda match: [natural_key(part) for part in match.parts]
-    ):
-        if not folders.isdisjoint(match.parents) or not all(
-            map(is_visible, match.relative_to(fixed).parts)
-        ):
+    for path in sorted(paths, key=_natural_key_of_path):
+        in_folder = not folders.isdisjoint(path.parents)
+        if in_folder or not all(map(is_visible, path.relative_to(root).parts)):
             continue
-        if os.path.isdir(match):
-            folders.add(match)
-        elif not kind_of(match):
-            ignored[match.suffix.lower()] += 1
+        if os.path.isdir(path):
+            folders.add(path)
+        elif not kind_of(path):
+            ignored[path.suffix.lower()] += 1
             continue
-        listed.append(match)
+        listed.append(path)
     return listed, ignored
+
+
+def _without_magic(pattern: Path) -> Path:
+    """Return the folder of a pattern, up to the first part with ``*``, ``?`` or brackets."""
+    for parent in pattern.parents:
+        if os.path.isdir(parent) or not glob.has_magic(str(parent)):
+            return parent
+    raise AssertionError("the last parent is . or /")
+
+
+def _natural_key_of_path(path: Path) -> list:
+    return [natural_key(part) for part in path.parts]
 
 
 # Class folders
 
 
 def class_folders(source: object) -> dict[Path, str]:
-    """Return the class folders of a folder and their class names, in natural order; none for every other source.
+    """Return the class folders of a folder and their class names, in natural order.
 
     A folder holds class folders if photos or videos lie in its subfolders, at any
-    depth, and none beside them.
+    depth, and none beside them. Every other source has none.
 
     Raises:
         ValueError: If the name of a class folder breaks the rule of `check_name`.
     """
-    path = path_of(source) if isinstance(source, str | os.PathLike) else None
-    if path is None or not os.path.isdir(path):
+    if not isinstance(source, str | os.PathLike):
+        return {}
+    path = path_of(source)
+    if not os.path.isdir(path):
         return {}
     entries = entries_of(path)
     if entries.images or entries.videos:
         return {}
-    below = {
-        folder: walk(folder, lambda path, error: None, path)
-        for folder in entries.folders
-    }
-    holding = [
-        folder
-        for folder, inner in below.items()
-        if any(one.images or one.videos for _, one in inner)
-    ]
+    holding = [folder for folder in entries.folders if _holds_media(folder, path)]
     return {folder: check_name(folder.name) for folder in holding}
 
 
+def _holds_media(folder: Path, root: Path) -> bool:
+    """Whether photos or videos lie below a folder; what cannot be read holds none."""
+    below = walk(folder, lambda path, error: None, root)
+    return any(entries.images or entries.videos for _, entries in below)
+
+
 def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
-    """Raise DoubtfulNameError for class folders that look like splits of a data set, or are nearly named as others.
+    """Refuse class folders that look like splits, or are nearly named as other classes.
 
     Args:
         source: path of a folder of class folders; every other source is passed.
         known: names of the classes taught.
+
+    Raises:
+        DoubtfulNameError: they do.
     """
-    if classes := class_folders(source):
-        inner = {
-            folder.name: [one.name for one in entries_of(folder).folders]
-            for folder in classes
-        }
-        check_not_splits(source, inner)  # type: ignore[arg-type]
-        check_near(classes.values(), known)
+    classes = class_folders(source)
+    if not classes:
+        return
+    names_below = {}
+    for folder in classes:
+        subfolders = entries_of(folder).folders
+        names_below[folder.name] = [subfolder.name for subfolder in subfolders]
+    check_not_splits(source, names_below)  # type: ignore[arg-type]
+    check_near(classes.values(), known)
 
 
 def checked(clips: Iterable[Clip], names: Sequence[str | None]) -> Iterator[Clip]:
-    """Yield clips; raise DoubtfulNameError at the first whose class has nearly the name of another one.
+    """Yield clips whose classes are not nearly named as other ones.
 
     Args:
         clips: clips.
         names: those of the classes, which may change meanwhile.
+
+    Raises:
+        DoubtfulNameError: at the first clip whose class is.
     """
     for clip in clips:
         if clip.label is not None and clip.label not in names:
@@ -178,7 +204,7 @@ def checked(clips: Iterable[Clip], names: Sequence[str | None]) -> Iterator[Clip
 
 
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
-    """Return the only class folder of a source, and the names of two or more folders in it that could be the classes.
+    """Return the only class folder of a source, and the folders in it that could be the classes.
 
     ``None`` if there are several class folders or none, or less than two folders in the
     only one, or photos beside them.
@@ -188,7 +214,9 @@ def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
         return None
     (folder,) = classes
     try:
-        inner = list(class_folders(folder).values())
+        names = list(class_folders(folder).values())
     except ValueError:  # a name that no class may have
         return None
-    return (folder, inner) if len(inner) > 1 else None
+    if len(names) < 2:
+        return None
+    return folder, names

@@ -19,11 +19,11 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
 MOST = 3
-# size of the windows of the second view of the closest look, in units of the usual ones
+# Size of the windows of the second view of the closest look, in units of the usual ones.
 CLOSE = 0.65
 STEPS = {1: 1, 2: 10, 3: 6, 4: 5}  # of the weights that are tried, by number of views
-# cost of the squared distance from equal weights, in units of the log-likelihood of a
-# clip
+# Cost of the squared distance from equal weights, in units of the log-likelihood of a
+# clip.
 PRIOR = 8.0
 
 
@@ -42,17 +42,21 @@ class Looks:
     shares: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shares", tuple(float(share) for share in self.shares))
-        if not 1 <= len(self.shares) <= MOST or not all(
-            0.1 <= share <= 1 for share in self.shares
-        ):
+        shares = tuple(float(share) for share in self.shares)
+        object.__setattr__(self, "shares", shares)
+        in_range = all(0.1 <= share <= 1 for share in shares)
+        if not (1 <= len(shares) <= MOST and in_range):
             raise ValueError(
-                f"looks are {self.shares}; give one to three shares of the image's side, from 0.1 to 1"
+                f"looks are {shares}; give one to three shares of the image's side, "
+                "from 0.1 to 1"
             )
 
     @property
     def views(self) -> int:
-        """Number of views: one of each look, and a second one of the closest unless it is the whole image."""
+        """Number of views: one of each look, and a second one of the closest.
+
+        The whole image has no second view.
+        """
         return len(self.shares) + (min(self.shares) < 1)
 
     def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:
@@ -67,22 +71,26 @@ class Looks:
     def transform(
         self, size: int, interpolation: str
     ) -> Callable[[Image.Image], Tensor]:
-        """Return a function of an RGB image: ``(3, size, size)`` uint8 of the whole image, else ``(L, 3, size, size)``.
+        """Return a function of an RGB image to uint8 pixels.
 
-        Each look is cut out of the image as it is, so that small objects keep their
-        details, and resized as ``PixelTransform`` does.
+        These are ``(3, size, size)`` of the whole image, else ``(L, 3, size, size)`` of
+        ``L`` looks. Each look is cut out of the image as it is, so that small objects
+        keep their details, and resized as ``PixelTransform`` does.
         """
         resized = PixelTransform(size, interpolation)
         if self == WHOLE:
             return resized
 
-        return lambda image: torch.stack(
-            [resized(middle(image, share)) for share in self.shares]
-        )
+        def resized_looks(image: Image.Image) -> Tensor:
+            return torch.stack([resized(middle(image, share)) for share in self.shares])
+
+        return resized_looks
 
     def of(self, pixels: Tensor) -> list[Tensor]:
-        """Return ``(B, 3, h, w)`` of each look, from a batch of what ``transform`` returns."""
-        return [pixels] if self == WHOLE else list(pixels.unbind(1))
+        """Return ``(B, 3, h, w)`` of each look, of what ``transform`` returns, stacked."""
+        if self == WHOLE:
+            return [pixels]
+        return list(pixels.unbind(1))
 
 
 WHOLE = Looks()
@@ -90,14 +98,15 @@ WHOLE = Looks()
 
 def middle(image: Image.Image, share: float) -> Image.Image:
     """Cut the middle out of an image, a share of its sides."""
-    (left, right), (top, bottom) = (middle_of(length, share) for length in image.size)
+    left, right = middle_of(image.width, share)
+    top, bottom = middle_of(image.height, share)
     return image.crop((left, top, right, bottom))
 
 
 class LookWeights:
-    """Weights of the scores of ``V`` views: how well each weighting predicted clips before they were learned.
+    """Weights of the scores of ``V`` views.
 
-    The weights are the mean over a grid of weightings, by their likelihood of the
+    They follow how well each weighting predicted clips before they were learned: they are the mean over a grid of weightings, by their likelihood of the
     clips' true classes, with a prior for equal weights. Losses are sums over clips, so
     that those of two learners are added.
 
@@ -107,12 +116,9 @@ class LookWeights:
 
     def __init__(self, views: int):
         steps = STEPS[views]
-        parts = (
-            part
-            for part in itertools.product(range(steps + 1), repeat=views)
-            if sum(part) == steps
-        )
-        self._grid = torch.tensor(list(parts), dtype=torch.float64) / steps
+        parts = itertools.product(range(steps + 1), repeat=views)
+        weightings = [part for part in parts if sum(part) == steps]
+        self._grid = torch.tensor(weightings, dtype=torch.float64) / steps
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
 
     def weights(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Read images from photos, folders, videos, arrays and tensors, one at a time, and resize them in batches.
+"""Read images from photos, folders, videos, arrays and tensors, one at a time.
 
 Nothing is written: the frames of a video are decoded as they are used. They equal those
 of `crumb run` at the same rate, except that no frame is given twice.
@@ -53,8 +53,9 @@ ENOUGH_FRAMES = 20  # of a short video, where 5 frames per second give so many
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 _LISTED = 5  # class folders without images that are named
 _RULE = (
-    "an array must be (H, W, C) or (N, H, W, C), a tensor (C, H, W) or (N, C, H, W), of 3 channels or 4 with alpha, "
-    "uint8, uint16 or floating-point from 0 to 1, and not empty; convert others, or give a PIL image, which may be gray"
+    "an array must be (H, W, C) or (N, H, W, C), a tensor (C, H, W) or (N, C, H, W), "
+    "of 3 channels or 4 with alpha, uint8, uint16 or floating-point from 0 to 1, and "
+    "not empty; convert others, or give a PIL image, which may be gray"
 )
 
 
@@ -102,31 +103,43 @@ def clips_of(
     """
     if on_bad not in ("raise", "skip"):
         raise ValueError(f"on_bad is {on_bad!r}, but must be 'raise' or 'skip'.")
-    label = None if label is None else check_name(label)
+    if label is not None:
+        label = check_name(label)
     reader = _Reader(on_bad == "skip", report)
     if not isinstance(source, str | os.PathLike):
         return reader.not_empty(reader.clips(source, label, "source"), "the source")
     path = path_of(source)
     if not os.path.lexists(path) and not is_pattern(path):
         raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
-    classes = class_folders(path) if label is None else {}
-    clips = reader.classes(path, classes) if classes else reader.clips(path, label, "")
-    return reader.not_empty(clips, str(path))
+    if label is None:
+        classes = class_folders(path)
+        if classes:
+            return reader.not_empty(reader.classes(path, classes), str(path))
+    return reader.not_empty(reader.clips(path, label, name=""), str(path))
 
 
-def clips_to_ask(source: Any, classes: Iterable[Any], **how: Any) -> Iterator[Clip]:
-    """Yield the clips of a source as ``clips_of`` does, without labels if no folder has the name of a class taught.
+def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterator[Clip]:
+    """Yield the clips of a source as ``clips_of`` does, to be asked about.
 
-    Folders such as ``day1`` say nothing about what the photos show.
+    Folders such as ``day1`` say nothing about what the photos show: clips have no
+    labels if no folder has the name of a class taught.
     """
-    folders = class_folders(source).values()
-    other = bool(folders) and {one.name for one in classes}.isdisjoint(folders)
-    for clip in clips_of(source, **how):
-        yield replace(clip, label=None) if other else clip
+    folder_names = class_folders(source).values()
+    class_names = {info.name for info in classes}
+    unrelated = bool(folder_names) and class_names.isdisjoint(folder_names)
+    for clip in clips_of(source, **options):
+        if unrelated:
+            clip = replace(clip, label=None)
+        yield clip
 
 
 class _Reader:
-    """Clips of sources, with one way to sample videos and to treat bad files; see `clips_of`."""
+    """Clips of sources; see `clips_of`.
+
+    Args:
+        skip: leave bad files out instead of raising.
+        report: called with each file that is left out.
+    """
 
     def __init__(self, skip: bool, report: Callable[[BadImage], object]) -> None:
         self.skip = skip
@@ -142,29 +155,31 @@ class _Reader:
             yield replace(source, label=label or source.label)
         elif isinstance(source, Image.Image) or is_array(source):
             yield Clip(name, label, self._images(_named(name, source)))
-        elif isinstance(source, Iterable) and not isinstance(
-            source, bytes | bytearray | Mapping
-        ):
-            numbered = (
-                (f"{name}[{number}]", item) for number, item in enumerate(source)
-            )
-            for frames, group in groupby(numbered, lambda pair: _is_frame(pair[1])):
-                if frames:
-                    # Of a list a clip may be read after the next ones, of an iterator
-                    # only before.
-                    images: Iterable[tuple[str, Any]] = chain.from_iterable(
-                        _named(*pair) for pair in group
-                    )
-                    images = list(images) if isinstance(source, Sequence) else images
-                    yield Clip(name, label, self._images(images))
-                else:
-                    yield from chain.from_iterable(
-                        self.clips(item, label, place) for place, item in group
-                    )
+        elif _is_list(source):
+            yield from self._of_list(source, label, name)
         else:
             raise TypeError(
-                f"{name} is {type(source).__name__}; give a path, a PIL image, an array, a tensor, or a list of these."
+                f"{name} is {type(source).__name__}; give a path, a PIL image, an "
+                "array, a tensor, or a list of these."
             )
+
+    def _of_list(
+        self, source: Iterable[Any], label: str | None, name: str
+    ) -> Iterator[Clip]:
+        """Clips of a list or an iterator: neighbouring single images are one clip."""
+        named_items = ((f"{name}[{i}]", item) for i, item in enumerate(source))
+        for is_frame, group in groupby(named_items, lambda pair: _is_frame(pair[1])):
+            if not is_frame:
+                for item_name, item in group:
+                    yield from self.clips(item, label, item_name)
+                continue
+            images = chain.from_iterable(_named(*pair) for pair in group)
+            if isinstance(source, Sequence):
+                # Its clips may be read after the next ones, those of an iterator only
+                # before.
+                yield Clip(name, label, self._images(list(images)))
+            else:
+                yield Clip(name, label, self._images(images))
 
     def classes(self, root: Path, labels: dict[Path, str]) -> Iterator[Clip]:
         """Clips of a folder of class folders."""
@@ -176,92 +191,94 @@ class _Reader:
             yield from self._folder(folder, labels.get(folder), root)
 
     def _below(self, path: Path, label: str | None) -> Iterator[Clip]:
+        """Clips of a photo, video, folder or pattern."""
         if os.path.isdir(path):
             yield from self._folder(path, label, path)
         elif is_pattern(path):
-            found, ignored = matches(path)
-            self.ignored += ignored
-            clips: dict[
-                Path, list[Path]
-            ] = {}  # photos by folder; a video or a folder by itself
-            for match in found:
-                alone = os.path.isdir(match) or is_video(match)
-                clips.setdefault(match if alone else match.parent, []).append(match)
-            for place, files in clips.items():
-                if files == [place]:
-                    yield from self._below(place, label)
-                else:
-                    yield self._clip(place, label, files)
+            yield from self._matching(path, label)
         else:
             yield self._clip(path, label, [path])
 
+    def _matching(self, pattern: Path, label: str | None) -> Iterator[Clip]:
+        """Clips of a pattern: the matching photos of each folder are one."""
+        paths, ignored = matches(pattern)
+        self.ignored += ignored
+        groups: dict[Path, list[Path]] = {}
+        for path in paths:
+            if os.path.isdir(path) or is_video(path):
+                groups[path] = [path]
+            else:
+                groups.setdefault(path.parent, []).append(path)
+        for key, files in groups.items():
+            if files == [key]:
+                yield from self._below(key, label)
+            else:
+                yield self._clip(key, label, files)
+
     def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[Clip]:
+        """Clips of a folder, at any depth: each video, and the photos of each folder."""
+
         def unlisted(folder: Path, error: OSError) -> None:
-            self._bad(
-                folder, f"the folder cannot be read: {error.strerror or error}", error
-            )
+            reason = error.strerror or error
+            self._bad(folder, f"the folder cannot be read: {reason}", error)
 
         for path, entries in walk(folder, unlisted, root):
             self.ignored += entries.ignored
             if entries.images:
                 yield self._clip(path, label, entries.images)
-            yield from (self._clip(file, label, [file]) for file in entries.videos)
+            for file in entries.videos:
+                yield self._clip(file, label, [file])
 
     def _clip(self, path: Path, label: str | None, files: Sequence[Path]) -> Clip:
-        frames = (
-            self._video(files[0])
-            if is_video(files[0])
-            else self._images((str(file), file) for file in files)
-        )
+        """Return the clip of a video or of some photos."""
+        if is_video(files[0]):
+            frames = self._video(files[0])
+        else:
+            frames = self._images((str(file), file) for file in files)
         return Clip(str(path), label, frames, tuple(map(str, files)))
 
     def not_empty(self, clips: Iterator, source: str) -> Iterator:
-        """Yield clips; warn of what was ignored after the last one, or raise ValueError if there is none."""
+        """Yield clips, and warn of what was ignored after the last one.
+
+        Raises:
+            ValueError: there is none.
+        """
         empty = True
         for clip in clips:
             empty = False
             yield clip
-        told = (
-            [f"ignored: {ignored}"] if (ignored := ignored_files(self.ignored)) else []
-        )
+        notes = []
+        if self.empty and not empty:
+            notes.append(
+                f"no class, as there is no photo and no video in it: {self._empty()}"
+            )
+        ignored = ignored_files(self.ignored)
+        if ignored:
+            notes.append(f"ignored: {ignored}")
         if empty:
+            nothing = f"{source} holds no photo and no video, in folders at any depth"
             raise ValueError(
-                "; ".join(
-                    [
-                        f"{source} holds no photo and no video, in folders at any depth",
-                        *told,
-                    ]
-                )
-                + ". Give files that Pillow (JPEG, PNG ...) or PyAV (MP4 ...) can read."
+                f"{'; '.join([nothing, *notes])}. Give files that Pillow (JPEG, PNG "
+                "...) or PyAV (MP4 ...) can read."
             )
-        if self.empty:
-            more = f" and {len(self.empty) - _LISTED} more" * (
-                len(self.empty) > _LISTED
-            )
-            some = ", ".join(self.empty[:_LISTED]) + more
-            told.insert(0, f"no class, as there is no photo and no video in it: {some}")
-        if told:
-            warnings.warn(printable(f"{source}: {'; '.join(told)}"), stacklevel=3)
+        if notes:
+            warnings.warn(printable(f"{source}: {'; '.join(notes)}"), stacklevel=3)
+
+    def _empty(self) -> str:
+        """Name the class folders without photos and videos, in words."""
+        names = ", ".join(self.empty[:_LISTED])
+        if len(self.empty) > _LISTED:
+            return f"{names} and {len(self.empty) - _LISTED} more"
+        return names
 
     def _images(self, named: Iterable[tuple[str, Any]]) -> Frames:
         """Images of pairs of name and path, PIL image, array or tensor."""
-        for name, item in named:
+        for name, source in named:
             try:
-                if is_array(item):
-                    image = pixels_image(item)
-                elif isinstance(item, Image.Image):
-                    image = to_rgb(item, upright=True)
-                else:
-                    if os.path.exists(item) and not os.path.isfile(
-                        item
-                    ):  # a pipe would block
-                        raise ValueError(
-                            "is not a regular file; frames of a camera come from camera_clip"
-                        )
-                    image = read_image(item, upright=True)
+                image = _decoded(source)
             # Pillow's decoders raise far more than OSError on damaged bytes.
             except Exception as error:
-                if is_array(item) and not self.skip:
+                if is_array(source) and not self.skip:
                     raise ValueError(f"{name} {error}") from error
                 self._bad(name, _reason(error), error)
                 continue
@@ -269,15 +286,15 @@ class _Reader:
             del image  # before the next one is decoded
 
     def _video(self, path: Path) -> Frames:
-        last = None
+        """Frames of a video at its usual rate, none given twice."""
+        previous = None
         try:
             fps = _default_rate(path)
             for number, image in enumerate(sampled_frames(path, fps, SHORT_SIDE)):
-                if (
-                    image is not last
-                ):  # a video with less than fps frames per second repeats them
+                # A video with less than fps frames per second repeats them.
+                if image is not previous:
                     yield f"{path}#t={number / fps:g}", image
-                last = image
+                previous = image
         except (VideoError, ImportError) as error:
             if isinstance(error, ImportError) and not self.skip:
                 raise
@@ -291,6 +308,25 @@ class _Reader:
             cure = "Restore or replace the file, or pass on_bad='skip' to leave it out."
             raise BadFrameError(f"{str(bad).rstrip('.')}. {cure}") from error
         self.report(bad)
+
+
+def _is_list(source: Any) -> bool:
+    """Whether a source is an iterable of sources, and not bytes or a dictionary."""
+    no_list = isinstance(source, bytes | bytearray | Mapping)
+    return isinstance(source, Iterable) and not no_list
+
+
+def _decoded(source: Any) -> Image.Image:
+    """Return the RGB image of a path, PIL image, array or tensor."""
+    if is_array(source):
+        return pixels_image(source)
+    if isinstance(source, Image.Image):
+        return to_rgb(source, upright=True)
+    if os.path.exists(source) and not os.path.isfile(source):  # a pipe would block
+        raise ValueError(
+            "is not a regular file; frames of a camera come from camera_clip"
+        )
+    return read_image(source, upright=True)
 
 
 def _reason(error: Exception) -> str:
@@ -330,7 +366,7 @@ def is_array(source: object) -> bool:
 
 
 def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the images of an array or a tensor, to be converted by `pixels_image`, one at a time.
+    """Yield the images of an array or a tensor, for `pixels_image`, one at a time.
 
     Args:
         source: `(H, W, C)` or `(N, H, W, C)` array, `(C, H, W)` or `(N, C, H, W)`
@@ -343,22 +379,26 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     Raises:
         ValueError: If shape or dtype breaks the rule.
     """
-    shape, tensor = tuple(source.shape), _is_tensor(source)
-    floating = source.is_floating_point() if tensor else source.dtype.kind == "f"
-    channels = shape[-3 if tensor else -1] if len(shape) in (3, 4) else 0
-    kind = str(source.dtype).removeprefix("torch.") if tensor else source.dtype.name
-    if (
-        channels not in (3, 4)
-        or 0 in shape
-        or not (floating or kind in ("uint8", "uint16"))
-    ):
-        what = "a tensor" if tensor else "an array"
+    shape = tuple(source.shape)
+    tensor = _is_tensor(source)
+    if tensor:
+        what, channel_axis = "a tensor", -3
+        dtype = str(source.dtype).removeprefix("torch.")
+        floating = source.is_floating_point()
+    else:
+        what, channel_axis = "an array", -1
+        dtype = source.dtype.name
+        floating = source.dtype.kind == "f"
+    has_channels = len(shape) in (3, 4) and shape[channel_axis] in (3, 4)
+    known_dtype = floating or dtype in ("uint8", "uint16")
+    if not has_channels or 0 in shape or not known_dtype:
         raise ValueError(
             f"{name} is {what} of shape {shape} and dtype {source.dtype}; {_RULE}."
         )
-    if kind == "uint16":  # all images of a batch by the same bits
-        values = np.moveaxis(source.cpu().numpy(), -3, -1) if tensor else source
-        source = eight_bits(values.astype(np.uint16))
+    if dtype == "uint16":  # all images of a batch by the same bits
+        if tensor:
+            source = np.moveaxis(source.cpu().numpy(), -3, -1)
+        source = eight_bits(source.astype(np.uint16))
     if len(shape) == 3:
         return iter([(name, source)])
     return ((f"{name}[{row}]", source[row]) for row in range(shape[0]))
@@ -389,7 +429,8 @@ def batches(
         del image  # before the next one is decoded
         if len(paths) == size:
             yield paths, torch.stack(pixels)
-            paths, pixels = [], []
+            paths = []
+            pixels = []
     if paths:
         yield paths, torch.stack(pixels)
 
@@ -400,18 +441,32 @@ def _is_tensor(source: object) -> bool:
 
 
 def pixels_image(pixels: Any) -> Image.Image:
-    """Convert an image of `array_images` to 8-bit RGB, on white where it has alpha; raise ValueError for odd values."""
+    """Convert an image of `array_images` to 8-bit RGB, on white where it has alpha.
+
+    Raises:
+        ValueError: floating-point values are not from 0 to 1.
+    """
     if _is_tensor(pixels):
         pixels = pixels.detach().permute(1, 2, 0).cpu()
-        pixels = (pixels.float() if pixels.is_floating_point() else pixels).numpy()
+        if pixels.is_floating_point():
+            pixels = pixels.float()
+        pixels = pixels.numpy()
     if pixels.dtype != np.uint8:
-        low, high = float(pixels.min()), float(pixels.max())
-        if not (low >= 0 and high <= 1):  # also if they are NaN
-            found = f"values from {low:g} to {high:g}" if low == low else "NaN"
-            raise ValueError(
-                f"holds {found}, but floating-point pixels must be from 0 to 1: divide values up to 255 by 255, "
-                "and undo a normalisation by mean and standard deviation."
-            )
-        pixels = np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
+        pixels = _levels(pixels)
     image = Image.fromarray(np.ascontiguousarray(pixels))
-    return on_background(image) if image.mode == "RGBA" else image
+    if image.mode == "RGBA":
+        return on_background(image)
+    return image
+
+
+def _levels(pixels: np.ndarray) -> np.ndarray:
+    """Return floating-point pixels from 0 to 1 as uint8; raise ValueError for others."""
+    low, high = float(pixels.min()), float(pixels.max())
+    if not (low >= 0 and high <= 1):  # also if they are NaN
+        values = f"values from {low:g} to {high:g}" if low == low else "NaN"
+        raise ValueError(
+            f"holds {values}, but floating-point pixels must be from 0 to 1: divide "
+            "values up to 255 by 255, and undo a normalisation by mean and standard "
+            "deviation."
+        )
+    return np.rint(pixels.astype(np.float32) * 255).astype(np.uint8)
