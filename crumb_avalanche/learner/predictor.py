@@ -4,10 +4,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from PIL import Image
@@ -28,7 +29,13 @@ from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.run_answers import RunAnswers, cannot_be_taught
 from crumb_avalanche.learner.state import State
-from crumb_avalanche.learner.watch import Watched, frames_of, same_classes, together
+from crumb_avalanche.learner.watch import (
+    Changes,
+    Watched,
+    frames_of,
+    same_classes,
+    together,
+)
 from crumb_avalanche.methods.run_file import LearnerError
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
@@ -38,6 +45,13 @@ from crumb_avalanche.system.tensor_file import tensor_bytes
 
 class NothingTaughtError(ValueError):
     """The learner was asked before it was taught."""
+
+
+class _ClipAnswers(NamedTuple):
+    """Answers for each frame of a clip, none if it has none, and for all together."""
+
+    frames: tuple[Answer, ...]
+    together: Answer
 
 
 class Predictor:
@@ -213,37 +227,38 @@ class Predictor:
                 boxes and several images, or a box is none of the image.
             OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
-        if boxes is None and detector is None:
-            answers = list(self.predict_all(source, on_bad=on_bad))
-            if len(answers) != 1:
-                raise ValueError(
-                    f"the source has {len(answers)} images or clips, not one: use predict_all"
-                )
-            return answers[0]
-        self._check_taught()
-        images = list(
-            islice(
-                chain.from_iterable(
-                    clip.frames for clip in clips_of(source, on_bad=on_bad)
-                ),
-                2,
+        if boxes is not None:
+            return self._predict_boxes(source, on_bad, lambda image: boxes)
+        if detector is not None:
+            return self._predict_boxes(source, on_bad, detector)
+        answers = list(self.predict_all(source, on_bad=on_bad))
+        if len(answers) != 1:
+            raise ValueError(
+                f"the source has {len(answers)} images or clips, not one: use "
+                "predict_all"
             )
-        )
-        if len(images) != 1:
+        return answers[0]
+
+    def _predict_boxes(
+        self, source: Any, on_bad: OnBad, detector: Detector
+    ) -> list[Answer]:
+        """Answer for each box of an image, all of which pass the network together."""
+        self._check_taught()
+        clips = clips_of(source, on_bad=on_bad)
+        images = chain.from_iterable(clip.frames for clip in clips)
+        first_two = list(islice(images, 2))
+        if len(first_two) != 1:
             raise ValueError(
                 "boxes are those of one image; ask about each image by itself"
             )
-        ((path, image),) = images
-        found = boxes_of(detector(image) if boxes is None and detector else boxes)
-        parts = Clip(path, None, ((path, cut_out(image, box)) for box in found))
-        each = [
-            frame
-            for answer in self.predict_all(parts)
-            for frame in answer.frames or (answer,)
-        ]
-        return [
-            replace(answer, box=box) for answer, box in zip(each, found, strict=True)
-        ]
+        ((path, image),) = first_two
+        boxes = boxes_of(detector(image))
+        parts = ((path, cut_out(image, box)) for box in boxes)
+        answers: list[Answer] = []
+        for answer in self.predict_all(Clip(path, None, parts)):
+            answers += answer.frames or (answer,)
+        pairs = zip(answers, boxes, strict=True)
+        return [replace(answer, box=box) for answer, box in pairs]
 
     def predict_all(
         self,
@@ -269,20 +284,20 @@ class Predictor:
             OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
         self._check_taught()
-        if self._was_asked or not _is_photo(
-            source
-        ):  # another runtime takes a second to load
+        # Another runtime takes a second to load: not for a single photo.
+        if self._was_asked or not _is_photo(source):
             self._take_fastest_runtime()
         self._was_asked = True
+        report_bad = report if on_bad == "skip" else None
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
-            values = self._values(clip, report if on_bad == "skip" else None)
+            batches_of_clip = self._values(clip, report_bad)
             if clip.is_folder:
-                for some in values:
-                    yield from self._answers(clip, [some])[0]
+                for batch in batches_of_clip:
+                    yield from self._answers(clip, [batch]).frames
                 continue
-            frames, together = self._answers(clip, values)
-            if frames:
-                yield together
+            answers = self._answers(clip, batches_of_clip)
+            if answers.frames:
+                yield answers.together
 
     def watch(
         self,
@@ -330,37 +345,53 @@ class Predictor:
         self._check_taught()
         self._take_fastest_runtime()
         path, frames = frames_of(source, bgr, live, fps)
-        held: deque[tuple[float, Any]] = deque()  # evidence of the last seconds
-        told: str | None = None  # what the last change was to
-        since = "", 0.0  # what is answered, and since when
-        for seconds, image, dropped in frames:
-            ((_, pixels),) = batches([(path, image)], 1, self._transform)
-            values = self._compute(pixels)
-            with self._lock:
-                found = self._classifier.evidence(values)
-                held.append((seconds, found))
-                while held[0][0] < seconds - window or not same_classes(
-                    held[0][1], found
-                ):
-                    held.popleft()
-                names, known = self._classifier.ranked(
-                    together([one for _, one in held])
-                )[-1]
-            shown = "unknown" if known is False else f"class {names[0][0]}"
-            since = since if since[0] == shown else (shown, seconds)
-            changed = shown != told and seconds - since[1] >= window / 2
-            told = shown if changed else told
-            (label, share), *others = names
-            yield Watched(
-                label,
-                share,
-                known,
-                tuple(others),
-                path,
-                time=seconds,
-                changed=changed,
-                dropped=dropped,
-            )
+        recent: deque[tuple[float, Any]] = deque()  # seconds, and evidence
+        changes = Changes(window)
+        with closing(frames):  # type: ignore[type-var]
+            for seconds, image, dropped in frames:
+                ((_, pixels),) = batches([(path, image)], 1, self._transform)
+                values = self._compute(pixels)
+                ranked, known = self._ranked_window(recent, seconds, values, window)
+                (label, share), *others = ranked
+                shown = "unknown" if known is False else f"class {label}"
+                yield Watched(
+                    label,
+                    share,
+                    known,
+                    tuple(others),
+                    path,
+                    time=seconds,
+                    changed=changes.observe(shown, seconds),
+                    dropped=dropped,
+                )
+
+    def _ranked_window(
+        self,
+        recent: deque[tuple[float, Any]],
+        seconds: float,
+        values: Tensor,
+        window: float,
+    ) -> Any:
+        """Rank the classes for the frames of the last seconds together.
+
+        Args:
+            recent: seconds and evidence of the frames before; a frame is added, and
+                those before the window or a lesson are removed.
+            seconds: of the new frame.
+            values: what was computed of it.
+            window: in seconds.
+        """
+        with self._lock:
+            evidence = self._classifier.evidence(values)
+            recent.append((seconds, evidence))
+            while True:
+                oldest, oldest_evidence = recent[0]
+                in_window = oldest >= seconds - window
+                if in_window and same_classes(oldest_evidence, evidence):
+                    break
+                recent.popleft()
+            joined = together([evidence for _, evidence in recent])
+            return self._classifier.ranked(joined)[-1]
 
     def _check_taught(self) -> None:
         if not self.classes:
@@ -369,25 +400,30 @@ class Predictor:
             )
 
     def _answers(
-        self, clip: Clip, values: Iterable[tuple[list[str], Tensor]]
-    ) -> tuple[tuple[Answer, ...], Answer]:
-        """Answer for each of some frames of a clip, and for all together; there is no answer for no frame."""
-        found = list(values)
-        if not found:
-            return (), Answer("", 0.0, None)
-        paths = [path for some, _ in found for path in some]
+        self, clip: Clip, batches_of_clip: Iterable[tuple[list[str], Tensor]]
+    ) -> "_ClipAnswers":
+        """Answer for each of some frames of a clip, and for all together."""
+        paths: list[str] = []
+        values = []
+        for paths_of_batch, values_of_batch in batches_of_clip:
+            paths += paths_of_batch
+            values.append(values_of_batch)
+        if not paths:
+            return _ClipAnswers(frames=(), together=Answer("", 0.0, None))
         with self._lock:
-            ranked = self._classifier.ranked(
-                self._classifier.evidence(torch.cat([some for _, some in found]))
-            )
-        *each, whole = [
-            Answer(label, share, known, tuple(others), truth=clip.label)
-            for ((label, share), *others), known in ranked
-        ]
-        frames = tuple(replace(one, path=path) for one, path in zip(each, paths))
-        return frames, frames[0] if len(frames) == 1 else replace(
-            whole, path=clip.path, frames=frames
-        )
+            evidence = self._classifier.evidence(torch.cat(values))
+            ranked = self._classifier.ranked(evidence)
+        answers = []
+        for ((label, share), *others), known in ranked:
+            answer = Answer(label, share, known, tuple(others), truth=clip.label)
+            answers.append(answer)
+        *of_frames, whole = answers
+        named = zip(of_frames, paths, strict=True)
+        frames = tuple(replace(answer, path=path) for answer, path in named)
+        if len(frames) == 1:
+            return _ClipAnswers(frames=frames, together=frames[0])
+        whole = replace(whole, path=clip.path, frames=frames)
+        return _ClipAnswers(frames=frames, together=whole)
 
     @property
     def explains(self) -> bool:
@@ -427,12 +463,15 @@ class Predictor:
     def _values(
         self, clip: Clip, report: Callable[[BadImage], object] | None
     ) -> Iterator[tuple[list[str], Tensor]]:
-        """Compute what is learned or asked of a clip's frames, with their paths, for 8 frames at a time.
+        """Compute what is learned or asked of a clip's frames, 8 at a time.
 
         Args:
             clip: its frames are read.
             report: called with each image whose features cannot be used, which is left
                 out; ``None`` raises instead.
+
+        Yields:
+            The paths of the frames, and what was computed of them, a row for each.
 
         Raises:
             BadFeaturesError: features are not finite or too large; names the first such
@@ -442,18 +481,15 @@ class Predictor:
             try:
                 values = self._compute(pixels)
             except BadFeaturesError:
-                good = [
-                    place
-                    for place, path in enumerate(paths)
-                    if self._usable(path, pixels[place, None], report)
-                ]
-                if not good:
+                usable = []
+                for row, path in enumerate(paths):
+                    if self._usable(path, pixels[row, None], report):
+                        usable.append(row)
+                if not usable:
                     continue
+                paths = [paths[row] for row in usable]
                 # Together: an image may have other last digits alone.
-                paths, values = (
-                    [paths[place] for place in good],
-                    self._compute(pixels[good]),
-                )
+                values = self._compute(pixels[usable])
             yield paths, values
 
     def _usable(

@@ -1,4 +1,7 @@
-"""Answers for frames as they come: of a camera, a stream, a video, a function or an iterator of arrays."""
+"""Answers for frames as they come.
+
+They come from a camera, a stream, a video, a function or an iterator of arrays.
+"""
 
 import math
 import os
@@ -6,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +21,10 @@ from crumb_avalanche.images.sources import array_images, is_array, pixels_image
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.evidence import Evidence
 
+# Seconds since the first frame, and a function that converts the frame to an image.
 Timed = Iterator[tuple[float, Callable[[], Image.Image]]]
+# The same, and how many frames were dropped before it.
+Counted = Iterator[tuple[float, Callable[[], Image.Image], int]]
 
 
 @dataclass(frozen=True)
@@ -45,166 +52,254 @@ class Watched(Answer):
         }
 
 
-def same_classes(one: Any, other: Any) -> bool:
-    """Whether two frames have values of the same classes and kinds: a lesson may come between them."""
-    if not isinstance(one, Evidence):
+def same_classes(evidence: Any, other: Any) -> bool:
+    """Whether two frames have values of the same classes and kinds.
+
+    A lesson may come between them.
+    """
+    if not isinstance(evidence, Evidence):
         return True
-    return torch.equal(one.labels, other.labels) and (one.apart is None) == (
-        other.apart is None
-    )
+    same_kinds = (evidence.apart is None) == (other.apart is None)
+    return same_kinds and torch.equal(evidence.labels, other.labels)
 
 
-def together(found: list[Any]) -> Any:
+def together(frames: list[Any]) -> Any:
     """Return the evidence of frames as that of a clip."""
-    if not isinstance(found[0], Evidence):
-        return torch.cat(found)
-    last = found[-1]
-    rows = [
-        name
-        for name in ("scores", "typicality", "apart")
-        if getattr(last, name) is not None
-    ]
+    last = frames[-1]
+    if not isinstance(last, Evidence):
+        return torch.cat(frames)
+    apart = None
+    if last.apart is not None:
+        apart = torch.cat([frame.apart for frame in frames])
     return last._replace(
-        **{name: torch.cat([getattr(one, name) for one in found]) for name in rows}
+        scores=torch.cat([frame.scores for frame in frames]),
+        typicality=torch.cat([frame.typicality for frame in frames]),
+        apart=apart,
     )
+
+
+class Changes:
+    """Which answers are changes: to another one, given for half a window.
+
+    Args:
+        window: in seconds.
+    """
+
+    def __init__(self, window: float):
+        self._window = window
+        self._answer = ""
+        self._since = 0.0  # seconds at which the answer became this one
+        self._reported: str | None = None  # what the last change was to
+
+    def observe(self, answer: str, seconds: float) -> bool:
+        """Take in an answer; return whether it is a change."""
+        if answer != self._answer:
+            self._answer = answer
+            self._since = seconds
+        lasted = seconds - self._since >= self._window / 2
+        changed = answer != self._reported and lasted
+        if changed:
+            self._reported = answer
+        return changed
 
 
 def frames_of(
     source: Any, bgr: bool, live: bool | None, fps: float | None
-) -> tuple[str, Iterator[tuple[float, Any, int]]]:
-    """Return the name of a source, and its frames: seconds, image, and frames dropped before it.
+) -> tuple[str, Iterator[tuple[float, Image.Image, int]]]:
+    """Return the name of a source, and its frames.
+
+    Each frame comes with its seconds, and the number of frames dropped before it.
 
     Args:
         source, bgr, live, fps: see ``Predictor.watch``.
     """
-    if (
-        isinstance(source, bool)
-        or (is_array(source) and source.ndim == 3)
-        or isinstance(source, Image.Image)
-    ):
+    is_image = isinstance(source, Image.Image)
+    if isinstance(source, bool) or is_image or (is_array(source) and source.ndim == 3):
         raise TypeError(
-            f"the source is {type(source).__name__}; give predict a single image, and watch a stream of them"
+            f"the source is {type(source).__name__}; give predict a single image, and "
+            "watch a stream of them"
         )
     if isinstance(source, int | str | os.PathLike):
-        from crumb_avalanche.images.camera import camera_frames, shown_device
-
-        device = source if isinstance(source, int) else os.fsdecode(source)
-        file = isinstance(device, str) and os.path.isfile(device)
-        live = not file if live is None else live
-        timed: Timed = camera_frames(device)
-        timed = _played(timed) if file and live else timed
-        return shown_device(device), _sampled(
-            _newest(timed) if live else ((*one, 0) for one in timed), fps
-        )
+        return _frames_of_device(source, live, fps)
     if callable(source):
         images: Iterable[Any] = _called(source)
     elif isinstance(source, Iterable):
         images = source
     else:
         raise TypeError(
-            f"the source is {type(source).__name__}; give a camera's number, a video, an address such as rtsp://..., a "
-            "function that returns a frame, or an iterator of frames"
+            f"the source is {type(source).__name__}; give a camera's number, a video, "
+            "an address such as rtsp://..., a function that returns a frame, or an "
+            "iterator of frames"
         )
-    given = _given(images, bgr)
-    return "the source", _sampled(
-        _newest(given) if live else ((*one, 0) for one in given), fps
-    )
+    timed = _timed(images, bgr)
+    counted = _newest(timed) if live else _each(timed)
+    return "the source", _sampled(counted, fps)
+
+
+def _frames_of_device(
+    source: int | str | os.PathLike, live: bool | None, fps: float | None
+) -> tuple[str, Iterator[tuple[float, Image.Image, int]]]:
+    """Return the name and the frames of a camera, a stream or a video."""
+    from crumb_avalanche.images.camera import camera_frames, shown_device
+
+    device = source if isinstance(source, int) else os.fsdecode(source)
+    is_file = isinstance(device, str) and os.path.isfile(device)
+    if live is None:
+        live = not is_file
+    timed: Timed = camera_frames(device)
+    if is_file and live:
+        timed = _played(timed)
+    counted = _newest(timed) if live else _each(timed)
+    return shown_device(device), _sampled(counted, fps)
 
 
 def _called(function: Callable[[], Any]) -> Iterator[Any]:
-    while (
-        image := function()
-    ) is not None:  # iter(function, None) would compare arrays
+    """Yield what a function returns until it returns ``None``."""
+    while True:
+        image = function()
+        if image is None:  # iter(function, None) would compare arrays
+            return
         yield image
 
 
-def _given(images: Iterable[Any], bgr: bool) -> Timed:
+def _timed(images: Iterable[Any], bgr: bool) -> Timed:
     """Yield images of arrays and PIL images, with the time at which they came."""
     begin = time.monotonic()
     for number, image in enumerate(images):
         if not isinstance(image, Image.Image):
             if not is_array(image) or len(image.shape) != 3:
                 raise TypeError(
-                    f"frame {number} is {type(image).__name__}; give (H, W, 3) arrays or PIL images"
+                    f"frame {number} is {type(image).__name__}; give (H, W, 3) arrays "
+                    "or PIL images"
                 )
             ((_, image),) = array_images(image, f"frame {number}")
         yield time.monotonic() - begin, partial(_picture, image, bgr)
 
 
-def _picture(image: Any, bgr: bool) -> Image.Image:
-    found = (
-        image.convert("RGB") if isinstance(image, Image.Image) else pixels_image(image)
-    )
-    return Image.merge("RGB", found.split()[::-1]) if bgr else found
+def _picture(frame: Any, bgr: bool) -> Image.Image:
+    """Return the RGB image of an array or PIL image."""
+    if isinstance(frame, Image.Image):
+        image = frame.convert("RGB")
+    else:
+        image = pixels_image(frame)
+    if not bgr:
+        return image
+    blue, green, red = image.split()
+    return Image.merge("RGB", (red, green, blue))
+
+
+def _closed(frames: Timed) -> AbstractContextManager:
+    """Close the source of frames at the end: a video that is left half-read has threads."""
+    return closing(frames)  # type: ignore[type-var]
+
+
+def _each(frames: Timed) -> Counted:
+    """Yield all frames: none is dropped."""
+    with _closed(frames):
+        for stamp, frame in frames:
+            yield stamp, frame, 0
 
 
 def _played(frames: Timed) -> Timed:
     """Yield the frames of a file at their time, as a camera would give them."""
     begin = time.monotonic()
-    for stamp, frame in frames:
-        time.sleep(max(0.0, begin + stamp - time.monotonic()))
-        yield stamp, frame
+    with _closed(frames):
+        for stamp, frame in frames:
+            time.sleep(max(0.0, begin + stamp - time.monotonic()))
+            yield stamp, frame
 
 
-def _newest(frames: Timed) -> Iterator[tuple[float, Callable[[], Image.Image], int]]:
-    """Yield of frames that are read by a thread the newest one each time, and how many were dropped before it."""
-    held: queue.Queue = queue.Queue(1)
-    stops, dropped = threading.Event(), 0
-
-    def put(item: Any) -> None:
-        nonlocal dropped
-        while not stops.is_set():
-            try:
-                return held.put_nowait(item)
-            except queue.Full:
-                try:
-                    held.get_nowait()
-                    dropped += 1
-                except queue.Empty:
-                    pass
-
-    def read() -> None:
-        try:
-            for one in frames:
-                put((*one, None))
-                if stops.is_set():
-                    return
-            end: BaseException | None = None
-        except BaseException as error:
-            end = error
-        while not stops.is_set():  # after the last frame, which is not dropped for it
-            try:
-                return held.put((0.0, None, end or StopIteration()), timeout=0.1)
-            except queue.Full:
-                continue
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
+def _newest(frames: Timed) -> Counted:
+    """Yield the newest frame each time, of frames that a thread reads."""
+    reader = _Reader(frames)
+    reader.start()
     try:
         while True:
-            stamp, frame, end = held.get()
-            if isinstance(end, StopIteration):
+            latest = reader.latest()
+            if isinstance(latest, _End):
+                if latest.error is not None:
+                    raise latest.error
                 return
-            if end is not None:
-                raise end
-            before, dropped = dropped, 0
-            yield stamp, frame, before
+            yield latest.seconds, latest.frame, latest.dropped
     finally:
-        stops.set()
-        thread.join(timeout=1)
+        reader.stop()
+
+
+@dataclass(frozen=True)
+class _Latest:
+    """A frame, its time in seconds, and how many were dropped before it."""
+
+    seconds: float
+    frame: Callable[[], Image.Image]
+    dropped: int
+
+
+@dataclass(frozen=True)
+class _End:
+    """The end of the frames, and the error that ended them."""
+
+    error: BaseException | None
+
+
+class _Reader(threading.Thread):
+    """Reads frames as they come and holds the newest one; the end follows the last."""
+
+    def __init__(self, frames: Timed):
+        super().__init__(daemon=True)
+        self._frames = frames
+        self._held: queue.Queue[_Latest | _End] = queue.Queue(1)
+        self._stops = threading.Event()
+
+    def run(self) -> None:
+        """Read until the frames end or ``stop`` is called."""
+        end = _End(None)
+        try:
+            with _closed(self._frames):
+                for seconds, frame in self._frames:
+                    self._hold(seconds, frame)
+                    if self._stops.is_set():
+                        return
+        except BaseException as error:
+            end = _End(error)
+        while not self._stops.is_set():
+            with suppress(queue.Full):  # the last frame is not dropped for the end
+                return self._held.put(end, timeout=0.1)
+
+    def _hold(self, seconds: float, frame: Callable[[], Image.Image]) -> None:
+        """Put a frame in the place of one that was not taken yet."""
+        dropped = 0
+        with suppress(queue.Empty):
+            waiting = self._held.get_nowait()
+            assert isinstance(waiting, _Latest)  # the end is put last
+            dropped = waiting.dropped + 1
+        self._held.put_nowait(_Latest(seconds, frame, dropped))
+
+    def latest(self) -> _Latest | _End:
+        """Return the newest frame that was not returned yet; waits for one."""
+        return self._held.get()
+
+    def stop(self) -> None:
+        """Stop reading; the source is closed after the frame that is read now."""
+        self._stops.set()
+        self.join(timeout=1)
 
 
 def _sampled(
-    frames: Iterator[tuple[float, Callable[[], Image.Image], int]], fps: float | None
+    frames: Counted, fps: float | None
 ) -> Iterator[tuple[float, Image.Image, int]]:
-    """Yield frames, at most ``fps`` for a second of their time; only these are converted to images."""
-    taken = dropped = 0
-    for stamp, frame, before in frames:
-        dropped += before
-        if fps is not None:
-            if stamp < taken / fps:
-                dropped += 1
-                continue
-            taken = math.floor(stamp * fps) + 1
-        yield stamp, frame(), dropped
-        dropped = 0
+    """Yield frames, at most ``fps`` for a second of their time.
+
+    Only these are converted to images.
+    """
+    taken = 0
+    dropped = 0
+    with closing(frames):  # type: ignore[type-var]
+        for stamp, frame, before in frames:
+            dropped += before
+            if fps is not None:
+                if stamp < taken / fps:
+                    dropped += 1
+                    continue
+                taken = math.floor(stamp * fps) + 1
+            yield stamp, frame(), dropped
+            dropped = 0
