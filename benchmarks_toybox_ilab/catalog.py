@@ -10,7 +10,7 @@ __all__ = ["BENCHMARKS", "Benchmark", "get_benchmark"]
 
 
 def get_benchmark(name: str) -> Benchmark:
-    """Return the benchmark of a name, such as "core50".
+    """Return the benchmark of a `name`, such as "core50".
 
     "avalanche:NAME" stands for a generator of Avalanche.
 

@@ -88,14 +88,14 @@ class PortableDraws:
     def clips(self, count: int, experience: int) -> np.ndarray:
         """Shuffle the `count` clips of an experience, `(count,)` int64.
 
-        Experiences are numbered from 0.
+        `experience` is its number, from 0 on.
         """
         return self._order(_CLIP_ORDER, count, experience)
 
     def frames(self, count: int, experience: int) -> np.ndarray:
         """Shuffle the `count` frames of an experience, `(count,)` int64.
 
-        Experiences are numbered from 0.
+        `experience` is its number, from 0 on.
         """
         return self._order(_FRAME_ORDER, count, experience)
 

@@ -213,7 +213,7 @@ class FrameTable:
         return np.flatnonzero(mask)
 
     def clips(self, rows: Iterable[int]) -> list[np.ndarray]:
-        """Group rows by class, object and session.
+        """Group `rows` by class, object and session.
 
         Returns:
             The rows of each clip, `(n,)` int64: clips in natural order, frames
@@ -231,7 +231,7 @@ class FrameTable:
         return self.frame[row], row
 
     def read(self, row: int) -> Image.Image:
-        """Read the frame of a row as an RGB image of Pillow.
+        """Read the frame of a `row` as an RGB image of Pillow.
 
         It has 8 bits a channel and the size of the file.
 
@@ -284,7 +284,7 @@ class FrameTable:
         return bad
 
     def without(self, rows: Iterable[int]) -> "FrameTable":
-        """Return the table without some rows, given by number.
+        """Return the table without some `rows`, given by number.
 
         The others keep their order.
 
@@ -347,7 +347,7 @@ class FrameTable:
         return _sha256((path,) for path in self.path)
 
     def to_csv(self, path: str | Path) -> None:
-        """Write the table atomically, as UTF-8 CSV.
+        """Write the table to `path` atomically, as UTF-8 CSV.
 
         Its header is path,class,object,session,frame,split. The hidden file
         `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.

@@ -355,7 +355,7 @@ class Learner(Predictor):
         check_near([new], [name for name in self._names if name != old])
 
     def forget(self, name: str) -> str:
-        """Remove a class with all that is stored of it alone, for good.
+        """Remove the class ``name`` with all that is stored of it alone, for good.
 
         What ``undo`` restores is without it, too.
 
@@ -531,12 +531,12 @@ class Learner(Predictor):
         self._files.holds(path, digest)
 
     def push_to_hub(self, name: str, **how: Any) -> str:
-        """Publish on a model hub; see ``crumb_avalanche.push_to_hub``."""
+        """Publish as ``name`` on a model hub; see ``crumb_avalanche.push_to_hub``."""
         return crumb_avalanche.push_to_hub(self, name, **how)
 
     @classmethod
     def from_pretrained(cls, name: str, **how: Any) -> "Learner":
-        """Fetch from a model hub; see ``crumb_avalanche.from_pretrained``."""
+        """Fetch ``name`` from a model hub; see ``crumb_avalanche.from_pretrained``."""
         return crumb_avalanche.from_pretrained(name, **how)
 
     @classmethod

@@ -199,7 +199,7 @@ class Codebook(nn.Module):
         return map_bhwc.permute(0, 3, 1, 2)
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
-        """Encode and decode a map as for ``encode``.
+        """Encode and decode a ``feature_map`` as for ``encode``.
 
         Returns:
             The paper's ``Z~``, ``(B, C, H, W)`` float32, and its codes, ``(B, G, H,
@@ -209,13 +209,16 @@ class Codebook(nn.Module):
         return self.decode(codes), codes
 
     def forward(self, feature_map: Tensor) -> Tensor:
-        """Return a map, as for ``encode``, quantised: ``(B, C, H, W)`` float32."""
+        """Return a ``feature_map``, as for ``encode``, quantised.
+
+        It is ``(B, C, H, W)`` float32.
+        """
         quantized, _ = self.quantize(feature_map)
         return quantized
 
     @torch.no_grad()
     def usage(self, codes: Tensor) -> Tensor:
-        """Count how often each row was used in codes of any shape: ``(n,)`` int64.
+        """Count how often each row was used in ``codes`` of any shape, ``(n,)``.
 
         Paper, Fig. 5b.
         """

@@ -345,7 +345,10 @@ class SmallCNN(nn.Module):
         self.classifier = nn.Linear(128, num_classes)
 
     def forward(self, images):
-        """Compute logits ``(B, classes)`` of normalised ``(B, 3, h, w)`` images."""
+        """Compute logits ``(B, classes)`` of normalised ``images``.
+
+        They are ``(B, 3, h, w)`` float32.
+        """
         return self.classifier(self.pool(self.features(images)).flatten(1))
 
 

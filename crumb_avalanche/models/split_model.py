@@ -405,7 +405,7 @@ class SplitModel(nn.Module):
             return self.feature_extractor(strided).float()
 
     def normalized(self, images: Tensor) -> Tensor:
-        """Normalise ``(B, 3, h, w)`` ``uint8`` images to float32.
+        """Normalise ``images``, ``(B, 3, h, w)`` ``uint8``, to float32.
 
         Floats are normalised already.
         """
@@ -450,7 +450,7 @@ class SplitModel(nn.Module):
         return converted.mul_(self.feature_scale)
 
     def places(self, maps: Tensor) -> Tensor:
-        """Return the part of ``(B, C, H, W)`` maps that is a grid on the image.
+        """Return the part of ``maps``, ``(B, C, H, W)``, that is a grid on the image.
 
         Class token and registers, which come before the patches, are left out.
         """
@@ -461,13 +461,16 @@ class SplitModel(nn.Module):
         return patches_bcn.unflatten(2, self.token_grid)
 
     def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
-        """Encode a feature map with the codebook; see ``Codebook.encode``."""
+        """Encode a ``feature_map``, ``(B, C, H, W)``, with the codebook.
+
+        ``usable`` is as for ``Codebook.encode``.
+        """
         assert self.codebook is not None, "the model has a codebook"
         with self.stopwatch.measure("search"):
             return self.codebook.encode(feature_map, usable)
 
     def classify(self, feature_map: Tensor) -> Tensor:
-        """Run P on a map, ``(B, C, H, W)``: logits, ``(B, classes)`` float32."""
+        """Run P on a ``feature_map``, ``(B, C, H, W)``: logits, ``(B, classes)``."""
         with self.stopwatch.measure("plastic"), self.autocast():
             logits = classify_in_parts(self.plastic_layers, feature_map, self.training)
             return logits.float()
