@@ -39,7 +39,10 @@ class KnownFiles:
     def replacing(self, path: str | os.PathLike, digest: str) -> None:
         """Note that a file is about to be replaced by content with this checksum."""
         path = os.path.realpath(path)
-        self._digests[path] = (*self._digests.get(path, ()), digest)
+        before = self._digests.get(path)
+        if before is None:
+            before = (digest_of(path),)  # it stays if the replacing fails
+        self._digests[path] = (*before, digest)
 
     def holds(self, path: str | os.PathLike, digest: str | None) -> None:
         """Note what a file holds; ``None`` for content without a checksum."""

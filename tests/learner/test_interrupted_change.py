@@ -12,6 +12,9 @@ from small_lessons import images, same, taught
 
 import benchmarks_toybox_ilab
 import crumb_avalanche
+from crumb_avalanche.learner import learner as learner_module
+from crumb_avalanche.learner.file import write_learner
+from crumb_avalanche.learner.known_files import ReplacedError
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.run_file import LearnerError
 
@@ -185,6 +188,60 @@ def test_interrupted_save(learners, tmp_path):
 def test_save_interrupted_at_each_line(learners, tmp_path):
     for number in lines_of_save(learners[1], tmp_path / "first"):
         check_interrupted_save(learners[1], number, tmp_path / f"{number}")
+
+
+@pytest.fixture
+def interrupted(learners, tmp_path, monkeypatch):
+    """A learner whose save was interrupted just after its file was replaced."""
+    path = tmp_path / "a.safetensors"
+    learner = copy.deepcopy(learners[1])
+    learner.save(path)
+    learner.rename("c0", "cup")
+
+    def write_and_interrupt(*arguments):
+        write_learner(*arguments)
+        raise Interrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner_module, "write_learner", write_and_interrupt)
+        with pytest.raises(Interrupt):
+            learner.save(path)
+    return learner, path
+
+
+def test_save_after_an_interrupted_one(interrupted):
+    learner, path = interrupted
+    learner.save(path)
+    assert known(Learner.load(path))[0] == learner.classes
+
+
+def test_save_of_another_after_an_interrupted_one(interrupted):
+    """The work of others is not replaced."""
+    learner, path = interrupted
+    other = Learner.load(path)
+    other.forget("cup")
+    other.save(path)
+    with pytest.raises(ReplacedError):
+        learner.save(path)
+    assert Learner.load(path).classes == other.classes
+
+
+def test_first_save_after_one_that_failed(learners, tmp_path, monkeypatch):
+    """A file that was never loaded may still be replaced."""
+    path = tmp_path / "a.safetensors"
+    learners[0].save(path)
+    learner = copy.deepcopy(learners[1])
+
+    def no_room(path, network, state, weights, expect):
+        expect("a checksum")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(learner_module, "write_learner", no_room)
+        with pytest.raises(OSError, match="No space left"):
+            learner.save(path)
+    learner.save(path)
+    assert Learner.load(path).classes == learner.classes
 
 
 def test_change_within_a_lesson(learners):
