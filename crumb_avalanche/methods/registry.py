@@ -394,8 +394,8 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
     from crumb_avalanche.methods.features import parts_of
 
     def build(recipe: Recipe) -> "StreamStrategy":
-        from crumb_avalanche.methods import closed_form_strategy
-
+        # By name, since it imports this module.
+        closed_form_strategy = import_module(f"{__package__}.closed_form_strategy")
         return closed_form_strategy.build(form, recipe)
 
     def item_bytes(model: "SplitModel", method: Any) -> int:
