@@ -61,10 +61,12 @@ def prepare(
     """
     data = _data_set(name)
     whole_number("workers", workers, 1)
+    if source is not None:
+        source = Path(source)
     job = Job(
         data=data,
         root=Path(root),
-        source=None if source is None else Path(source),
+        source=source,
         workers=workers,
         progress=progress,
         say=say,

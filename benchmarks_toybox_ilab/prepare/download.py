@@ -119,7 +119,7 @@ def md5_of(file: Path) -> str:
 
 def _failure(url: str, part: Path, reason: str) -> str:
     """Return the message of a download that failed."""
-    arrived = part.stat().st_size if part.exists() else 0
+    arrived = _bytes_of(part)
     advice = "Run the command again"
     if arrived:
         size = readable_size(arrived)
@@ -128,6 +128,11 @@ def _failure(url: str, part: Path, reason: str) -> str:
         f"cannot download {url}: {reason}. {advice}; or download the file elsewhere "
         "and give it with --source."
     )
+
+
+def _bytes_of(part: Path) -> int:
+    """Return how many bytes have arrived."""
+    return part.stat().st_size if part.exists() else 0
 
 
 class _NoFtp(urllib.request.FTPHandler):
@@ -144,7 +149,7 @@ def _fetch(url: str, part: Path, progress: Callable[..., Any]) -> int:
     Returns:
         Its expected length, or 0 if unknown.
     """
-    start = part.stat().st_size if part.exists() else 0
+    start = _bytes_of(part)
     headers = {"User-Agent": "crumb-avalanche"}
     if start:
         headers["Range"] = f"bytes={start}-"

@@ -99,9 +99,8 @@ def _names_below(folder: Path) -> list[str]:
 def _walk(folder: Path) -> Iterator[str]:
     for path, folders, files in os.walk(folder):
         folders[:] = sorted(filter(is_visible, folders))
-        below = Path(path).relative_to(folder).as_posix()
         for file in sorted(filter(is_visible, files)):
-            yield file if below == "." else f"{below}/{file}"
+            yield Path(path, file).relative_to(folder).as_posix()
 
 
 def _folder_with_layout(source: Path, layout: Layout) -> Path | None:
