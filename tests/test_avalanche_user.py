@@ -130,7 +130,7 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
 
 
 @pytest.mark.filterwarnings("error:.*one class after the other")
-def test_classes_one_after_the_other_give_a_warning_unless_they_are_shuffled(tmp_path):
+def test_sorted_classes_give_a_warning(tmp_path):
     write_mnist(tmp_path)
     model = split_backbone("small_cnn", None, n_classes=12, image_size=SIZE)
     ours = ToyShapes(
@@ -149,97 +149,88 @@ def test_classes_one_after_the_other_give_a_warning_unless_they_are_shuffled(tmp
 
 
 def assert_stops_untrained(strategy, experience, error, words):
-    before = {
-        name: weight.clone()
-        for name, weight in strategy.model.named_parameters()
-        if "plastic" in name
-    }
+    layers = strategy.model.plastic_layers
+    before = [weight.clone() for weight in layers.parameters()]
     with pytest.raises(error, match=words):
         strategy.train(experience)
-    now = dict(strategy.model.named_parameters())
-    assert strategy.clock.train_iterations == 0 and all(
-        torch.equal(now[name], before[name]) for name in before
+    assert strategy.clock.train_iterations == 0
+    assert all(map(torch.equal, before, layers.parameters()))
+
+
+def calibrated_model(size):
+    """A small network for images of a size, with a codebook."""
+    model = split_backbone(
+        "small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=size
     )
+    noise = torch.randint(0, 256, (8, 3, size, size), dtype=torch.uint8)
+    return calibrate(model, TensorDataset(noise))
 
 
 @pytest.mark.parametrize("kind", STORING)
-def test_images_that_do_not_fit_stop_before_training(kind, make_stream, tmp_path):
+def test_images_of_another_size_are_refused(kind, make_stream):
+    strategy = our_strategy(kind, calibrated_model(32), train_mb_size=6)
+    first = make_stream().train_stream[0]
+    words = r"16 x 16 pixels.*image_size=32.*resize"
+    assert_stops_untrained(strategy, first, ValueError, words)
+
+
+@pytest.mark.parametrize("kind", STORING)
+def test_grey_images_are_refused(kind, tmp_path):
     write_mnist(tmp_path)
     grey = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False)
+    strategy = our_strategy(kind, calibrated_model(28), train_mb_size=6)
     words = r"\(6, 1, 28, 28\), not \(B, 3, h, w\).*grey.*expand\(3, -1, -1\)"
-    for stream, size, said in (
-        (make_stream(), 32, r"16 x 16 pixels.*image_size=32.*resize"),
-        (grey, 28, words),
-    ):
-        model = split_backbone(
-            "small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=size
-        )
-        calibrate(
-            model,
-            TensorDataset(torch.randint(0, 256, (8, 3, size, size), dtype=torch.uint8)),
-        )
-        assert_stops_untrained(
-            our_strategy(kind, model, train_mb_size=6),
-            stream.train_stream[0],
-            ValueError,
-            said,
-        )
+    assert_stops_untrained(strategy, grey.train_stream[0], ValueError, words)
 
 
-def test_a_growing_head_is_refused_where_the_model_is_built(make_model, make_stream):
-    layers = nn.Sequential(
-        OrderedDict(flatten=nn.Flatten(), head=IncrementalClassifier(8 * 4 * 4))
-    )
-    with pytest.raises(
-        TypeError,
-        match=r"head.*IncrementalClassifier.*nn.Linear.*each class of the whole stream",
-    ):
+def test_a_growing_head_is_refused(make_model):
+    head = IncrementalClassifier(8 * 4 * 4)
+    layers = nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
+    words = r"head.*IncrementalClassifier.*nn.Linear.*each class of the whole stream"
+    with pytest.raises(TypeError, match=words):
         SplitModel(make_model().feature_extractor, layers, "head", image_size=16)
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_network_with_a_growing_head_is_refused(wrapped):
     network = models.resnet18(weights=None)
-    network.fc = IncrementalClassifier(512)
-    for whole in (network, as_multitask(models.resnet18(weights=None), "fc")):
-        with pytest.raises(
-            TypeError, match=r"IncrementalClassifier.*nn.Linear.*n_classes"
-        ):
-            split_at(whole, "layer3", n_classes=4, codebook=Codebook(), image_size=64)
+    if wrapped:
+        network = as_multitask(network, "fc")
+    else:
+        network.fc = IncrementalClassifier(512)
+    with pytest.raises(TypeError, match=r"IncrementalClassifier.*nn.Linear.*n_classes"):
+        split_at(network, "layer3", n_classes=4, codebook=Codebook(), image_size=64)
 
 
+@pytest.mark.parametrize("head", [IncrementalClassifier, MultiHeadClassifier])
 @pytest.mark.parametrize("kind", STORING)
-def test_a_growing_head_put_in_later_stops_before_training(
-    kind, make_model, make_stream
-):
-    for head in (IncrementalClassifier(8), MultiHeadClassifier(8)):
-        model = make_model()
-        model.plastic_layers.head = head
-        words = f"head.*{type(head).__name__}.*nn.Linear"
-        assert_stops_untrained(
-            our_strategy(kind, model), make_stream().train_stream[0], TypeError, words
-        )
+def test_a_growing_head_put_in_later(kind, head, model, make_stream):
+    model.plastic_layers.head = head(8)
+    strategy = our_strategy(kind, model)
+    words = f"head.*{head.__name__}.*nn.Linear"
+    assert_stops_untrained(strategy, make_stream().train_stream[0], TypeError, words)
 
 
-def test_a_wrapped_split_model_is_refused(make_model, make_stream):
-    for kind, own in ((CRUMBStrategy, {"mem_size": 8}), (StreamStrategy, {})):
-        wrapped = as_multitask(make_model(), "plastic_layers")
-        with pytest.raises(
-            TypeError, match=r"SplitModel, not a MultiTaskDecorator.*as_multitask"
-        ):
-            kind(
-                model=wrapped,
-                optimizer=torch.optim.SGD(wrapped.parameters(), lr=0.1),
-                **own,
-            )
-    strategy = our_strategy(
-        "Naive+CRUMBPlugin", as_multitask(make_model(), "plastic_layers")
-    )
-    assert_stops_untrained(
-        strategy,
-        make_stream().train_stream[0],
-        TypeError,
-        "SplitModel, not a MultiTaskDecorator",
-    )
+@pytest.mark.parametrize(
+    "kind, own", [(CRUMBStrategy, {"mem_size": 8}), (StreamStrategy, {})]
+)
+def test_a_wrapped_model_is_refused(kind, own, model):
+    wrapped = as_multitask(model, "plastic_layers")
+    optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    words = r"SplitModel, not a MultiTaskDecorator.*as_multitask"
+    with pytest.raises(TypeError, match=words):
+        kind(model=wrapped, optimizer=optimizer, **own)
 
 
-def test_classes_of_our_experiences_are_sets_and_lists(make_stream):
+def test_a_wrapped_model_is_refused_by_the_plugin(model, make_stream):
+    wrapped = as_multitask(model, "plastic_layers")
+    strategy = our_strategy("Naive+CRUMBPlugin", wrapped)
+    first = make_stream().train_stream[0]
+    words = "SplitModel, not a MultiTaskDecorator"
+    assert_stops_untrained(strategy, first, TypeError, words)
+
+
+def test_classes_are_sets_and_lists(make_stream):
     """Avalanche's new benchmarks have sets there, its classic ones lists, and some of its code takes lists only."""
     experience = make_stream().train_stream[1]
     classes = experience.classes_in_this_experience
