@@ -38,14 +38,25 @@ REPLACED = {
 }
 
 
+COLOUR = re.compile(r"[\"'](?:#[0-9a-fA-F]{6}|tab:\w+|C\d|red|green|blue|orange)[\"']")
+PALETTE = ROOT / "crumb_avalanche" / "report" / "pictures.py"
+FOLDERS = ("benchmarks_toybox_ilab", "crumb_avalanche", "docs", "experiments", "tests")
+
+
 def run(module, *options):
     """Run a tool of the environment in the root of the checkout."""
-    return subprocess.run(
-        [sys.executable, "-m", module, *options],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", module, *options]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def files_of(*folders, suffixes=(".py",)):
+    """The files below folders of the checkout."""
+    paths = []
+    for folder in folders:
+        paths += [
+            path for path in (ROOT / folder).rglob("*") if path.suffix in suffixes
+        ]
+    return paths
 
 
 @pytest.mark.parametrize("options", [["check"], ["format", "--check"]], ids=" ".join)
@@ -54,87 +65,66 @@ def test_ruff(options):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow  # a hook of pre-commit does it too
+@pytest.mark.slow  # a hook of pre-commit and a workflow do it too
 def test_mypy():
-    done = run(
-        "mypy", "--cache-dir", os.devnull
-    )  # writing a cache takes as long as a third of the check
+    # Writing a cache takes as long as a third of the check.
+    done = run("mypy", "--cache-dir", os.devnull)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_mypy_excepts_nothing():
+    assert "ignore_errors" not in (ROOT / "setup.cfg").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow  # takes as long as all other checks of the code
 def test_the_oldest_python_has_all_that_is_used():
-    oldest = re.search(
-        r"python_requires = >=([\d.]+)", (ROOT / "setup.cfg").read_text()
-    )[1]
+    setup = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    oldest = re.search(r"python_requires = >=([\d.]+)", setup)[1]
     vermin = Path(sys.executable).with_name("vermin")  # it has no module to run
-    folders = [path.name for path in (*PACKAGES, ROOT / "experiments")]
-    command = [
-        vermin,
-        f"--target={oldest}-",
-        "--violations",
-        "--eval-annotations",
-        *folders,
-    ]
+    command = [vermin, f"--target={oldest}-", "--violations", "--eval-annotations"]
+    command += [path.name for path in (*PACKAGES, ROOT / "experiments")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_annotations_are_installed():
-    assert all((package / "py.typed").exists() for package in PACKAGES)
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_annotations_are_installed(package):
+    assert (package / "py.typed").exists()
 
 
 def test_no_plot_names_a_colour_of_its_own():
-    colour = re.compile(
-        r"[\"'](?:#[0-9a-fA-F]{6}|tab:\w+|C\d|red|green|blue|orange)[\"']"
-    )
-    for folder in ("crumb_avalanche", "experiments"):
-        for path in (ROOT / folder).rglob("*.py"):
-            found = (
-                []
-                if path == ROOT / "crumb_avalanche/report/pictures.py"
-                else colour.findall(path.read_text())
-            )
-            assert not found, f"{path.relative_to(ROOT)}: {found}"
+    named = {
+        path.relative_to(ROOT): COLOUR.findall(path.read_text(encoding="utf-8"))
+        for path in files_of("crumb_avalanche", "experiments")
+        if path != PALETTE
+    }
+    assert {path: colours for path, colours in named.items() if colours} == {}
 
 
 def replaced_terms(text):
     """Lines with a replaced term, each with its number and the better term."""
     for term, better in REPLACED.items():
         for match in re.finditer(term.replace(" ", r"\s+"), text, re.IGNORECASE):
-            yield f"{text.count(chr(10), 0, match.start()) + 1}: {match.group()!r}, say {better!r}"
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{line}: {match.group()!r}, say {better!r}"
+
+
+def test_replaced_terms_are_found():
+    (line,) = replaced_terms("The storing\nrule")
+    assert line == "1: 'storing\\nrule', say 'selection rule'"
+
+
+def test_better_terms_are_left_alone():
+    text = "the selection rule; RNG state; recommended; restore them afterwards"
+    assert list(replaced_terms(text)) == []
 
 
 def test_no_replaced_term_is_left():
-    assert list(replaced_terms("The storing\nrule")) == [
-        "1: 'storing\\nrule', say 'selection rule'"
-    ]
-    assert not list(
-        replaced_terms(
-            "the selection rule; RNG state; recommended; restore them afterwards"
-        )
-    )
-    paths = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
-    for folder in (
-        "benchmarks_toybox_ilab",
-        "crumb_avalanche",
-        "docs",
-        "experiments",
-        "tests",
-    ):
-        paths += [
-            path
-            for path in (ROOT / folder).rglob("*")
-            if path.suffix in (".py", ".md", ".css", ".js")
-        ]
-    texts = {
-        path: path.read_text(encoding="utf-8")
-        for path in paths
-        if path != Path(__file__)
-    }
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for path, text in texts.items()
-        for line in replaced_terms(text)
-    ]
-    assert not found, "\n".join(found)
+    paths = files_of(*FOLDERS, suffixes=(".py", ".md", ".css", ".js"))
+    paths += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+    paths.remove(Path(__file__))
+    lines = []
+    for path in paths:
+        for line in replaced_terms(path.read_text(encoding="utf-8")):
+            lines.append(f"{path.relative_to(ROOT)}:{line}")
+    assert not lines, "\n".join(lines)
