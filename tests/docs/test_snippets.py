@@ -147,61 +147,49 @@ def definitions():
             module, _, name = target.rpartition(".")
             tree = ast.parse(reference.source(module).read_text(encoding="utf-8"))
             for node in tree.body:
-                if (
-                    isinstance(node, ast.ClassDef | ast.FunctionDef)
-                    and node.name == name
-                ):
+                is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef)
+                if is_definition and node.name == name:
                     yield target, node
 
 
 @cache
 def docstrings() -> dict[str, str]:
     """The docstrings of the streams' package by the names of functions and classes, and of methods with their class."""
-    found = {}
+    texts = {}
     for path in (ROOT / "benchmarks_toybox_ilab").glob("**/*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            for one in (node, *getattr(node, "body", ())):
-                if isinstance(one, ast.ClassDef | ast.FunctionDef):
-                    name = (
-                        one.name
-                        if one is node
-                        else f"{getattr(node, 'name', '')}.{one.name}"
-                    )
-                    found[name] = ast.get_docstring(one) or ""
-    return found
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                texts[node.name] = ast.get_docstring(node) or ""
+            for method in getattr(node, "body", ()):
+                if isinstance(method, ast.ClassDef | ast.FunctionDef):
+                    name = f"{getattr(node, 'name', '')}.{method.name}"
+                    texts[name] = ast.get_docstring(method) or ""
+    return texts
 
 
 def undescribed(function, docstring: str) -> list[str]:
     """Parameters that neither a docstring nor one that it says to see lists or names."""
+    texts = [docstring]
+    for match in SEE.finditer(docstring):
+        for name in re.findall(r"`(?:[a-z]\w*\.)?([^`]+)`", match[0]):
+            texts.append(docstrings().get(name, ""))
+    text = "\n".join(texts)
+    described = {"self", "cls", *re.findall(r"`(\w+)`", text)}
+    for entry in ENTRY.findall(text):
+        described.update(name.strip() for name in entry.split(","))
     spec = function.args
-    names = [one.arg for one in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]]
-    seen = [
-        name
-        for match in SEE.finditer(docstring)
-        for name in re.findall(r"`(?:[a-z]\w*\.)?([^`]+)`", match[0])
-    ]
-    text = "\n".join([docstring, *(docstrings().get(name, "") for name in seen)])
-    listed = {
-        name.strip() for match in ENTRY.finditer(text) for name in match[1].split(",")
-    }
-    return [
-        name
-        for name in names
-        if name not in {"self", "cls", *listed} and not re.search(rf"`{name}`", text)
-    ]
+    names = [entry.arg for entry in [*spec.posonlyargs, *spec.args, *spec.kwonlyargs]]
+    return [name for name in names if name not in described]
 
 
 def unlisted(function, docstring: str) -> list[str]:
     """Errors that a function itself raises and that a docstring does not list."""
-    raised = [
-        node.exc
-        for node in ast.walk(function)
-        if isinstance(node, ast.Raise) and node.exc is not None
-    ]
-    names = {
-        ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in raised
-    }
-    listed = docstring.partition("Raises:\n")[2]
+    _, _, listed = docstring.partition("Raises:\n")
+    names = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Raise) and node.exc is not None:
+            is_call = isinstance(node.exc, ast.Call)
+            names.add(ast.unparse(node.exc.func if is_call else node.exc))
     return sorted(
         name for name in names if not re.search(rf"^    {name}: ", listed, re.MULTILINE)
     )
@@ -209,51 +197,49 @@ def unlisted(function, docstring: str) -> list[str]:
 
 def without_shape(function, docstring: str) -> list[str]:
     """Tensors and arrays that a function takes or returns, where a docstring says nothing of a shape."""
-    annotations = [
-        one.annotation for one in [*function.args.args, *function.args.kwonlyargs]
-    ] + [function.returns]
-    kinds = {
-        name
-        for one in annotations
-        if one
-        for name in re.findall(r"\b(Tensor|ndarray)\b", ast.unparse(one))
-    }
-    return [] if SHAPE.search(docstring) else sorted(kinds)
+    if SHAPE.search(docstring):
+        return []
+    entries = [*function.args.args, *function.args.kwonlyargs]
+    annotations = [entry.annotation for entry in entries] + [function.returns]
+    kinds = set()
+    for annotation in annotations:
+        if annotation:
+            kinds.update(re.findall(r"\b(Tensor|ndarray)\b", ast.unparse(annotation)))
+    return sorted(kinds)
 
 
 def missing(target: str, function, docstring: str) -> list[str]:
     """All that a docstring lacks of a function."""
-    found = (
-        undescribed(function, docstring)
-        + unlisted(function, docstring)
-        + without_shape(function, docstring)
-    )
-    return [f"{target}: {name}" for name in found]
+    names = undescribed(function, docstring)
+    names += unlisted(function, docstring)
+    names += without_shape(function, docstring)
+    return [f"{target}: {name}" for name in names]
 
 
 def problems(target: str, node: ast.ClassDef | ast.FunctionDef) -> list[str]:
     """What is missing in the docstrings of a class with its methods, or of a function."""
     own = ast.get_docstring(node) or ""
-    found = [] if own else [f"{target} has no docstring"]
+    lines = [] if own else [f"{target} has no docstring"]
     if isinstance(node, ast.FunctionDef):
-        return found + missing(target, node, own)
+        return lines + missing(target, node, own)
     for method in node.body:
-        if not isinstance(method, ast.FunctionDef):
-            continue
-        text = ast.get_docstring(method)
-        if method.name == "__init__":
-            found += missing(target, method, own)
-        elif (
-            text
-            and not method.name.startswith("_")
-            and not HOOKS.fullmatch(method.name)
-        ):
-            found += missing(f"{target}.{method.name}", method, text)
-        elif not method.name.startswith("_"):  # the class lists what it raises
-            found += [
-                f"{target}.{method.name}: {name}" for name in unlisted(method, own)
-            ]
-    return found
+        if isinstance(method, ast.FunctionDef):
+            lines += method_problems(target, method, own)
+    return lines
+
+
+def method_problems(target: str, method: ast.FunctionDef, own: str) -> list[str]:
+    """What is missing in the docstring of a method of a class with the docstring ``own``."""
+    text = ast.get_docstring(method)
+    if method.name == "__init__":
+        return missing(target, method, own)
+    if method.name.startswith("_"):
+        return []
+    name = f"{target}.{method.name}"
+    if text and not HOOKS.fullmatch(method.name):
+        return missing(name, method, text)
+    # The class lists what a hook raises.
+    return [f"{name}: {error}" for error in unlisted(method, own)]
 
 
 def test_public_names_describe_parameters_errors_and_shapes():
