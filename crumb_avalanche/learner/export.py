@@ -179,11 +179,9 @@ def _cubic(distances: Tensor) -> Tensor:
     """Return Pillow's bicubic filter (Catmull-Rom: the parameter is -0.5)."""
     near = (1.5 * distances - 2.5) * distances**2 + 1
     far = ((2.5 - 0.5 * distances) * distances - 4) * distances + 2
-    return torch.where(
-        distances < 1,
-        near,
-        torch.where(distances < 2, far, torch.zeros_like(distances)),
-    )
+    beyond = torch.zeros_like(distances)
+    outer = torch.where(distances < 2, far, beyond)
+    return torch.where(distances < 1, near, outer)
 
 
 FILTERS = {
@@ -206,11 +204,9 @@ class Resize(nn.Module):
 
     def __init__(self, size: int, interpolation: str = "bilinear", share: float = 1.0):
         super().__init__()
-        self.size, self.filter, self.margin = (
-            size,
-            FILTERS[interpolation],
-            (1 - share) / 2,
-        )
+        self.size = size
+        self.filter = FILTERS[interpolation]
+        self.margin = (1 - share) / 2
 
     def forward(self, images: Tensor) -> Tensor:
         """Resize images."""
@@ -252,37 +248,37 @@ class Graph(nn.Module):
 
     def __init__(self, learner: Learner):
         super().__init__()
-        network, self.known = learner.network, learner._classifier
+        network = learner.network
+        self.known = learner._classifier
         self.model = copy.copy(network.model)  # whose F no other runtime runs
-        size, interpolation, shares = (
-            network.image_size,
-            network.interpolation,
-            self.known.looks.shares,
-        )
         self.resize = nn.ModuleList(
-            Resize(size, interpolation, share) for share in shares
+            Resize(network.image_size, network.interpolation, share)
+            for share in self.known.looks.shares
         )
         # What follows from the classes alone is found here, so that it is a constant of
         # the graph.
-        views = self.known.looks.views * self.known.length
-        self.known.confidence.familiarity(
-            self.known.evidence(torch.zeros(1, views, dtype=torch.float32))
-        )
+        length = self.known.looks.views * self.known.length
+        features = torch.zeros(1, length, dtype=torch.float32)
+        self.known.confidence.familiarity(self.known.evidence(features))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
-        known, looks = (
-            self.known,
-            [resize(images).to(torch.uint8) for resize in self.resize],
+        known = self.known
+        looks = [resize(images).to(torch.uint8) for resize in self.resize]
+        if known.looks == WHOLE:
+            (pixels,) = looks
+        else:
+            pixels = torch.stack(looks, 1)
+        evidence = known.evidence(known.compute(self.model, pixels))
+        familiarity = known.confidence.familiarity(evidence)
+        scores = evidence.scores * known.statistics.temperature
+        probabilities = known.confidence.probabilities(evidence)
+        return (
+            scores.float(),
+            probabilities.float(),
+            familiarity.float(),
+            familiarity >= 0,
         )
-        pixels = looks[0] if known.looks == WHOLE else torch.stack(looks, 1)
-        found = known.evidence(known.compute(self.model, pixels))
-        familiarity = known.confidence.familiarity(found)
-        scores, shares = (
-            found.scores * known.statistics.temperature,
-            known.confidence.probabilities(found),
-        )
-        return scores.float(), shares.float(), familiarity.float(), familiarity >= 0
 
 
 def _constant(value: Any) -> Any:
@@ -377,69 +373,95 @@ def onnx_graph(learner: Learner) -> bytes:
 # Parity
 
 
+@dataclass(frozen=True)
+class _Difference:
+    """How the graph differs from the learner for one image; see ``Parity``."""
+
+    score_error: float
+    familiarity_error: float
+    other_label: bool
+    other_known: bool
+
+
 def compare(learner: Learner, session: Any, images: Any) -> Parity:
-    """Compare a learner with an ONNX Runtime session of its graph on images, as for ``Learner.predict_all``."""
-    known, network = learner._classifier, learner.network
-    whole = PixelTransform(network.image_size, network.interpolation)
-    transform = known.looks.transform(network.image_size, network.interpolation)
+    """Compare a learner with an ONNX Runtime session of its graph.
 
-    def answered(image: Image.Image) -> tuple[np.ndarray, float]:
-        found = known.evidence(known.compute(network.model, transform(image)[None]))
-        return (found.scores[0] * known.statistics.temperature).numpy(), float(
-            known.confidence.familiarity(found)
-        )
+    Args:
+        learner: the learner.
+        session: of its graph.
+        images: as for ``Learner.predict_all``; what cannot be read is left out.
 
-    found: list[tuple[float, float, bool, bool]] = []
-    for image in (
-        image for clip in clips_of(images, on_bad="skip") for _, image in clip.frames
-    ):
-        resized = whole(image).permute(1, 2, 0).contiguous().numpy()
-        scores, familiarity = answered(Image.fromarray(resized))
-        its_scores, its_familiarity = session.run(
-            ["scores", "familiarity"], {"images": resized[None]}
-        )
-        score_error = _largest(
-            (its_scores[0] - scores) / max(1e-300, np.abs(scores).max())
-        )
-        familiarity_error = _largest(its_familiarity - familiarity)
-        scores, familiarity = answered(image)
-        its_scores, its_known = session.run(
-            ["scores", "known"], {"images": np.asarray(image.convert("RGB"))[None]}
-        )
-        other = (
-            bool(its_scores[0].argmax() != scores.argmax()),
-            bool(its_known[0] != (familiarity >= 0)),
-        )
-        found.append((score_error, familiarity_error, *other))
-    if not found:
+    Raises:
+        ValueError: none could be read.
+    """
+    differences: list[_Difference] = []
+    for clip in clips_of(images, on_bad="skip"):
+        for _, image in clip.frames:
+            differences.append(_difference(learner, session, image))
+    if not differences:
         raise ValueError(
             "none of the images to compare on could be read; give a folder with photos"
         )
-    score_errors, familiarity_errors, labels, known_ones = zip(*found)
     return Parity(
-        len(found),
-        max(score_errors),
-        sum(labels),
-        max(familiarity_errors),
-        sum(known_ones),
+        images=len(differences),
+        score_error=max(image.score_error for image in differences),
+        other_labels=sum(image.other_label for image in differences),
+        familiarity_error=max(image.familiarity_error for image in differences),
+        other_known=sum(image.other_known for image in differences),
     )
 
 
+def _difference(learner: Learner, session: Any, image: Image.Image) -> _Difference:
+    """Compare scores for the same resized image, and answers where the graph resizes."""
+    network = learner.network
+    whole = PixelTransform(network.image_size, network.interpolation)
+    resized = whole(image).permute(1, 2, 0).contiguous().numpy()
+    scores, familiarity = _answered(learner, Image.fromarray(resized))
+    graph_scores, graph_familiarity = session.run(
+        ["scores", "familiarity"], {"images": resized[None]}
+    )
+    score_error = (graph_scores[0] - scores) / max(1e-300, np.abs(scores).max())
+    familiarity_error = graph_familiarity - familiarity
+
+    scores, familiarity = _answered(learner, image)
+    pixels = np.asarray(image.convert("RGB"))
+    graph_scores, graph_known = session.run(
+        ["scores", "known"], {"images": pixels[None]}
+    )
+    return _Difference(
+        score_error=_largest(score_error),
+        familiarity_error=_largest(familiarity_error),
+        other_label=bool(graph_scores[0].argmax() != scores.argmax()),
+        other_known=bool(graph_known[0] != (familiarity >= 0)),
+    )
+
+
+def _answered(learner: Learner, image: Image.Image) -> tuple[np.ndarray, float]:
+    """Return the learner's ``(C,)`` scores and the familiarity of an image."""
+    known, network = learner._classifier, learner.network
+    transform = known.looks.transform(network.image_size, network.interpolation)
+    evidence = known.evidence(known.compute(network.model, transform(image)[None]))
+    scores = evidence.scores[0] * known.statistics.temperature
+    return scores.numpy(), float(known.confidence.familiarity(evidence))
+
+
 def _largest(differences: np.ndarray) -> float:
+    """Return the largest absolute value; infinity if one is NaN."""
     return float(np.nan_to_num(np.abs(differences), nan=np.inf).max())
 
 
 def _noise(size: int) -> list[Image.Image]:
     """Draw images of coloured blots in several sizes."""
     random = np.random.default_rng(0)
-    shapes = [
+    sizes = [
         (size, size),
         (2 * size + 1, size),
         (size // 2 + 1, 3 * size),
         (5 * size, 4 * size),
     ]
     blots = random.integers(0, 256, (NOISE_IMAGES, 8, 8, 3), dtype=np.uint8)
-    return [
-        Image.fromarray(one).resize(shapes[number % len(shapes)])
-        for number, one in enumerate(blots)
-    ]
+    images = []
+    for number, pixels in enumerate(blots):
+        image = Image.fromarray(pixels)
+        images.append(image.resize(sizes[number % len(sizes)]))
+    return images

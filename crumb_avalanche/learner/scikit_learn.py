@@ -23,8 +23,9 @@ AT_A_TIME = 64  # images of an update
 
 
 class CrumbClassifier(ClassifierMixin, BaseEstimator):
-    """Classifier in closed form that learns features batch by batch, in one pass and within a budget of bytes.
+    """Classifier in closed form, in one pass and within a budget of bytes.
 
+    It learns features batch by batch.
     Unlike estimators of scikit-learn, ``partial_fit`` also takes classes that no
     earlier call named; they are added to ``classes_`` at the end. What is learned of
     the others stays.
@@ -77,33 +78,39 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         features, y = validate_data(self, X, y, reset=first)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
-        named = (
-            unique_labels(y)
-            if classes is None
-            else unique_labels(np.asarray(classes), y)
-        )
-        known = named[:0] if first else self.classes_
-        together = np.concatenate([known, named[~np.isin(named, known)]])
-        if not first:
-            statistics = self.statistics_
-        elif (form := get_strategy(self.method).form) is None:
-            raise ValueError(
-                f"method is {self.method!r}; give one in closed form, such as rda, slda, ncm, or ranpac"
-            )
+        if classes is None:
+            labels = unique_labels(y)
         else:
-            statistics = form.for_budget(
-                features.shape[1], self.budget_bytes, features.shape[1]
-            )
-        statistics.make_room(len(together), self.budget_bytes, features.shape[1])
-        statistics.grow(len(together))
-        order = np.argsort(together)
-        labels = torch.from_numpy(order[np.searchsorted(together, y, sorter=order)])
-        for some, numbers in zip(
-            torch.tensor(features).split(AT_A_TIME), labels.split(AT_A_TIME)
-        ):
-            statistics.update(some, numbers)
-        self.classes_, self.statistics_ = together, statistics
+            labels = unique_labels(np.asarray(classes), y)
+        length = features.shape[1]
+        if first:
+            all_labels = labels
+            statistics = self._form().for_budget(length, self.budget_bytes, length)
+        else:
+            new = labels[~np.isin(labels, self.classes_)]
+            all_labels = np.concatenate([self.classes_, new])
+            statistics = self.statistics_
+        statistics.make_room(len(all_labels), self.budget_bytes, length)
+        statistics.grow(len(all_labels))
+        order = np.argsort(all_labels)
+        index = order[np.searchsorted(all_labels, y, sorter=order)]
+        feature_batches = torch.tensor(features).split(AT_A_TIME)
+        index_batches = torch.from_numpy(index).split(AT_A_TIME)
+        for batch, index_of_batch in zip(feature_batches, index_batches, strict=True):
+            statistics.update(batch, index_of_batch)
+        self.classes_ = all_labels
+        self.statistics_ = statistics
         return self
+
+    def _form(self) -> type[ClosedForm]:
+        """Return the class of the method's closed form."""
+        form = get_strategy(self.method).form
+        if form is None:
+            raise ValueError(
+                f"method is {self.method!r}; give one in closed form, such as rda, "
+                "slda, ncm, or ranpac"
+            )
+        return form
 
     def predict(self, X: ArrayLike) -> NDArray:
         """Return the labels of ``(N, D)`` features, ``(N,)``."""
@@ -153,24 +160,24 @@ class ImageFeatures(TransformerMixin, BaseEstimator):
         return self
 
     def transform(self, X: Sequence[Any]) -> NDArray:
-        """Return ``(N, D)`` float32 features of paths, PIL images, or an ``(N, H, W, 3)`` array.
+        """Return ``(N, D)`` float32 features of images.
+
+        Args:
+            X: paths, PIL images, or an ``(N, H, W, 3)`` array.
 
         Raises:
             BadFrameError: a file cannot be decoded.
         """
         check_is_fitted(self)
-        moments = FeatureMoments(
-            **(
-                RegularizedDiscriminant.moments
-                if self.moments is None
-                else self.moments
-            )
-        )
-        change = PixelTransform(self.network_.image_size, self.network_.interpolation)
+        arguments = self.moments
+        if arguments is None:
+            arguments = RegularizedDiscriminant.moments
+        moments = FeatureMoments(**arguments)
+        network = self.network_
+        resized = PixelTransform(network.image_size, network.interpolation)
         images = X if getattr(X, "ndim", 0) == 4 else list(X)
-        found = [
-            moments(self.network_.model, pixels)
-            for clip in clips_of(images)
-            for _, pixels in batches(clip.frames, AT_A_TIME, change)
-        ]
-        return torch.cat(found).numpy()
+        features = []
+        for clip in clips_of(images):
+            for _, pixels in batches(clip.frames, AT_A_TIME, resized):
+                features.append(moments(network.model, pixels))
+        return torch.cat(features).numpy()
