@@ -52,8 +52,8 @@ def camera_clip(
 ) -> Clip:
     """Return the frames of a camera as a clip.
 
-    The camera is opened when the first frame is taken. Frames have at most 512 pixels on the short side. A camera with less than `fps`
-    frames per second gives fewer.
+    The camera is opened when the first frame is taken. Frames have at most 512 pixels
+    on the short side. A camera with less than `fps` frames per second gives fewer.
 
     Args:
         device: on Linux a device file or its number, on macOS a number or a name, on
@@ -86,7 +86,7 @@ def shown_device(device: str | int) -> str:
 
 
 def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
-    """Return the name and the options that PyAV opens a camera with on this platform."""
+    """Return name and options that PyAV opens a camera with on this platform."""
     if isinstance(device, str):
         if device.isdecimal():  # as the command line gives it
             device = int(device)
@@ -113,7 +113,7 @@ def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
 
 
 def _sampled(name: str, frames: TimedFrames, fps: float) -> Frames:
-    """Yield `fps` frames a second as pairs of path and image, those that are late once."""
+    """Yield `fps` frames a second as pairs of path and image, late ones once."""
     taken = 0
     with closing(frames):  # type: ignore[type-var]
         for now, frame in frames:

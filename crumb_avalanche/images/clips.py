@@ -69,11 +69,11 @@ def warn(bad: BadImage) -> None:
 
 
 def label_of(clip: Clip) -> str:
-    """Return the class name of a clip that is learned; raise ValueError if it has none."""
+    """Return the class name of a clip that is learned, or raise ValueError."""
     if clip.label is None:
         raise ValueError(
-            f"{clip.path} has no class: give a label (--label NAME), or a folder with a "
-            "folder for each class and no photo or video beside them"
+            f"{clip.path} has no class: give a label (--label NAME), or a folder with "
+            "a folder for each class and no photo or video beside them"
         )
     return clip.label
 
@@ -125,7 +125,7 @@ def matches(pattern: Path) -> tuple[list[Path], Counter[str]]:
 
 
 def _without_magic(pattern: Path) -> Path:
-    """Return the folder of a pattern, up to the first part with ``*``, ``?`` or brackets."""
+    """Return the folder of a pattern, up to its first part with magic."""
     for parent in pattern.parents:
         if os.path.isdir(parent) or not glob.has_magic(str(parent)):
             return parent
@@ -204,7 +204,7 @@ def checked(clips: Iterable[Clip], names: Sequence[str | None]) -> Iterator[Clip
 
 
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
-    """Return the only class folder of a source, and the folders in it that could be the classes.
+    """Return the only class folder, and the folders in it that could be the classes.
 
     ``None`` if there are several class folders or none, or less than two folders in the
     only one, or photos beside them.

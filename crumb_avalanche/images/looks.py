@@ -19,7 +19,7 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
 MOST = 3
-# Size of the windows of the second view of the closest look, in units of the usual ones.
+# Size of the windows of the second view of the closest look, in units of the usual.
 CLOSE = 0.65
 STEPS = {1: 1, 2: 10, 3: 6, 4: 5}  # of the weights that are tried, by number of views
 # Cost of the squared distance from equal weights, in units of the log-likelihood of a
@@ -60,7 +60,7 @@ class Looks:
         return len(self.shares) + (min(self.shares) < 1)
 
     def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:
-        """Return for each look what is computed of its maps, in one item for each view."""
+        """Return for each look what is computed of its maps, an item for each view."""
         windows = [[features] for _ in self.shares]
         closest = self.shares.index(min(self.shares))
         if self.shares[closest] < 1:
@@ -87,7 +87,7 @@ class Looks:
         return resized_looks
 
     def of(self, pixels: Tensor) -> list[Tensor]:
-        """Return ``(B, 3, h, w)`` of each look, of what ``transform`` returns, stacked."""
+        """Return ``(B, 3, h, w)`` of each look, of stacked ``transform`` results."""
         if self == WHOLE:
             return [pixels]
         return list(pixels.unbind(1))
@@ -106,9 +106,10 @@ def middle(image: Image.Image, share: float) -> Image.Image:
 class LookWeights:
     """Weights of the scores of ``V`` views.
 
-    They follow how well each weighting predicted clips before they were learned: they are the mean over a grid of weightings, by their likelihood of the
-    clips' true classes, with a prior for equal weights. Losses are sums over clips, so
-    that those of two learners are added.
+    They follow how well each weighting predicted clips before they were learned: they
+    are the mean over a grid of weightings, by their likelihood of the clips' true
+    classes, with a prior for equal weights. Losses are sums over clips, so that those
+    of two learners are added.
 
     Args:
         views: ``V``.

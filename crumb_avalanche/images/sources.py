@@ -216,7 +216,7 @@ class _Reader:
                 yield self._clip(key, label, files)
 
     def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[Clip]:
-        """Clips of a folder, at any depth: each video, and the photos of each folder."""
+        """Clips of a folder at any depth: each video, and the photos of a folder."""
 
         def unlisted(folder: Path, error: OSError) -> None:
             reason = error.strerror or error
@@ -341,7 +341,7 @@ def _default_rate(video: Path) -> float:
 
 
 def _is_frame(item: Any) -> bool:
-    """Whether an item of a list is a single image, which makes a clip with its neighbours."""
+    """Whether an item is a single image, which makes a clip with its neighbours."""
     if isinstance(item, str | os.PathLike):
         path = path_of(item)
         return not os.path.isdir(path) and not is_pattern(path) and not is_video(path)
@@ -460,7 +460,7 @@ def pixels_image(pixels: Any) -> Image.Image:
 
 
 def _levels(pixels: np.ndarray) -> np.ndarray:
-    """Return floating-point pixels from 0 to 1 as uint8; raise ValueError for others."""
+    """Return pixels from 0 to 1 as uint8; raise ValueError for others."""
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):  # also if they are NaN
         values = f"values from {low:g} to {high:g}" if low == low else "NaN"
