@@ -4,6 +4,7 @@ import copy
 import pickle
 import re
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,119 +22,156 @@ from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.weights import WeightsError
 
 SIDE = 64
-# Name; cut; map; grid of the image's locations in it; length of a memory block;
-# features of the closed forms.
+
+
+@dataclass(frozen=True)
+class Family:
+    """A network of timm and what its split has at 64 pixels.
+
+    Attributes:
+        name: in timm.
+        cut: name of the last stage of F.
+        map_shape: of one map.
+        grid: of the image's locations in it.
+        codebook_dim: usual length of a memory block.
+        features: number of features of the closed forms.
+    """
+
+    name: str
+    cut: str
+    map_shape: tuple[int, ...]
+    grid: tuple[int, int]
+    codebook_dim: int
+    features: int
+
+
 FAMILIES = {
-    "ResNet": ("test_resnet", "layer3", (192, 4, 4), (4, 4), 16, 2 * 192 + 96),
-    "ConvNeXt": ("test_convnext", "stages.2", (48, 4, 4), (4, 4), 16, 2 * 48 + 64),
-    "MobileNetV3": (
-        "mobilenetv3_small_050",
-        "blocks.3",
-        (24, 4, 4),
-        (4, 4),
-        12,
-        2 * 24 + 1024,
+    "ResNet": Family("test_resnet", "layer3", (192, 4, 4), (4, 4), 16, 2 * 192 + 96),
+    "ConvNeXt": Family("test_convnext", "stages.2", (48, 4, 4), (4, 4), 16, 160),
+    "MobileNetV3": Family(
+        "mobilenetv3_small_050", "blocks.3", (24, 4, 4), (4, 4), 12, 2 * 24 + 1024
     ),
-    "MobileNetV4": (
-        "mobilenetv4_conv_small_035",
-        "blocks.2",
-        (32, 4, 4),
-        (4, 4),
-        16,
-        2 * 32 + 1280,
+    "MobileNetV4": Family(
+        "mobilenetv4_conv_small_035", "blocks.2", (32, 4, 4), (4, 4), 16, 64 + 1280
     ),
-    "EfficientNet": (
-        "test_efficientnet",
-        "blocks.3",
-        (48, 4, 4),
-        (4, 4),
-        16,
-        2 * 48 + 256,
+    "EfficientNet": Family(
+        "test_efficientnet", "blocks.3", (48, 4, 4), (4, 4), 16, 2 * 48 + 256
     ),
-    "RegNet": ("regnetx_002", "s3", (152, 4, 4), (4, 4), 8, 2 * 152 + 368),
-    "ViT": ("test_vit", "blocks.4", (64, 1 + 16, 1), (4, 4), 16, 2 * 64 + 64),
-    "DINOv2": (
-        "small_dinov2",
-        "blocks.1",
-        (32, 1 + 4 + 64, 1),
-        (8, 8),
-        16,
-        2 * 32 + 32,
+    "RegNet": Family("regnetx_002", "s3", (152, 4, 4), (4, 4), 8, 2 * 152 + 368),
+    "ViT": Family("test_vit", "blocks.4", (64, 1 + 16, 1), (4, 4), 16, 2 * 64 + 64),
+    "DINOv2": Family(
+        "small_dinov2", "blocks.1", (32, 1 + 4 + 64, 1), (8, 8), 16, 2 * 32 + 32
     ),
-    "Swin": ("small_swin", "layers.2", (64, 4, 4), (4, 4), 16, 2 * 64 + 128),
+    "Swin": Family("small_swin", "layers.2", (64, 4, 4), (4, 4), 16, 2 * 64 + 128),
 }
 
 
 def images(count=3, side=SIDE):
-    return torch.randint(
-        0,
-        256,
-        (count, 3, side, side),
-        dtype=torch.uint8,
-        generator=torch.Generator().manual_seed(0),
-    )
+    random = torch.Generator().manual_seed(0)
+    shape = (count, 3, side, side)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_keeps_the_contract(name, tmp_path):
-    # A network with ten classes, and the model made from its weights, as timm publishes
-    # them.
-    name, cut, shape, grid, length, features = FAMILIES[name]
-    fixed = {"img_size": SIDE} if timm.get_pretrained_cfg(name).fixed_input_size else {}
-    network = timm.create_model(name, num_classes=10, **fixed).eval()
+def network_of(family):
+    """A network of ten classes, as timm makes it."""
+    has_fixed_size = timm.get_pretrained_cfg(family.name).fixed_input_size
+    options = {"img_size": SIDE} if has_fixed_size else {}
+    return timm.create_model(family.name, num_classes=10, **options).eval()
+
+
+def published_weights(network):
+    """The weights of a network as timm publishes them: some without a head."""
     left_out = () if network.pretrained_cfg["num_classes"] else ("head.",)
-    weights = {
-        name: one
-        for name, one in network.state_dict().items()
-        if not name.startswith(left_out)
-    }
-    save_file(weights, tmp_path / "weights.safetensors")
+    state = network.state_dict()
+    return {name: state[name] for name in state if not name.startswith(left_out)}
+
+
+@dataclass(frozen=True)
+class Split:
+    """A network of timm, and the model made from its weights, with its head."""
+
+    family: Family
+    network: torch.nn.Module
+    model: torch.nn.Module
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def split(request, tmp_path_factory):
+    family = FAMILIES[request.param]
+    network = network_of(family)
+    path = tmp_path_factory.mktemp("timm") / "weights.safetensors"
+    save_file(published_weights(network), path)
     model = split_backbone(
-        f"timm:{name}", tmp_path / "weights.safetensors", n_classes=10, image_size=SIDE
+        f"timm:{family.name}", path, n_classes=10, image_size=SIDE
     ).eval()
     model.plastic_layers.head.load_state_dict(network.get_classifier().state_dict())
+    return Split(family=family, network=network, model=model)
+
+
+def test_a_model_answers_as_its_network(split):
+    """On images normalised as timm says."""
     pixels = images()
-
-    # It answers as timm's network does on images normalised as timm says.
-    config = network.pretrained_cfg
-    mean, std = (torch.tensor(config[key]).view(1, 3, 1, 1) for key in ("mean", "std"))
+    config = split.network.pretrained_cfg
+    mean = torch.tensor(config["mean"]).view(1, 3, 1, 1)
+    std = torch.tensor(config["std"]).view(1, 3, 1, 1)
     with torch.no_grad():
-        wanted = network((pixels / 255 - mean) / std)
-    largest = wanted.abs().max()  # 0.0004 to 66; rounding changes 2e-6 of it
-    torch.testing.assert_close(
-        model(pixels) / largest, wanted / largest, rtol=0, atol=2e-5
-    )
-    assert model.interpolation == config["interpolation"]
+        expected = split.network((pixels / 255 - mean) / std)
+    largest = expected.abs().max()  # 0.0004 to 66; rounding changes 2e-6 of it
+    logits = split.model(pixels)
+    torch.testing.assert_close(logits / largest, expected / largest, rtol=0, atol=2e-5)
+    assert split.model.interpolation == config["interpolation"]
 
-    # Images -> maps -> codes -> P, with gradients in P only.
-    assert (
-        model.stages[-1] == cut
-        and model.map_shape == shape
-        and model.codebook.codebook_dim == length
-    )
-    maps = model.extract(pixels)
-    assert torch.equal(torch.cat([model.extract(one[None]) for one in pixels]), maps)
-    calibrate(model, [(one, 0) for one in pixels])
-    codes = model.encode(model.features(pixels))
-    assert codes.shape == (3, shape[0] // length, *shape[1:])
+
+def test_where_a_family_is_cut(split):
+    assert split.model.stages[-1] == split.family.cut
+    assert split.model.map_shape == split.family.map_shape
+    assert split.model.codebook.codebook_dim == split.family.codebook_dim
+
+
+def test_a_map_is_the_same_alone(split):
+    pixels = images()
+    alone = torch.cat([split.model.extract(image[None]) for image in pixels])
+    assert torch.equal(alone, split.model.extract(pixels))
+
+
+def test_gradients_are_in_p_and_the_codebook(split):
+    pixels = images()
+    model = copy.deepcopy(split.model)
+    calibrate(model, [(image, 0) for image in pixels])
+    channels, height, width = split.family.map_shape
+    groups = channels // split.family.codebook_dim
+    assert model.encode(model.features(pixels)).shape == (3, groups, height, width)
     model.train()(pixels).sum().backward()
     assert all(weight.grad is None for weight in model.feature_extractor.parameters())
-    assert (
-        model.plastic_layers.head.weight.grad.abs().sum() > 0
-        and model.codebook.blocks.grad.abs().sum() > 0
-    )
+    assert model.plastic_layers.head.weight.grad.abs().sum() > 0
+    assert model.codebook.blocks.grad.abs().sum() > 0
 
-    # Closed forms, costs, copies.
-    model.eval()
-    assert model.places(maps).shape == (3, shape[0], *grid)
+
+def test_features_of_closed_forms(split):
+    pixels = images()
+    model = split.model
+    grid_of_image = model.places(model.extract(pixels))
+    assert grid_of_image.shape == (3, split.family.map_shape[0], *split.family.grid)
     moments = FeatureMoments(maps=True, deviations=True)
-    assert moments.length(model) == features and moments(model, pixels).isfinite().all()
-    assert min(step_flops(model)) > 0
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied.eval()(pixels), model(pixels))
+    assert moments.length(model) == split.family.features
+    assert moments(model, pixels).isfinite().all()
 
 
-def test_class_token_and_registers_are_no_places_of_the_image():
+def test_operations_are_counted(split):
+    assert min(step_flops(split.model)) > 0
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["deepcopy", "pickle"],
+)
+def test_copies_answer_alike(split, copied):
+    pixels = images()
+    assert torch.equal(copied(split.model).eval()(pixels), split.model(pixels))
+
+
+def test_tokens_that_are_no_patches():
     model = split_backbone("timm:small_dinov2", None, n_classes=2).eval()
     maps = torch.randn(2, *model.map_shape)
     places = model.places(maps)
@@ -149,47 +187,65 @@ def test_class_token_and_registers_are_no_places_of_the_image():
     torch.testing.assert_close(features[:, :32], places.mean((2, 3)))
 
 
-def test_preprocessing_is_timms_unless_a_size_is_given():
-    name = full_name("timm:test_convnext")
-    assert name == "timm:test_convnext.r160_in1k" and full_name(name) == name
-    assert (
-        full_name("resnet18") == "resnet18" and preprocessing_of("resnet18").size == 224
-    )
-    expected = preprocessing_of(name)
-    assert (expected.size, expected.interpolation, expected.mean) == (
-        160,
-        "bicubic",
-        (0.5, 0.5, 0.5),
-    )
-    model = split_backbone(name, None, n_classes=2)
-    assert (
-        model.image_size == 160
-        and model.map_shape == (48, 10, 10)
-        and model.pixel_std.flatten()[0] == 0.5
-    )
-    model = split_backbone(
-        name,
-        None,
-        n_classes=2,
-        preprocessing={**expected.as_dict(), "interpolation": "bilinear"},
-    )
+CONVNEXT = "timm:test_convnext.r160_in1k"
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [("timm:test_convnext", CONVNEXT), (CONVNEXT, CONVNEXT), ("resnet18", "resnet18")],
+)
+def test_full_names(name, full):
+    assert full_name(name) == full
+
+
+def test_preprocessing_is_timms():
+    preprocessing = preprocessing_of(CONVNEXT)
+    assert preprocessing.size == 160
+    assert preprocessing.interpolation == "bicubic"
+    assert preprocessing.mean == (0.5, 0.5, 0.5)
+    assert preprocessing_of("resnet18").size == 224
+
+
+def test_a_model_has_timms_preprocessing():
+    model = split_backbone(CONVNEXT, None, n_classes=2)
+    assert model.image_size == 160
+    assert model.map_shape == (48, 10, 10)
+    assert model.pixel_std.flatten()[0] == 0.5
+
+
+def test_preprocessing_can_be_given():
+    preprocessing = preprocessing_of(CONVNEXT).as_dict()
+    preprocessing["interpolation"] = "bilinear"
+    model = split_backbone(CONVNEXT, None, n_classes=2, preprocessing=preprocessing)
     assert model.interpolation == "bilinear"
-    # At other cuts.
-    for cut, shape, frozen in (
+
+
+cuts = pytest.mark.parametrize(
+    ("cut", "shape", "n_stages"),
+    [
         (2, (32, 8, 8), 2),
         (0, (3, 64, 64), 0),
         ("stages.2.blocks.0", (48, 4, 4), 1),
-    ):
-        before = torch.get_rng_state()
-        assert map_channels("timm:test_convnext", cut, SIDE) == shape[0]
-        assert torch.equal(torch.get_rng_state(), before)
-        model = split_backbone(
-            "timm:test_convnext", None, n_classes=2, cut_layer=cut, image_size=SIDE
-        ).eval()
-        assert model.map_shape == shape and len(model.stages) == frozen
-        assert model(images()).shape == (3, 2) and (model.codebook is None) == (
-            cut == 0
-        )
+    ],
+)
+
+
+@cuts
+def test_other_cuts(cut, shape, n_stages):
+    model = split_backbone(
+        "timm:test_convnext", None, n_classes=2, cut_layer=cut, image_size=SIDE
+    ).eval()
+    assert model.map_shape == shape
+    assert len(model.stages) == n_stages
+    assert model(images()).shape == (3, 2)
+    assert (model.codebook is None) == (cut == 0)
+
+
+@cuts
+def test_channels_leave_the_rng_alone(cut, shape, n_stages):
+    before = torch.get_rng_state()
+    assert map_channels("timm:test_convnext", cut, SIDE) == shape[0]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize(
@@ -215,36 +271,53 @@ def test_errors_name_the_cure(name, cut, words):
         split_backbone(name, None, n_classes=2, cut_layer=cut, image_size=SIDE)
 
 
-def test_weights_that_do_not_fit_or_cannot_be_downloaded(tmp_path, monkeypatch):
+@pytest.fixture
+def other():
+    """A network with another number of classes."""
+    return timm.create_model("test_resnet", num_classes=3)
+
+
+def test_weights_of_another_network(tmp_path, other):
     path = tmp_path / "other.safetensors"
-    other = timm.create_model("test_resnet", num_classes=3)
     save_file(other.state_dict(), path)
-    with pytest.raises(
-        WeightsError,
-        match=r"fit timm:test_efficientnet \(Error\(s\) .* \.\.\.\): .*--backbone",
-    ):
+    words = r"fit timm:test_efficientnet \(Error\(s\) .* \.\.\.\): .*--backbone"
+    with pytest.raises(WeightsError, match=words):
         split_backbone("timm:test_efficientnet", path, n_classes=2, image_size=SIDE)
-    # A file with another number of classes fits, and so does a state dict of
-    # torch.save.
-    torch.save(other.state_dict(), tmp_path / "other.pth")
-    for file in (path, tmp_path / "other.pth"):
-        model = split_backbone("timm:test_resnet", file, n_classes=2, image_size=SIDE)
-        assert torch.equal(
-            model.feature_extractor.layer1[0].conv1.weight, other.layer1[0].conv1.weight
-        )
+
+
+@pytest.mark.parametrize(
+    ("suffix", "save"), [(".safetensors", save_file), (".pth", torch.save)]
+)
+def test_weights_of_other_classes(tmp_path, other, suffix, save):
+    path = tmp_path / f"other{suffix}"
+    save(other.state_dict(), path)
+    model = split_backbone("timm:test_resnet", path, n_classes=2, image_size=SIDE)
+    weight = model.feature_extractor.layer1[0].conv1.weight
+    assert torch.equal(weight, other.layer1[0].conv1.weight)
+
+
+def test_weights_that_cannot_be_downloaded(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(
-        WeightsError, match=r"(?s)weights of timm:test_resnet .*--weights FILE.*'none'"
-    ):
+    words = r"(?s)weights of timm:test_resnet .*--weights FILE.*'none'"
+    with pytest.raises(WeightsError, match=words):
         split_backbone("timm:test_resnet", "torchvision", n_classes=2, image_size=SIDE)
 
 
-def test_timm_is_needed_for_its_networks_only(monkeypatch):
-    for path in Path(crumb_avalanche.__file__).parent.rglob("*.py"):
-        assert not re.search(
-            r"^(import|from) timm\b", path.read_text(), re.MULTILINE
-        ), path
+def test_no_module_imports_timm_at_once():
+    sources = Path(crumb_avalanche.__file__).parent.rglob("*.py")
+    pattern = re.compile(r"^(import|from) timm\b", re.MULTILINE)
+    assert [path for path in sources if pattern.search(path.read_text())] == []
+
+
+@pytest.fixture
+def without_timm(monkeypatch):
     monkeypatch.setitem(sys.modules, "timm", None)
+
+
+def test_other_networks_need_no_timm(without_timm):
     split_backbone("small_cnn", None, n_classes=2, image_size=32)
+
+
+def test_its_networks_need_timm(without_timm):
     with pytest.raises(ImportError, match=re.escape('pip install -e ".[timm]"')):
         split_backbone("timm:resnet34", None, n_classes=2)
