@@ -204,7 +204,8 @@ class MemoryBuffer(ABC):
                 f"{self.max_size}; give the same"
             )
         self.labels = state["labels"].clone()
-        self.rows = None if state["rows"] is None else state["rows"].clone()
+        rows = state["rows"]
+        self.rows = None if rows is None else rows.clone()
         self.slots.free = list(state["free"])
         self.slots.by_class = _copied(state["by_class"])
         self.slots.random.bit_generator.state = state["random"]

@@ -204,7 +204,9 @@ class ClassBalancedReservoir(SelectionRule):
         """Decide on an image for a full buffer; if it is stored, free a slot."""
         # A class that has once been the largest is "full" from then on.
         largest = slots.largest()
-        self.full |= {other for other in slots.classes if slots.count(other) == largest}
+        for candidate in slots.classes:
+            if slots.count(candidate) == largest:
+                self.full.add(candidate)
         if label not in self.full:
             slots.make_room(label)
             return True
@@ -261,7 +263,7 @@ class ReferenceRule(SelectionRule):
         chosen: list[tuple[int, int]] = []
         for label in dict.fromkeys(labels):
             positions = [
-                position for position, other in enumerate(labels) if other == label
+                position for position, offered in enumerate(labels) if offered == label
             ]
             candidates = positions[:: self.stride]
             # A uniform choice of the quota among old members, which come first, and

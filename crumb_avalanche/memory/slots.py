@@ -58,7 +58,9 @@ class Slots:
             return
         largest = self.largest()
         victims = [
-            other for other, slots in self.by_class.items() if len(slots) == largest
+            candidate
+            for candidate, slots in self.by_class.items()
+            if len(slots) == largest
         ]
         if label in victims:
             self.release(label)

@@ -426,7 +426,9 @@ def split_timm(
     if isinstance(cut_layer, int):
         stage = _stage_of_number(name, stages, cut_layer)
     else:
-        stage = cut_layer or (stages[-2] if len(stages) > 1 else None)
+        stage = cut_layer or None
+        if stage is None and len(stages) > 1:
+            stage = stages[-2]
         if stage is None:
             raise ValueError(
                 f"timm lists no stages of {name}: give --cut-layer, one of {modules}"
@@ -527,8 +529,9 @@ def _classes_in(
     state: dict[str, Tensor], classifier: str | tuple[str, ...] | None
 ) -> int:
     """Return the number of classes of the first head in a state; 0 without a head."""
-    names = (classifier,) if isinstance(classifier, str) else classifier or ()
-    for name in names:
+    if isinstance(classifier, str):
+        classifier = (classifier,)
+    for name in classifier or ():
         weight = state.get(f"{name}.weight")
         if weight is not None:
             return len(weight)
@@ -538,7 +541,9 @@ def _classes_in(
 def _first(error: BaseException) -> str:
     """Return what an error says, in one line of moderate length."""
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) < 200 else text[:200] + " ..."
+    if len(text) < 200:
+        return text
+    return text[:200] + " ..."
 
 
 def _head(name: str, network: nn.Module) -> str:

@@ -265,7 +265,9 @@ class Codebook(nn.Module):
                 "from are damaged, or a learning rate was too high; load or initialise "
                 "it again"
             )
-        return all_filled, is_usable[0] if is_usable else None
+        if not is_usable:
+            return all_filled, None
+        return all_filled, is_usable[0]
 
 
 def check_codebook(codebook: Codebook | None, channels: int) -> None:
@@ -445,9 +447,9 @@ def _sampled_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> T
             f"{len(slices)} slices that are not zero cannot make "
             f"{codebook.codebook_size} k-means centres; give more feature maps"
         )
-    most = MOST_SLICES_PER_CENTRE * codebook.codebook_size
-    if len(slices) > most:
-        slices = slices[torch.randperm(len(slices), generator=generator)[:most]]
+    limit = MOST_SLICES_PER_CENTRE * codebook.codebook_size
+    if len(slices) > limit:
+        slices = slices[torch.randperm(len(slices), generator=generator)[:limit]]
     return slices.contiguous()
 
 

@@ -145,7 +145,9 @@ class Layout:
         """
         patches = tokens - self.prefix_tokens
         side = math.isqrt(patches)
-        return (side, side) if side**2 == patches else (patches, 1)
+        if side**2 == patches:
+            return side, side
+        return patches, 1
 
 
 # The paper's learning rate of 1e-3 suits maps whose positive values have the standard

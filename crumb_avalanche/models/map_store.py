@@ -361,7 +361,9 @@ def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
     network = model.feature_extractor
     # Layers and code of traced parts, besides weights, whose hash does not cover layers
     # without any.
-    traced = [part.code for part in network.modules() if isinstance(part, GraphModule)]
+    traced = [
+        module.code for module in network.modules() if isinstance(module, GraphModule)
+    ]
     runtime = "eager" if model.runtime.name == "torch" else str(model.runtime)
     shape = (count, *model.map_shape)
     mean = model.pixel_mean.flatten().tolist()

@@ -206,10 +206,12 @@ def open_runtime(model: Split, name: str) -> Runtime:
             f"value, more than {TOLERANCE[model.precision]:.0e}: give --runtime torch"
         )
     return_freed_memory()  # of the export and of an engine that was open before
-    is_torch = name != "onnxruntime"
+    library_version = str(torch.__version__)
+    if name == "onnxruntime":
+        library_version = version(name)
     return Runtime(
         name=name,
-        version=str(torch.__version__) if is_torch else version(name),
+        version=library_version,
         difference=difference,
         run=run,
     )

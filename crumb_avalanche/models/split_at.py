@@ -142,7 +142,8 @@ def split_after(
             its output.
     """
     network = network.eval()
-    nodes = _traced(network, [head] if node is None else [node, head])
+    names = [head] if node is None else [node, head]
+    nodes = _traced(network, names)
     order = list(nodes)
     images = next(operation for operation in order if operation.op == "placeholder")
     cut = images if node is None else _last_of(node, nodes)

@@ -52,31 +52,40 @@ class Range:
         """Return which values are accepted, if this one is not; else an empty text."""
         if not math.isfinite(value):
             return "a finite number"
-        if self.most is not None:
-            most = self.most
-        elif isinstance(value, float):
-            most = HIGHEST_NUMBER
-        else:
-            most = HIGHEST_COUNT
-        least = -most if self.least is None else self.least
-        is_high = value >= most if self.below else value > most
-        is_low = value <= least if self.above else value < least
+        highest = self._highest(value)
+        lowest = -highest if self.least is None else self.least
+        is_high = value > highest or (self.below and value == highest)
+        is_low = value < lowest or (self.above and value == lowest)
         if not is_low and not is_high:
             return ""
-        upper = f"less than {most:,}" if self.below else f"{most:,} or less"
-        lower = f"more than {least:,}" if self.above else f"{least:,} or more"
+        upper = f"{highest:,} or less"
+        if self.below:
+            upper = f"less than {highest:,}"
+        lower = f"{lowest:,} or more"
+        if self.above:
+            lower = f"more than {lowest:,}"
         has_both = self.least is not None and self.most is not None
-        if has_both and most <= HIGHEST_SHOWN:
+        if has_both and highest <= HIGHEST_SHOWN:
             return f"{lower}, but {upper}"
         return upper if is_high else lower
+
+    def _highest(self, value: float) -> float:
+        """Return the upper limit for numbers of the type of a value."""
+        if self.most is not None:
+            return self.most
+        if isinstance(value, float):
+            return HIGHEST_NUMBER
+        return HIGHEST_COUNT
 
     def __repr__(self) -> str:
         """Say the range in the help of a command."""
         limits = []
         if self.least is not None:
-            limits.append(f"{'>' if self.above else '>='} {self.least:g}")
+            sign = ">" if self.above else ">="
+            limits.append(f"{sign} {self.least:g}")
         if self.most is not None:
-            limits.append(f"{'<' if self.below else '<='} {self.most:g}")
+            sign = "<" if self.below else "<="
+            limits.append(f"{sign} {self.most:g}")
         return ", ".join(limits)
 
 

@@ -45,8 +45,8 @@ def checksum(name: str, tensor: Tensor) -> str:
 
 def _digest(metadata: dict[str, str]) -> str:
     """SHA-256 over all metadata except the digest itself."""
-    others = {name: text for name, text in metadata.items() if name != DIGEST}
-    return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+    texts = {name: text for name, text in metadata.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 
 def write_tensors(

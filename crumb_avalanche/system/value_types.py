@@ -131,8 +131,9 @@ def record(further: bool = False, **kinds: Any) -> Any:
         else:
             members[name] = kind
     dictionary = TypedDict("dictionary", members)  # type: ignore[misc]
-    config = ConfigDict(extra="allow" if further else "forbid")
-    return with_config(config)(dictionary)
+    if further:
+        return with_config(ConfigDict(extra="allow"))(dictionary)
+    return with_config(ConfigDict(extra="forbid"))(dictionary)
 
 
 def whole(low: int = 0, high: int = 2**63 - 1) -> Any:
@@ -195,13 +196,17 @@ def array(
         low, high: of its values.
         but: a value besides these.
     """
-    dtypes = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    if not isinstance(dtypes, tuple):
+        dtypes = (dtypes,)
 
     def check_tensor(value: Any) -> "torch.Tensor":
         if not _is_tensor(value, dtypes) or not _has_shape(value, shape):
             sizes = ", ".join(map(_size_text, shape))
             raise ValueError(f"{' or '.join(map(_name, dtypes))} ({sizes})")
-        _check_range(value if but is None else value[value != but], low, high)
+        bounded = value
+        if but is not None:
+            bounded = value[value != but]
+        _check_range(bounded, low, high)
         return value
 
     return Annotated[Any, PlainValidator(check_tensor)]
@@ -234,10 +239,12 @@ def _check_range(values: "torch.Tensor", low: float, high: float) -> None:
 
     if not values.numel() or values.dtype == torch.bool:
         return
-    least, most = map(float, values.aminmax())
-    if low <= least and most <= high:  # comparisons with NaN are false
+    lowest, highest = map(float, values.aminmax())
+    if low <= lowest and highest <= high:  # comparisons with NaN are false
         return
-    wrong = least if most <= high else most
+    wrong = highest
+    if highest <= high:
+        wrong = lowest
     raise ValueError(f"of values from {low:g} to {high:g}, and holds {wrong:g}")
 
 
