@@ -27,10 +27,10 @@ TIMES = (
 def make(kind, buffer):
     """The benchmark of four experiences and a learner, as a script begins."""
     RNGManager.set_random_seeds(1234)
-    parts = {"epoch": True, "experience": True, "stream": True}
+    levels = {"epoch": True, "experience": True, "stream": True}
     evaluator = EvaluationPlugin(
-        accuracy_metrics(**parts),
-        loss_metrics(**parts),
+        accuracy_metrics(**levels),
+        loss_metrics(**levels),
         class_accuracy_metrics(stream=True),
         LedgerMetric(),
         loggers=[],
@@ -72,8 +72,8 @@ OTHERS = [
 @pytest.mark.parametrize(("kind", "buffer", "stop"), [*QUICK, *OTHERS])
 def test_a_run_resumes(tmp_path, kind, buffer, stop):
     path = tmp_path / "checkpoint.pkl"
-    benchmark, whole = make(kind, buffer)
-    expected = train(benchmark, whole)
+    benchmark, uninterrupted = make(kind, buffer)
+    expected = train(benchmark, uninterrupted)
     benchmark, first = make(kind, buffer)
     results = train(benchmark, first, stop=stop)
     save_checkpoint(first, path)
@@ -86,10 +86,10 @@ def test_a_run_resumes(tmp_path, kind, buffer, stop):
     assert results == expected
     assert [len(metrics) > 10 for metrics in results] == 4 * [True]
     weights = resumed.model.state_dict()
-    for name, value in whole.model.state_dict().items():
+    for name, value in uninterrupted.model.state_dict().items():
         assert torch.equal(value, weights[name])
     if kind != "StreamStrategy":
-        memories, resumed_memories = buffer_of(whole), buffer_of(resumed)
+        memories, resumed_memories = buffer_of(uninterrupted), buffer_of(resumed)
         assert len(memories) == 6
         assert torch.equal(memories.rows, resumed_memories.rows)
         assert torch.equal(memories.labels, resumed_memories.labels)

@@ -158,13 +158,13 @@ def test_experiences_are_grouped_by_stream(kind, make_stream):
     """test_eval_streams_normalization."""
     benchmark = make_stream() if kind == "ours" else host_benchmark(kind)
     train, test = benchmark.train_stream, benchmark.test_stream
-    both = [len(test), len(train)]
-    assert [len(group) for group in _group_experiences_by_stream(test)] == both[:1]
-    assert [len(group) for group in _group_experiences_by_stream([test])] == both[:1]
+    lengths = [len(test), len(train)]
+    assert [len(group) for group in _group_experiences_by_stream(test)] == lengths[:1]
+    assert [len(group) for group in _group_experiences_by_stream([test])] == lengths[:1]
     mixed = _group_experiences_by_stream([*test, *train])
-    assert [len(group) for group in mixed] == both
+    assert [len(group) for group in mixed] == lengths
     listed = _group_experiences_by_stream([test, train])
-    assert [len(group) for group in listed] == both
+    assert [len(group) for group in listed] == lengths
 
 
 @pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])

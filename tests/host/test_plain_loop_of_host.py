@@ -37,9 +37,9 @@ def batches(experience, earlier=()):
     rows = [*earlier, *experience.dataset]
     for _ in range(2):
         for start in range(0, len(rows), BATCH):
-            part = rows[start : start + BATCH]
-            images = torch.stack([row[0] for row in part])
-            yield images, torch.tensor([int(row[1]) for row in part])
+            batch = rows[start : start + BATCH]
+            images = torch.stack([row[0] for row in batch])
+            yield images, torch.tensor([int(row[1]) for row in batch])
 
 
 def plain_loop(kind, masked=False, cumulative=False, quantized=True):

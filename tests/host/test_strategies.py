@@ -70,12 +70,12 @@ def run(strategy, benchmark, together=False):
     frozen = []
     if isinstance(strategy.model, SplitModel):
         frozen = [w.clone() for w in strategy.model.feature_extractor.parameters()]
-    parts = [benchmark.train_stream] if together else benchmark.train_stream
-    for part in parts:
-        strategy.train(part, num_workers=0)
+    lessons = [benchmark.train_stream] if together else benchmark.train_stream
+    for lesson in lessons:
+        strategy.train(lesson, num_workers=0)
         strategy.eval(benchmark.test_stream)
     tested = sum(len(experience.dataset) for experience in benchmark.test_stream)
-    assert outputs.images == len(parts) * tested
+    assert outputs.images == len(lessons) * tested
     assert outputs.finite
     if frozen:
         weights = strategy.model.feature_extractor.parameters()
@@ -176,10 +176,10 @@ def test_the_upper_bound_of_the_registry():
     trace = Trace()
     strategy = registered("offline", plugins=[trace])
     images = coloured_images()
-    whole = nc_benchmark(
+    joint = nc_benchmark(
         images, coloured_images(2, 1), n_experiences=1, task_labels=False
     )
-    strategy.train(whole.train_stream)
+    strategy.train(joint.train_stream)
     assert sorted(trace.labels[0]) == sorted(2 * images.targets)
 
 
@@ -230,9 +230,9 @@ def test_online_scenario(name, boundaries):
     build = our_strategy if name in OURS else registered
     strategy = build(name, plugins=[trace], train_epochs=1)
     stream = online.train_online_stream
-    parts = stream if boundaries else [stream]
-    for part in parts:
-        strategy.train(part, num_workers=0)
+    lessons = stream if boundaries else [stream]
+    for lesson in lessons:
+        strategy.train(lesson, num_workers=0)
         strategy.eval(online.original_test_stream[:])
     assert strategy.clock.train_exp_counter == 6  # three experiences of 10 and 6 images
     assert len(trace.labels) == 6
