@@ -192,6 +192,20 @@ def test_no_energy_is_lost(counts, per_class, total, size, seed, eight_bits):
             assert len(rows) == min(count - 1, per_class, D)
 
 
+@pytest.mark.parametrize("label", [0, 1])
+def test_a_merge_loses_no_energy(label):
+    statistics = taught([9, 5], directions=2)
+    statistics.merge(taught([6, 7], directions=2, seed=1))
+    features, labels = clouds([9, 5])
+    more_features, more_labels = clouds([6, 7], seed=1)
+    group = torch.cat([features[labels == label], more_features[more_labels == label]])
+    trace = float((group - group.mean(0)).double().square().sum())
+    directions = statistics.directions
+    energy = float(directions.of_class(label).square().sum())
+    stored = energy + float(directions.outside[label])
+    assert stored == pytest.approx(trace, rel=5e-3)
+
+
 def test_a_limit_is_a_setting():
     statistics = taught([9, 5, 2], directions=4, total_directions=7)
     assert statistics.directions.counts.tolist() == [3, 3, 1]
