@@ -84,11 +84,16 @@ def checkpoint(folder):
 
 
 def pretrained(folder):
-    save_pretrained(
-        folder / "a.safetensors",
-        make_model(),
-        {"classes": 3, "history": [{"loss": 1.5}]},
-    )
+    model = make_model()
+    made_with = {
+        "backbone": "small",
+        "classes": model.n_classes,
+        "head_kernel": 1,
+        "codebook_size": model.codebook.codebook_size,
+        "codebook_dim": model.codebook.codebook_dim,
+        "history": [{"loss": 1.5}],
+    }
+    save_pretrained(folder / "a.safetensors", model, made_with)
 
     def act(path):
         tensors, notes = read_pretrained(path)
