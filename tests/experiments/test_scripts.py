@@ -374,7 +374,7 @@ def written_start(folder, name, **changes):
     settings = vars(PretrainSettings(data="IMAGES", codebook_dim=8, **changes))
     state = {
         "codebook.blocks": torch.full((256, 8), float(len(name))),
-        "plastic_layers.x": torch.ones(1),
+        "plastic_layers.x": torch.ones(2),  # a row for each class
     }
     made_with = settings | {
         "data": str(Path("IMAGES").resolve()),
