@@ -3,8 +3,8 @@
     python experiments/repeat.py table1 --dataset-root ETH80 --weights WEIGHTS --runs 0,5
     python experiments/repeat.py table1 --rows Ours REMIND --runs 0 --table-only
 
-TABLE is a file of `results/` without its ending `_runs.csv`, or the path of such a
-file. Each run is done again with the settings in its line. On the CPU that recorded it,
+TABLE is a file below `results/` without its ending `_runs.csv`, such as `table1` or
+`unfinished/table1`, or the path of such a file. Each run is done again with the settings in its line. On the CPU that recorded it,
 all digits should come back. On another one, other roundings add up: a closed form moves
 by at most half a point, a trained network may move by as much as it does between
 seeds, so that a single run is only asked to stay within 10 points (joint training 3).
@@ -185,14 +185,14 @@ def path_of(table: str) -> Path:
     candidates = [
         Path(table),
         RESULTS / f"{table}_runs.csv",
-        RESULTS / "unfinished" / f"{table}_runs.csv",
     ]
     for path in candidates:
         if path.is_file():
             return path
-    names = sorted(
-        path.name.removesuffix("_runs.csv") for path in RESULTS.rglob("*_runs.csv")
-    )
+    paths = sorted(RESULTS.rglob("*_runs.csv"))
+    names = [
+        path.relative_to(RESULTS).as_posix().removesuffix("_runs.csv") for path in paths
+    ]
     raise ValueError(f"there is no table {table!r}; recorded are {', '.join(names)}")
 
 

@@ -205,7 +205,7 @@ def read_recorded(path: Path) -> list[RecordedRun]:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(
                 f"{path} has the columns {', '.join(reader.fieldnames or ())}; recorded "
-                f"runs have {', '.join(COLUMNS)}"
+                f"runs have {', '.join(COLUMNS)}: record the table again"
             )
         return [RecordedRun.of_line(line) for line in reader]
 
