@@ -4,9 +4,9 @@ Messages come with QoS 1 in a session that the broker keeps, and are acknowledge
 their answer has arrived at the broker; until then a journal holds it. So a stop of the
 broker or of this program loses no message.
 
-A message counts as one that was answered before if MQTT marks it as delivered again in
-this session, or if it is an event with the topic, label and id of another one. All
-others are answered, however alike they are.
+A message counts as one that was answered before if MQTT marks it as delivered again
+within its session, or if it is an event with the topic, label and id of another one.
+All others are answered, however alike they are.
 """
 
 import asyncio

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import stdev
 
 from matplotlib.figure import Figure
-from support.findings import Finding
+from support.findings import Finding, family_of
 from support.paper_numbers import PaperValue
 from support.pictures import bars
 from support.recorded_runs import RecordedRun, write_recorded
@@ -197,8 +197,7 @@ def panels_of(findings: Sequence[Finding]) -> dict[tuple[str, str], list[Finding
     """The findings of each benchmark and protocol, in the order of the findings."""
     panels: dict[tuple[str, str], list[Finding]] = {}
     for finding in findings:
-        key = finding.cell.benchmark, finding.cell.protocol
-        panels.setdefault(key, []).append(finding)
+        panels.setdefault(family_of(finding), []).append(finding)
     return panels
 
 
