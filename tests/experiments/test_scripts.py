@@ -83,6 +83,7 @@ QUICK = {
         ["--processes", "0"],
         ["taught_learner.csv", "taught_learner.md"],
     ),
+    "memory_picture": ([], ["memory.csv", "memory.png"]),
     "novelty": ([], ["novelty.csv"]),
     "open_set": (
         ["--methods", "rda", "ncm"],
