@@ -17,14 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from support.common_options import run_script
+from support.common_options import add_engine_options, engine_options, run_script
 from support.recorded_runs import RecordedRun, read_recorded
 from support.rows import folder_name
 from support.runs import FILES, FinishedRun, finished_runs
-from support.sweep import exit_code, sweep
+from support.sweep import exit_code
 from support.tables import write_table
 
 from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.runs.cells import sweep
+from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.settings import RunSettings
 
 RESULTS = Path(__file__).parent / "results"
@@ -222,14 +224,19 @@ def chosen_runs(
 
 
 def repeat(
-    recorded: Sequence[RecordedRun], settings: Sequence[RunSettings], work: bool
+    recorded: Sequence[RecordedRun],
+    settings: Sequence[RunSettings],
+    engine: EngineSettings | None,
+    output: Path,
 ) -> tuple[list[Repeated], dict[Path, str]]:
-    """Do recorded runs again; without `work`, read those that were repeated before.
+    """Do recorded runs again; without an engine, read those that were repeated before.
 
     Returns:
         Both results of each run, and the folders of the failed ones with their errors.
     """
-    failed = sweep(settings) if work else {}
+    failed = {}
+    if engine is not None:
+        failed = sweep(settings, engine, output)
     repeated = []
     for run, plan in zip(recorded, settings):
         folder = Path(plan.output).parent
@@ -258,7 +265,9 @@ def main() -> int:
     parser.add_argument(
         "--table-only", action="store_true", help="compare runs repeated before"
     )
+    add_engine_options(parser)
     chosen = parser.parse_args()
+    engine = None if chosen.table_only else engine_options(chosen)
     numbers = RunSettings(runs=chosen.runs).run_numbers()
     recorded = chosen_runs(path_of(chosen.table), chosen.rows, numbers)
     files = [Path(path) for path in (*chosen.weights, *chosen.pretrained)]
@@ -270,7 +279,7 @@ def main() -> int:
         settings.append(
             settings_of(run, files, chosen.dataset_root, folder, chosen.feature_cache)
         )
-    repeated, failed = repeat(recorded, settings, work=not chosen.table_only)
+    repeated, failed = repeat(recorded, settings, engine, output)
     write_table(output, "repeat", HEADER, [pair.line for pair in repeated])
     return exit_code(failed)
 

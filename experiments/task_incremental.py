@@ -32,7 +32,7 @@ from support.common_options import (
 )
 from support.pictures import bars
 from support.rows import rows_of
-from support.sweep import exit_code, grid, sweep
+from support.sweep import exit_code, grid
 from support.tables import write_table
 
 from crumb_avalanche.runs.plan import RunPlan
@@ -76,7 +76,7 @@ def path_of(settings: RunSettings) -> Path:
     return Path(settings.output) / "figures.json"
 
 
-def is_measured(path: Path, made_with: dict) -> bool:
+def is_measured(path: Path, expected: dict) -> bool:
     """Whether the figures of a run are there.
 
     Raises:
@@ -84,11 +84,22 @@ def is_measured(path: Path, made_with: dict) -> bool:
     """
     if not path.exists():
         return False
-    if json.loads(path.read_text())["made_with"] != made_with:
+    if json.loads(path.read_text())["made_with"] != expected:
         raise ValueError(
             f"{path} was made with other settings; use another --output, or remove it"
         )
     return True
+
+
+def made_with(plan: RunPlan, experiences: int | None) -> dict:
+    """What the figures of a run follow from."""
+    return {"plan": plan.sha256, "experiences": experiences}
+
+
+def has_figures(settings: RunSettings, experiences: int | None = None) -> bool:
+    """Whether the figures of a run are there; see `measure` and `is_measured`."""
+    plan = RunPlan.of(settings)
+    return is_measured(path_of(settings), made_with(plan, experiences))
 
 
 def with_task_labels(strategy: Any, stream: Sequence[Any]) -> list[float]:
@@ -134,8 +145,7 @@ def measure(settings: RunSettings, experiences: int | None = None) -> None:
 
     plan = RunPlan.of(settings)
     path = path_of(settings)
-    made_with = {"plan": plan.sha256, "experiences": experiences}
-    if is_measured(path, made_with):
+    if is_measured(path, made_with(plan, experiences)):
         return
     set_up_process(plan.threads, plan.run)  # the same first weights for all methods
     stream = open_stream(plan, joint=False)
@@ -165,7 +175,7 @@ def measure(settings: RunSettings, experiences: int | None = None) -> None:
         "forgetting": statistics.fmean(forgotten),
         "after_learning": after_learning,
         "after_the_stream": after_stream,
-        "made_with": made_with,
+        "made_with": made_with(plan, experiences),
     }
     write_json(path, figures)
 
@@ -282,7 +292,10 @@ def main() -> int:
     protocol = chosen.protocol
     cells = cells_of(options, chosen.methods, dict(chosen.strengths), protocol)
     work = partial(measure, experiences=chosen.experiences)
-    failed = {} if options.table_only else sweep(cells, options.processes, work=work)
+    is_done = partial(has_figures, experiences=chosen.experiences)
+    failed = {}
+    if not options.table_only:
+        failed = options.do(cells, work=work, is_done=is_done)
     results = read_results(cells)
     if results:
         header = ["method"]

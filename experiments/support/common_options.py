@@ -9,10 +9,13 @@ from pathlib import Path
 from support.findings import Cell, Finding, Run, find, runs_in_folders
 from support.recorded_runs import RecordedRun, RecordedRuns
 from support.runs import finished_runs, planned_settings
-from support.sweep import cell_settings, is_finished, sweep
+from support.sweep import cell_settings
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
+from crumb_avalanche.runs.cells import IsDone, Work, is_finished, learn, sweep
+from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.worker_check import EngineError
 
 PROTOCOLS = ("class_instance", "class_iid")
 # No video: there is no class-instance order.
@@ -40,7 +43,7 @@ class CommonOptions:
         roots: folder of the images of each benchmark; None for its default.
         runs: numbers of the runs, which are their seeds.
         base: settings that all runs share.
-        processes: runs at a time; 0 does them in this process.
+        engine: where the runs are done.
         output: folder of everything that is written.
         quick: whether the script is only tried out.
         table_only: whether to make the table of finished runs, and do no new ones.
@@ -51,7 +54,7 @@ class CommonOptions:
     roots: dict[str, str | None]
     runs: list[int]
     base: RunSettings
-    processes: int
+    engine: EngineSettings
     output: Path
     quick: bool
     table_only: bool
@@ -79,13 +82,17 @@ class CommonOptions:
     def do(
         self,
         runs: Sequence[RunSettings],
-        finished: Callable[[RunSettings], None] | None = None,
+        finished: Callable[[RunSettings], object] | None = None,
+        work: Work = learn,
+        is_done: IsDone = is_finished,
     ) -> dict[Path, str]:
         """Do the unfinished runs, none with --table-only.
 
         Args:
             runs: settings of the runs, in the order in which they start.
             finished: called with the settings of each run that is done.
+            work: does a run; writes its result last.
+            is_done: whether the folder of a run holds the result of `work`.
 
         Returns:
             Folders of the failed runs with their errors.
@@ -94,7 +101,14 @@ class CommonOptions:
             for run in runs:
                 is_finished(run)
             return {}
-        return sweep(runs, self.processes, finished=finished)
+        return sweep(
+            runs,
+            self.engine,
+            self.output,
+            work=work,
+            is_done=is_done,
+            finished=finished,
+        )
 
     def found(
         self, cells: Sequence[Cell], **shared
@@ -279,14 +293,35 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
         default=1,
         help="experiences between tests",
     )
-    add(
+    add_engine_options(parser)
+    parser.set_defaults(usual_output=output, several=several)
+    return parser
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where runs are done; see `engine_options`."""
+    parser.add_argument(
+        "--engine",
+        default="processes",
+        choices=["processes", "slurm", "ray"],
+        help="where the runs are done",
+    )
+    parser.add_argument(
         "--processes",
         type=int,
         default=1,
-        help="runs at a time; 0 does them in this process",
+        help="of --engine processes: runs at a time; 0 does them in this process",
     )
-    parser.set_defaults(usual_output=output, several=several)
-    return parser
+    parser.add_argument(
+        "--resources",
+        metavar="FILE",
+        help="YAML of what a run needs of a cluster: partition, gpus, time ...",
+    )
+
+
+def engine_options(chosen: argparse.Namespace) -> EngineSettings:
+    """Return the engine of a command line that has `add_engine_options`."""
+    return engine_settings(chosen.engine, chosen.processes, chosen.resources)
 
 
 def own_presets(
@@ -313,7 +348,7 @@ def common_options(chosen: argparse.Namespace) -> CommonOptions:
         roots=roots,
         runs=base.run_numbers(),
         base=replace(base, runs=None),
-        processes=chosen.processes,
+        engine=engine_options(chosen),
         output=output,
         quick=chosen.quick,
         table_only=chosen.table_only,
@@ -391,7 +426,7 @@ def run_script(main: Callable[[], int | None], smoke_test: bool = True) -> None:
             print(notice)
         try:
             code = main()
-        except (ValueError, ImportError, ConnectionError) as error:
+        except (ValueError, ImportError, ConnectionError, EngineError) as error:
             print(printable(f"error: {error}"), file=sys.stderr)
             sys.exit(1)
         if notice:

@@ -161,7 +161,7 @@ def table(tmp_path, monkeypatch):
     """A function that makes a table of two runs, and the numbers that it ran."""
     ran = []
 
-    def sweep(runs, processes, finished):
+    def sweep(runs, engine, output, *, finished, **work):
         for run in runs:
             folder = made_run(Path(run.output), 160 + run.run)
             (folder / "config.yaml").write_text(str(RunPlan.of(run)))

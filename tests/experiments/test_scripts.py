@@ -311,7 +311,7 @@ def test_settings_by_the_options():
         and quick.base.preset == "paper"
     )
     RunPlan.of(quick.settings("toy_shapes_short"))
-    assert options("--processes", "3").processes == 3
+    assert options("--processes", "3").engine.processes == 3
 
 
 def test_protocols_by_the_options():

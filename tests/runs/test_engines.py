@@ -1,4 +1,4 @@
-"""A sweep ends with all results that are possible, survives faults, and reports failed and diverged cells."""
+"""A sweep ends with all results that are possible, survives faults, and reports failed and diverged runs."""
 
 import gc
 import json
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -14,11 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from faults import full_disk
-from support import sweep as module
 from support.runs import finished_runs
-from support.sweep import DONE, ERROR, exit_code, grid, run_cell
+from support.sweep import exit_code, grid
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from crumb_avalanche.runs.cells import item_of
+from crumb_avalanche.runs.engine_settings import EngineSettings
+from crumb_avalanche.runs.engines import check_folders, do_all, engine_of
+from crumb_avalanche.runs.items import DONE, ERROR, work_on
+from crumb_avalanche.runs.local_engines import Processes, ThisProcess
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
 from crumb_avalanche.runs.run_folder import (
@@ -32,10 +35,14 @@ from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedError
 
-# In processes that are forked from that of the tests, so that none imports anything; or
-# in this process.
-sweep = partial(module.sweep, method="fork")
-here = partial(module.sweep, processes=0, progress=False)
+
+def sweep(cells, processes=1, *, work, **options) -> dict[Path, str]:
+    """Do cells in forks of the tests' process, so that none imports anything; or in it."""
+    engine = Processes(processes, "fork") if processes else ThisProcess()
+    return do_all([item_of(cell, work) for cell in cells], engine, **options)
+
+
+here = partial(sweep, processes=0, progress=False)
 
 
 @pytest.fixture(autouse=True)
@@ -199,30 +206,30 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path):
     assert not here(cells[1:2], work=finish) and accuracies(cells) == [10, 11, 12]
 
 
-def test_a_cell_locked_by_another_process_is_waited_for(tmp_path, monkeypatch):
-    cells, order = cells_of(tmp_path), []
-    Path(cells[0].output).mkdir(parents=True)
-    held, let_go = threading.Event(), threading.Event()
+def test_a_folder_in_use_fails_alone(tmp_path):
+    cells = cells_of(tmp_path)
+    with locked(Path(cells[1].output)):
+        failed = here(cells, work=finish)
+    assert accuracies(cells) == [10, None, 12]
+    assert "run1 is in use by another process" in failed[Path(cells[1].output)]
+    assert not here(cells[1:2], work=finish)
 
-    def work(settings):
-        order.append(settings.run)
-        finish(settings)
-        if settings.run == 2:
-            let_go.set()
 
-    def hold():
-        with locked(Path(cells[0].output)):
-            held.set()
-            let_go.wait(120)
+def interrupt_in_run_1(settings: RunSettings) -> None:
+    if settings.run == 1:
+        raise KeyboardInterrupt
+    finish(settings)
 
-    other = threading.Thread(target=hold)
-    other.start()
-    held.wait(120)
-    # Free when it is asked about, taken when it begins.
-    monkeypatch.setattr(module, "in_use", lambda folder: order and in_use(folder))
-    assert not here(cells, work=work)
-    other.join()
-    assert order == [1, 2, 0] and accuracies(cells) == [10, 11, 12]
+
+def test_an_interrupt_says_how_to_go_on(tmp_path, capsys):
+    cells = cells_of(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        here(cells, work=interrupt_in_run_1)
+    assert accuracies(cells) == [10, None, None]
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "2 are left, and the same command goes on"
+    assert not here(cells[1:], work=finish)
+    assert accuracies(cells) == [10, 11, 12]
 
 
 def test_workers_die_with_their_driver(tmp_path):
@@ -244,19 +251,28 @@ def test_workers_die_with_their_driver(tmp_path):
     assert not in_use(Path(cell.output)) and not here([cell], work=finish)
 
 
-def test_wrong_calls_are_refused(tmp_path):
+def test_cells_of_one_folder_are_refused(tmp_path):
+    item = item_of(cells_of(tmp_path, 1)[0])
+    words = r"1 folders belong to several runs, such as .*run0; give each its"
+    with pytest.raises(ValueError, match=words):
+        check_folders([item, item])
+
+
+def test_a_run_of_other_settings_is_refused(tmp_path):
     cell = cells_of(tmp_path, 1)[0]
-    with pytest.raises(
-        ValueError,
-        match=r"1 folders belong to several cells, such as .*run0; give each its",
-    ):
-        sweep([cell, cell])
     finish(cell)
     with pytest.raises(FinishedRunError, match="holds a finished run with"):
-        sweep([cell])
-    with pytest.raises(ValueError, match="processes is -1; give 0 or more"):
-        sweep([], -1)
-    assert sweep([]) == {}
+        here([cell], work=finish)
+
+
+def test_no_items(tmp_path):
+    assert here([], work=finish) == {}
+
+
+@pytest.mark.parametrize(("processes", "kind"), [(0, ThisProcess), (2, Processes)])
+def test_engines_of_this_computer(tmp_path, processes, kind):
+    settings = EngineSettings(processes=processes)
+    assert type(engine_of(settings, tmp_path)) is kind
 
 
 @pytest.fixture
@@ -294,7 +310,7 @@ def diverging(clips, tmp_path, monkeypatch):
 
 def test_a_diverged_run_counts(diverging, tmp_path):
     settings = diverging(1, 1)
-    assert run_cell(settings) == DONE
+    assert work_on(item_of(settings)) == DONE
     (run,) = finished_runs(tmp_path, [0])
     assert run.result["diverged_in_experience"] == 1
     after = run.result["accuracy_after"]
@@ -318,7 +334,7 @@ def test_a_diverged_run_counts(diverging, tmp_path):
         len(json.loads((run.folder / "ledger.json").read_text())["after_experience"])
         == 4
     )
-    assert run_cell(settings) == DONE, "it is finished"
+    assert work_on(item_of(settings)) == DONE, "it is finished"
 
 
 @pytest.mark.parametrize(("place", "counts"), [((1, 1), False), ((0, 0), True)])

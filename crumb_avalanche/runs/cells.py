@@ -1,0 +1,98 @@
+"""Runs as items of an engine: a cell of a table, or one of the runs of a command."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from crumb_avalanche.runs.engine_settings import EngineSettings
+from crumb_avalanche.runs.engines import do_all, engine_of
+from crumb_avalanche.runs.items import ERROR, Item
+from crumb_avalanche.runs.run_folder import RESULT, finished_result, tidy_up
+from crumb_avalanche.runs.settings import RunSettings
+
+Work = Callable[[RunSettings], object]
+IsDone = Callable[[RunSettings], bool]
+
+
+def learn(cell: RunSettings) -> None:
+    """Do the run of a cell, as ``crumb run`` does.
+
+    A run that diverges counts with the accuracy that it reached.
+    """
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.run import run_once
+
+    run_once(RunPlan.of(cell), count_divergence=True)
+
+
+def is_finished(cell: RunSettings) -> bool:
+    """Whether the cell has a result, of its settings.
+
+    Files that a kill may have left beside it are removed.
+
+    Raises:
+        DamagedRunError: the result is damaged.
+        FinishedRunError: it is of other settings.
+    """
+    folder = Path(cell.output)
+    if cell.overwrite or not (folder / RESULT).exists():
+        return False
+    from crumb_avalanche.runs.plan import RunPlan
+
+    finished_result(folder, RunPlan.of(cell))
+    tidy_up(folder)
+    # Of an attempt before, or of the process that was killed right after it wrote the
+    # result.
+    (folder / ERROR).unlink(missing_ok=True)
+    return True
+
+
+def item_of(
+    cell: RunSettings, work: Work = learn, is_done: IsDone = is_finished
+) -> Item:
+    """Return the work on a cell as an item; it writes the result last."""
+    return Item(
+        folder=Path(cell.output),
+        work=partial(work, cell),
+        is_done=partial(is_done, cell),
+    )
+
+
+def sweep(
+    cells: Sequence[RunSettings],
+    settings: EngineSettings,
+    folder: Path,
+    *,
+    progress: bool = True,
+    work: Work = learn,
+    is_done: IsDone = is_finished,
+    finished: Callable[[RunSettings], object] | None = None,
+) -> dict[Path, str]:
+    """Do all unfinished runs; the same call resumes an interrupted sweep.
+
+    Args:
+        cells: settings of the runs in the order in which they start; ``output`` is the
+            folder of each.
+        settings: of the engine. With a time limit, all runs keep checkpoints.
+        folder: that all workers see, for what the engine writes.
+        progress: whether to show a bar with the time left.
+        work: work on a cell, which can be pickled; writes the result last.
+        is_done: whether the folder of a cell holds the result of ``work``.
+        finished: called in this process with the settings of each run that is done.
+
+    Returns:
+        Folders of the failed runs with the last line of the error; see ``do_all``, also
+        for what is raised.
+    """
+    if settings.minutes is not None:
+        cells = [replace(cell, checkpoint=True) for cell in cells]
+    by_folder = {Path(cell.output): cell for cell in cells}
+
+    def note(item: Item) -> None:
+        if finished is not None:
+            finished(by_folder[item.folder])
+
+    items = [item_of(cell, work, is_done) for cell in cells]
+    engine = engine_of(settings, folder)
+    return do_all(items, engine, progress=progress, finished=note)

@@ -1,0 +1,139 @@
+"""Typed settings of an engine, and of what it needs of a cluster.
+
+Imports neither torch nor Avalanche.
+"""
+
+import re
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from crumb_avalanche.runs.settings import load_yaml
+from crumb_avalanche.system import setting_ranges as ranges
+
+EngineName = Literal["processes", "slurm", "ray"]
+# As SLURM writes them: days, hours, minutes and seconds.
+_TIME = re.compile(r"(?:(\d+)-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})")
+
+
+def minutes_of(text: str) -> int | None:
+    """Return the minutes of a text such as ``1-12:00:00``; ``None`` for another one."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    days, hours, minutes, _ = (int(part or 0) for part in match.groups())
+    return (24 * days + hours) * 60 + minutes
+
+
+@dataclass(frozen=True)
+class EngineSettings(ranges.InRange):
+    """Where many runs are done, and what each needs.
+
+    All but the first two come from a YAML file; see ``read_resources``.
+
+    Attributes:
+        engine: processes of this computer, slurm, or ray.
+        processes: of the engine processes: runs at a time; 0 does them in this process.
+        cpus: CPU cores of each run.
+        gpus: GPUs of each run.
+        memory: of each run, such as 8GB; default what the cluster gives.
+        time: most minutes of a job, or a text D-HH:MM:SS or HH:MM:SS; a run that takes
+            longer is queued again and goes on from its checkpoint. SLURM alone.
+        partition: SLURM's; default that of the cluster.
+        at_once: most jobs of SLURM at a time; default all.
+        options: further options of sbatch, such as account and qos.
+        address: of Ray's head, HOST:PORT; default the cluster of this computer.
+    """
+
+    engine: EngineName = "processes"
+    processes: ranges.Workers = 1
+    cpus: Annotated[int, ranges.Range(1, 1024)] = 1
+    gpus: Annotated[int, ranges.Range(0, 64)] = 0
+    memory: str | None = None
+    time: int | str | None = None
+    partition: str | None = None
+    at_once: ranges.Count | None = None
+    options: dict[str, str | int] = field(default_factory=dict)
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("minutes", "memory_bytes"):
+            getattr(self, name)  # which raises ValueError
+        if not isinstance(self.options, dict):
+            raise ValueError(
+                f"options is {self.options!r}; give lines such as account: NAME"
+            )
+
+    @property
+    def minutes(self) -> int | None:
+        """Most minutes of a job; ``None`` without a limit."""
+        if self.time is None:
+            return None
+        minutes: int | None
+        if isinstance(self.time, int):
+            minutes = self.time
+        else:
+            minutes = minutes_of(self.time)
+        if minutes is None or minutes < 1:
+            raise ValueError(
+                f"time is {self.time!r}; give minutes, at least 1, or a text in quotes "
+                "such as '12:00:00' or '1-00:00:00'"
+            )
+        return minutes
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Bytes of memory of each run; ``None`` for what the cluster gives."""
+        if self.memory is None:
+            return None
+        match = re.fullmatch(r"(\d+) ?([MGT])B?", self.memory)
+        if match is None:
+            raise ValueError(f"memory is {self.memory!r}; give a text such as 8GB")
+        number, unit = match.groups()
+        return int(number) * 1024 ** ("KMGT".index(unit) + 1)
+
+
+# What a file of resources may set.
+RESOURCES = tuple(
+    entry.name
+    for entry in fields(EngineSettings)
+    if entry.name not in ("engine", "processes")
+)
+
+
+def engine_settings(
+    engine: EngineName, processes: int = 1, resources: str | Path | None = None
+) -> EngineSettings:
+    """Return the settings of an engine, with those of a YAML file.
+
+    Raises:
+        ValueError: the file cannot be read, or holds anything else than ``RESOURCES``.
+    """
+    settings = EngineSettings(engine, processes)
+    if resources is None:
+        return settings
+    if engine == "processes":
+        raise ValueError(
+            f"--resources {resources} is for --engine slurm or ray; leave it out"
+        )
+    return replace(settings, **read_resources(Path(resources)))
+
+
+def read_resources(path: Path) -> dict[str, Any]:
+    """Read a file of resources; ValueError if it holds anything else."""
+    try:
+        values = load_yaml(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it holds no lines of the form name: value")
+        unknown = [str(name)[:60] for name in values if name not in RESOURCES]
+        if unknown:
+            raise ValueError(
+                f"it sets {', '.join(unknown)}; known are {', '.join(RESOURCES)}"
+            )
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ValueError(
+            f"{path} is no file of resources ({reason}); see the page On a cluster"
+        ) from error
+    return values

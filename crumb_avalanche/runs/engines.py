@@ -1,0 +1,176 @@
+"""Many items of work on an engine: processes of this computer, SLURM or Ray.
+
+Nothing else knows an engine, and all have the same rules: a finished item is skipped, a
+lost one is done again, a failed one stops no other, and the same call goes on after any
+end.
+"""
+
+import contextlib
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from benchmarks_toybox_ilab.tables.progress import progress_bar
+from crumb_avalanche.runs.engine_settings import EngineSettings
+from crumb_avalanche.runs.items import DONE, ERROR, Ended, Engine, Item, is_done
+from crumb_avalanche.runs.local_engines import Processes, ThisProcess
+from crumb_avalanche.runs.ray_engine import RayEngine
+from crumb_avalanche.runs.slurm_engine import SlurmEngine
+
+RETRIES = 2  # times that a lost item is done again
+
+
+def engine_of(settings: EngineSettings, folder: Path) -> Engine:
+    """Return the engine that settings name.
+
+    Args:
+        settings: of the engine.
+        folder: that all workers see; engines keep notes and logs in its subfolder.
+
+    Raises:
+        EngineError: the cluster is not there or has no such partition, or others may
+            write to the folder.
+        ImportError: the extra of the engine is not installed.
+    """
+    if settings.engine == "slurm":
+        return SlurmEngine(settings, folder)
+    if settings.engine == "ray":
+        return RayEngine(settings, folder)
+    if settings.processes == 0:
+        return ThisProcess()
+    return Processes(settings.processes)
+
+
+def do_all(
+    items: Sequence[Item],
+    engine: Engine,
+    *,
+    title: str = "runs",
+    progress: bool = True,
+    retries: int = RETRIES,
+    finished: Callable[[Item], object] | None = None,
+) -> dict[Path, str]:
+    """Do all unfinished items; the same call goes on after an interrupt.
+
+    Args:
+        items: in the order in which they start.
+        engine: where they are done; it is closed at the end.
+        title: what the bar counts.
+        progress: whether to show a bar with the time left.
+        retries: number of times that an item is done again whose worker was lost; one
+            that raised an error is not done again.
+        finished: called in this process with each item that is done now.
+
+    Returns:
+        Folders of the failed items with the last line of the error; ``error.txt`` in
+        the folder has the traceback.
+
+    Raises:
+        EngineError: a worker does not see the folder, or has other versions.
+        KeyboardInterrupt: after it was said how to go on.
+        ValueError: two items share a folder, or a folder holds the result of other
+            work.
+    """
+    check_folders(items)
+    waiting = deque(item for item in items if not is_done(item))
+    count = len(items)
+    done_before = count - len(waiting)
+    with (
+        contextlib.closing(engine),
+        progress_bar(
+            count, title, f" {title}", initial=done_before, show=progress
+        ) as bar,
+    ):
+        sweep = _Sweep(waiting, engine, retries, finished, bar)
+        return sweep.run()
+
+
+def check_folders(items: Sequence[Item]) -> None:
+    """Raise ValueError if two items share a folder."""
+    counts = Counter(item.folder.resolve() for item in items)
+    shared = [folder for folder, count in counts.items() if count > 1]
+    if shared:
+        raise ValueError(
+            f"{len(shared)} folders belong to several runs, such as {shared[0]}; give "
+            "each its own output"
+        )
+
+
+class _Sweep:
+    """The state of ``do_all``: what waits, was lost and failed."""
+
+    def __init__(
+        self,
+        waiting: "deque[Item]",
+        engine: Engine,
+        retries: int,
+        finished: Callable[[Item], object] | None,
+        bar: tqdm,
+    ):
+        self.waiting = waiting
+        self.engine = engine
+        self.retries = retries
+        self.finished = finished
+        self.bar = bar
+        self.running = 0
+        self.losses = Counter[Path]()
+        self.failed: dict[Path, str] = {}
+
+    def run(self) -> dict[Path, str]:
+        """Do all items; return the failed ones with their errors."""
+        try:
+            while self.waiting or self.running:
+                self._start()
+                for ended in self.engine.wait():
+                    self.running -= 1
+                    self._end(ended)
+        except BaseException as error:
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            rest = self.engine.stop(running=not is_interrupt)
+            if is_interrupt:
+                left = len(self.waiting) + self.running
+                advice = f"{left} are left, and the same command goes on"
+                tqdm.write("; ".join(filter(None, [rest, advice])), sys.stderr)
+            raise
+        return self.failed
+
+    def _start(self) -> None:
+        """Start as many items as there is room for."""
+        room = self.engine.room()
+        count = len(self.waiting) if room is None else min(room, len(self.waiting))
+        if not count:
+            return
+        items = [self.waiting.popleft() for _ in range(count)]
+        self.running += count
+        self.bar.set_postfix_str(items[-1].name, refresh=True)
+        self.engine.start(items)
+
+    def _end(self, ended: Ended) -> None:
+        """Note how a worker ended; let a lost item wait for another one."""
+        item = ended.item
+        text = ended.text
+        if text is None:
+            tqdm.write(f"died: {item.folder}: {ended.cause}", sys.stderr)
+            self.losses[item.folder] += 1
+            losses = self.losses[item.folder]
+            if losses <= self.retries:
+                self.waiting.append(item)
+                return
+            text = ended.cause
+            if self.retries:
+                text += f", {losses} times"
+            with contextlib.suppress(OSError):
+                write_text(item.folder / ERROR, text + "\n")
+        if text == DONE:
+            if self.finished is not None:
+                self.finished(item)
+        else:
+            error = text.strip().splitlines()[-1]
+            self.failed[item.folder] = error
+            tqdm.write(f"failed: {item.folder}: {error}", sys.stderr)
+        self.bar.n += 1  # by update() the time left would follow the latest items
+        self.bar.set_postfix_str("", refresh=sys.stderr.isatty())

@@ -1,0 +1,153 @@
+"""An item of work, what works on it, and what an engine is.
+
+An item may be done again at any time and leaves its result in a folder that all workers
+see.
+"""
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from benchmarks_toybox_ilab.tables.disk_errors import DISK_FULL
+from crumb_avalanche.runs.run_folder import DamagedRunError
+from crumb_avalanche.system.folder_lock import locked
+
+ERROR = "error.txt"  # of an item that failed: the traceback
+LOG = "log.txt"  # of an item: what it printed
+DONE = ""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A piece of work; workers get it pickled.
+
+    Attributes:
+        folder: its own; the work leaves its result there, and the worker ``log.txt``,
+            or ``error.txt`` if it failed.
+        work: does it; begun again where it was cut off.
+        is_done: whether the folder holds the result. Raises ValueError if it holds that
+            of other work.
+    """
+
+    folder: Path
+    work: Callable[[], object]
+    is_done: Callable[[], bool]
+
+    @property
+    def name(self) -> str:
+        """The last two parts of the folder, for the progress bar."""
+        return "/".join(self.folder.parts[-2:])
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a worker of an item ended.
+
+    Attributes:
+        item: the item.
+        text: ``DONE``, or the traceback of the item; ``None`` if the worker was lost.
+        cause: why it was lost.
+    """
+
+    item: Item
+    text: str | None
+    cause: str = ""
+
+
+class Engine(ABC):
+    """Starts workers, each of which calls ``work_on`` with an item."""
+
+    @abstractmethod
+    def room(self) -> int | None:
+        """Return how many more items may start now; ``None`` for all."""
+
+    @abstractmethod
+    def start(self, items: Sequence[Item]) -> None:
+        """Start a worker for each of at least one item, or queue it."""
+
+    @abstractmethod
+    def wait(self) -> list[Ended]:
+        """Return the items whose worker ended, after some seconds at the latest."""
+
+    @abstractmethod
+    def stop(self, running: bool) -> str:
+        """Cancel what waits.
+
+        Args:
+            running: whether workers that run end as well, where they could go on.
+
+        Returns:
+            What happens to the rest; empty if all ended.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what the engine holds; no worker is needed any more."""
+
+
+def is_done(item: Item) -> bool:
+    """Whether an item is done; a damaged result fails later, in the work."""
+    try:
+        return item.is_done()
+    except DamagedRunError:
+        return False
+
+
+def python_path() -> str:
+    """Return a ``PYTHONPATH`` by which workers import what this process does."""
+    return os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
+
+
+def work_on(item: Item) -> str:
+    """Work on an item in this process, which prints to its ``log.txt``.
+
+    Returns:
+        ``DONE``, or a traceback, which is also in ``error.txt`` then.
+    """
+    start = time.perf_counter()
+    folder = item.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder):
+            if item.is_done():  # by a worker that was taken for lost
+                return DONE
+            (folder / ERROR).unlink(missing_ok=True)
+            with (
+                open(folder / LOG, "a") as log,
+                contextlib.redirect_stdout(log),
+                contextlib.redirect_stderr(log),
+            ):
+                item.work()
+                print(f"{time.perf_counter() - start:.0f} s")
+        return DONE
+    except (KeyboardInterrupt, SystemExit):  # SLURM queues its job again
+        raise
+    except BaseException as error:
+        text = traceback.format_exc() + _advice(error, folder)
+        with contextlib.suppress(OSError):
+            write_text(folder / ERROR, text)
+        return text
+
+
+def _advice(error: BaseException, folder: Path) -> str:
+    """Return what to do about an error, as a last line; empty if nothing is to say."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if getattr(cause, "errno", None) in DISK_FULL:
+            return (
+                f"the disk of {folder} is full ({cause}): make room and give the same "
+                "command again\n"
+            )
+        cause = cause.__cause__
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return (
+            f"out of memory ({str(error) or 'MemoryError'}): do fewer runs at a time\n"
+        )
+    return ""

@@ -1,0 +1,158 @@
+"""Items as tasks of a Ray cluster."""
+
+import logging
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from crumb_avalanche.runs.engine_settings import EngineSettings
+from crumb_avalanche.runs.items import Ended, Engine, Item, python_path, work_on
+from crumb_avalanche.runs.worker_check import Call, EngineError
+
+FOLDER = "ray"  # in the output folder: calls
+POLL = 2.0  # most seconds between two looks at the tasks
+START = 120.0  # seconds for each node's first worker to answer
+# Where `ray start` notes the address of this computer's cluster.
+CURRENT = Path("/tmp/ray/ray_current_cluster")
+
+
+def check_in(call: Call) -> None:
+    """Compare a worker with a call; an answer that is an error is in its file."""
+    call.check_in()
+
+
+def checked_work(call: Call, item: Item) -> str:
+    """Compare a worker with a call, and work on an item."""
+    call.check_in()
+    return work_on(item)
+
+
+class RayEngine(Engine):
+    """Sends a task for each item to a running Ray cluster.
+
+    Tasks end with this process; the same call begins them again.
+
+    Args:
+        settings: of the engine.
+        folder: that all nodes see.
+
+    Raises:
+        EngineError: there is no cluster, another user started it, or a node does not
+            see the folder or has other versions.
+        ImportError: Ray is not installed.
+    """
+
+    def __init__(self, settings: EngineSettings, folder: Path):
+        try:
+            import ray
+        except ImportError as error:
+            raise ImportError(
+                "--engine ray needs Ray: pip install 'crumb-avalanche[ray]'"
+            ) from error
+        self.ray = ray
+        self.call = Call.begin(folder / FOLDER)
+        address = settings.address or os.environ.get("RAY_ADDRESS") or "auto"
+        if address == "auto":
+            _check_own_cluster()
+        try:
+            ray.init(
+                address=address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
+            )
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise EngineError(
+                f"there is no Ray cluster at {address} ({reason}); start one with ray "
+                "start --head, or give its address in --resources"
+            ) from error
+        # A lost item is done again by `do_all`, whatever the engine.
+        self.options: dict[str, Any] = {
+            "num_cpus": settings.cpus,
+            "num_gpus": settings.gpus,
+            "max_retries": 0,
+        }
+        if settings.memory_bytes is not None:
+            self.options["memory"] = settings.memory_bytes
+        self._items: dict[Any, Item] = {}  # by what Ray calls the result of a task
+        try:
+            self._check_nodes()
+        except BaseException:
+            ray.shutdown()
+            raise
+
+    def _check_nodes(self) -> None:
+        """Let a worker of each node compare itself with the call."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        task = self.ray.remote(check_in)
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        answers = {}
+        for node in nodes:
+            where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": where}
+            answers[task.options(**options).remote(self.call)] = node
+        done, late = self.ray.wait(
+            list(answers), num_returns=len(answers), timeout=START
+        )
+        for answer in [*done, *late]:
+            name = answers[answer]["NodeManagerHostname"]
+            try:
+                self.ray.get(answer, timeout=0)
+            except Exception as error:
+                reason = " ".join(str(getattr(error, "cause", error)).split())
+                if not isinstance(getattr(error, "cause", None), EngineError):
+                    reason = f"the node {name} cannot start a worker: {reason[-300:]}"
+                raise EngineError(reason) from error
+
+    def room(self) -> None:
+        """Return ``None``: Ray has a queue."""
+        return None
+
+    def start(self, items: Sequence[Item]) -> None:
+        """Send a task for each item."""
+        task = self.ray.remote(checked_work).options(**self.options)
+        for item in items:
+            self._items[task.remote(self.call, item)] = item
+
+    def wait(self) -> list[Ended]:
+        """Return the items whose tasks ended, after a moment at the latest.
+
+        Raises:
+            EngineError: a worker does not work.
+        """
+        done, _ = self.ray.wait(list(self._items), num_returns=1, timeout=POLL)
+        self.call.raise_refusals()
+        return [self._ended(answer) for answer in done]
+
+    def _ended(self, answer: Any) -> Ended:
+        """Say how a task ended."""
+        item = self._items.pop(answer)
+        try:
+            return Ended(item, self.ray.get(answer))
+        except self.ray.exceptions.RayError as error:
+            lines = str(error).strip().splitlines()
+            time.sleep(POLL / 10)  # a dead node is not asked again at once
+            return Ended(item, None, f"its worker was lost ({lines[0][:200]})")
+
+    def stop(self, running: bool) -> str:
+        """Cancel all tasks: those that run end with this process."""
+        for answer in self._items:
+            self.ray.cancel(answer, force=True)
+        return ""
+
+    def close(self) -> None:
+        """Leave the cluster."""
+        self.ray.shutdown()
+
+
+def _check_own_cluster() -> None:
+    """Raise EngineError if another user noted the cluster of this computer."""
+    if CURRENT.exists() and CURRENT.stat().st_uid != os.getuid():
+        raise EngineError(
+            f"another user started the Ray cluster of this computer ({CURRENT}), whose "
+            "answers could run code here: give the address of yours in --resources"
+        )

@@ -1,0 +1,293 @@
+"""Items as jobs of SLURM, which submitit submits."""
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from crumb_avalanche.runs.engine_settings import EngineSettings, minutes_of
+from crumb_avalanche.runs.items import (
+    DONE,
+    ERROR,
+    Ended,
+    Engine,
+    Item,
+    is_done,
+    python_path,
+    work_on,
+)
+from crumb_avalanche.runs.worker_check import Call, EngineError
+
+FOLDER = "slurm"  # in the output folder: jobs, their logs and calls
+JOBS = "jobs.json"  # ids of jobs by the folder of the item
+NAME = "crumb"  # of the jobs
+POLL = 2.0  # seconds between two looks at the queue
+PATIENCE = 600.0  # seconds for which the queue may not answer
+ARRAY = 500  # most jobs that are submitted at once; SLURM's usual limit is 1001
+USUAL_MINUTES = 24 * 60
+MOST_REQUEUES = 1000  # of a job at its time limit
+NOTICE = 90  # seconds before the time limit at which a job is told
+# States of squeue in which a job never runs again; see its manual.
+OVER = {
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a job runs; it is queued again at its time limit and begins anew."""
+
+    call: Call
+
+    def __call__(self, item: Item) -> str:
+        """Compare the worker with the call, and work on an item."""
+        self.call.check_in()
+        return work_on(item)
+
+    def checkpoint(self, item: Item) -> Any:
+        """Return what runs when SLURM has queued the job again; see submitit."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(self, item)
+
+
+class SlurmEngine(Engine):
+    """Queues a job for each item.
+
+    The queue says which jobs are over, and the folders of the items how they ended.
+    Jobs go on when this process ends; the same call finds them again.
+
+    Args:
+        settings: of the engine.
+        folder: that all nodes see.
+
+    Raises:
+        EngineError: there is no SLURM, or not the partition, or others may write to the
+            folder.
+        ImportError: submitit is not installed.
+    """
+
+    def __init__(self, settings: EngineSettings, folder: Path):
+        try:
+            import submitit
+        except ImportError as error:
+            raise ImportError(
+                "--engine slurm needs submitit: pip install 'crumb-avalanche[cluster]'"
+            ) from error
+        minutes = usable_minutes(settings)
+        self.folder = folder / FOLDER
+        self.call = Call.begin(self.folder)
+        executor = submitit.SlurmExecutor(
+            self.folder.resolve(), max_num_timeout=MOST_REQUEUES
+        )
+        executor.update_parameters(**self._parameters(settings, minutes))
+        self.executor = executor
+        self._items: dict[str, Item] = {}  # by id of the job
+        self._answered = time.monotonic()  # when the queue did last
+
+    def _parameters(self, settings: EngineSettings, minutes: int) -> dict[str, Any]:
+        """Return the parameters of submitit's executor."""
+        parameters: dict[str, Any] = {
+            "job_name": NAME,
+            "time": minutes,
+            "cpus_per_task": settings.cpus,
+            "array_parallelism": settings.at_once or ARRAY,
+            "signal_delay_s": min(NOTICE, 30 * minutes),
+            "setup": [f"export PYTHONPATH={python_path()}"],
+            "additional_parameters": {"requeue": True, **settings.options},
+        }
+        if settings.partition is not None:
+            parameters["partition"] = settings.partition
+        if settings.gpus:
+            parameters["gpus_per_node"] = settings.gpus
+        if settings.memory is not None:
+            parameters["mem"] = settings.memory.replace(" ", "")
+        return parameters
+
+    def room(self) -> None:
+        """Return ``None``: SLURM has a queue."""
+        return None
+
+    def start(self, items: Sequence[Item]) -> None:
+        """Queue a job for each item that none is queued for by an earlier call.
+
+        Raises:
+            EngineError: SLURM refuses the jobs.
+        """
+        queued = self._states() or {}
+        noted = self._noted()
+        new = []
+        for item in items:
+            job_id = noted.get(str(item.folder.resolve()), "")
+            if queued.get(job_id, "COMPLETED") in OVER:
+                new.append(item)
+            else:
+                self._items[job_id] = item
+        for first in range(0, len(new), ARRAY):
+            self._submit(new[first : first + ARRAY])
+        ids = {str(item.folder.resolve()): key for key, item in self._items.items()}
+        write_text(self.folder / JOBS, json.dumps(noted | ids))
+
+    def _submit(self, items: Sequence[Item]) -> None:
+        """Submit a job for each item."""
+        from submitit.core.utils import FailedJobError
+
+        try:
+            jobs = self.executor.map_array(Job(self.call), items)
+        except FailedJobError as error:
+            lines = str(error).strip().splitlines()
+            raise EngineError(f"SLURM refuses the jobs: {lines[-1]}") from error
+        for job, item in zip(jobs, items, strict=True):
+            self._items[job.job_id] = item
+
+    def _noted(self) -> dict[str, str]:
+        """Read the ids of the jobs of earlier calls, by the folder of the item."""
+        path = self.folder / JOBS
+        if not path.exists():
+            return {}
+        try:
+            noted = json.loads(path.read_text())
+            return {str(folder): str(job_id) for folder, job_id in noted.items()}
+        except (ValueError, AttributeError):  # damaged: the jobs are sent again
+            return {}
+
+    def wait(self) -> list[Ended]:
+        """Wait a moment, and return the items whose jobs are over.
+
+        Raises:
+            EngineError: a worker does not work, or the queue does not answer.
+        """
+        time.sleep(POLL)
+        self.call.raise_refusals()
+        states = self._states()
+        if states is None:
+            return []
+        ended = []
+        for job_id, item in list(self._items.items()):
+            state = states.get(job_id, "over")
+            if state == "over" or state in OVER:
+                del self._items[job_id]
+                ended.append(self._ended(job_id, item, state))
+        return ended
+
+    def _ended(self, job_id: str, item: Item, state: str) -> Ended:
+        """Say how an item ended, of whose job the queue says that it is over."""
+        text = result_of(item)
+        if text is not None:
+            return Ended(item, text)
+        logs = self.folder / f"{job_id}_0_log.err"
+        if not self.call.answers():
+            raise EngineError(
+                f"job {job_id} ended ({state}) before it wrote to {self.folder}: its "
+                "node does not see this folder, or cannot start Python; choose an "
+                f"--output on a disk that all nodes share, or see {logs}"
+            )
+        return Ended(item, None, f"its job {job_id} is {state}; see {logs}")
+
+    def _states(self) -> dict[str, str] | None:
+        """Return the state of each job of this user by id; ``None`` without an answer.
+
+        Raises:
+            EngineError: the queue has not answered for ten minutes.
+        """
+        command = ["squeue", "--me", "--noheader", "--array", "--states=all"]
+        done = subprocess.run(
+            [*command, "--format=%i %T"], capture_output=True, text=True, check=False
+        )
+        if done.returncode == 0:
+            self._answered = time.monotonic()
+            return dict(line.split() for line in done.stdout.splitlines())
+        if time.monotonic() - self._answered > PATIENCE:
+            raise EngineError(
+                f"squeue does not answer ({_last_line(done.stderr)}): the jobs go on; "
+                "give the same command again later"
+            )
+        return None
+
+    def close(self) -> None:
+        """Do nothing: no job is left."""
+
+    def stop(self, running: bool) -> str:
+        """Cancel the waiting jobs, and if asked the running ones."""
+        if not self._items:
+            return ""
+        ids = list(self._items)
+        only_waiting = [] if running else ["--state=PENDING"]
+        subprocess.run(["scancel", *only_waiting, *ids], check=False)
+        if running:
+            return ""
+        return (
+            "waiting jobs are cancelled, and running ones go on (scancel "
+            f"--name={NAME} ends them)"
+        )
+
+
+def result_of(item: Item) -> str | None:
+    """Return how an item ended by the files in its folder; ``None`` if it did not."""
+    if is_done(item):
+        return DONE
+    error = item.folder / ERROR
+    return error.read_text() if error.exists() else None
+
+
+def usable_minutes(settings: EngineSettings) -> int:
+    """Return the time limit of the jobs, after SLURM and the partition were asked for.
+
+    Raises:
+        EngineError: there is no SLURM, it does not answer, it has no such partition, or
+            the partition ends jobs before the time asked for.
+    """
+    if shutil.which("sbatch") is None or shutil.which("srun") is None:
+        raise EngineError(
+            "there is no SLURM here: sbatch and srun are not found; log in to a node "
+            "of the cluster, or leave --engine out"
+        )
+    done = subprocess.run(
+        ["sinfo", "--noheader", "--format=%P %l"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise EngineError(f"SLURM does not answer: {_last_line(done.stderr)}")
+    limits = dict(line.split() for line in done.stdout.splitlines())
+    names = [name.removesuffix("*") for name in limits]
+    usual = [name for name in limits if name.endswith("*")]
+    partition = settings.partition
+    if partition is None and usual:
+        limit = limits[usual[0]]
+    elif partition in names:
+        limit = limits.get(str(partition)) or limits[f"{partition}*"]
+    else:
+        raise EngineError(
+            f"SLURM has no partition {partition}; its partitions are "
+            f"{', '.join(names)}: give one in --resources"
+        )
+    most = minutes_of(limit)
+    asked = settings.minutes
+    if most is not None and asked is not None and asked > most:
+        raise EngineError(
+            f"time is {settings.time}, but the partition ends jobs after {limit}; give "
+            "less: a run that takes longer goes on in the next job"
+        )
+    if asked is not None:
+        return asked
+    return USUAL_MINUTES if most is None else min(most, USUAL_MINUTES)
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "no reason is given"

@@ -1,0 +1,111 @@
+"""What a worker of a cluster compares with the call that sent it, before it works."""
+
+import json
+import os
+import secrets
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from crumb_avalanche.runs.run_folder import LIBRARIES, versions
+
+VERSIONS = "versions.json"
+ANSWER = "worker-"  # begins the names of the workers' files
+
+
+class EngineError(RuntimeError):
+    """An engine cannot do anything; one line that says why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that workers are sent by; they get it pickled.
+
+    Attributes:
+        folder: of this call alone; each worker answers with a file there, empty or with
+            the reason why it does not work.
+        versions: of the libraries, by name.
+    """
+
+    folder: Path
+    versions: dict[str, str]
+
+    @classmethod
+    def begin(cls, folder: Path) -> "Call":
+        """Make the folder of a new call in a private folder.
+
+        Raises:
+            EngineError: others may write to the folder.
+        """
+        make_private(folder)
+        own = folder.resolve() / f"call-{secrets.token_hex(8)}"
+        own.mkdir()
+        call = cls(own, library_versions())
+        write_text(own / VERSIONS, json.dumps(call.versions))
+        return call
+
+    def check_in(self) -> None:
+        """Compare this worker with the call, and answer; called in the worker.
+
+        Raises:
+            EngineError: it does not see the folder, or has other versions.
+        """
+        host = socket.gethostname()
+        if not (self.folder / VERSIONS).is_file():
+            raise EngineError(
+                f"the worker on {host} does not see {self.folder.parent}: choose an "
+                "--output on a disk that all nodes share"
+            )
+        reason = ""
+        own_versions = library_versions()
+        for name, version in self.versions.items():
+            own = own_versions.get(name, "not installed")
+            if own != version:
+                reason = (
+                    f"the worker on {host} has {name} {own}, but this computer "
+                    f"{version}: give all nodes the same environment"
+                )
+                break
+        answer = self.folder / f"{ANSWER}{host}-{os.getpid()}.txt"
+        write_text(answer, reason)
+        if reason:
+            raise EngineError(reason)
+
+    def answers(self) -> list[str]:
+        """Return what the workers answered; empty texts of those that work."""
+        paths = sorted(self.folder.glob(f"{ANSWER}*.txt"))
+        return [path.read_text() for path in paths]
+
+    def raise_refusals(self) -> None:
+        """Raise EngineError with the first reason why a worker does not work."""
+        for reason in self.answers():
+            if reason:
+                raise EngineError(reason)
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that decide results."""
+    installed = versions()
+    return {name: installed[name] for name in LIBRARIES}
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder in which nobody else writes: workers load pickles from there.
+
+    Raises:
+        EngineError: it is another user's, or others may write to it.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = folder.stat()
+    if status.st_uid != os.getuid():
+        raise EngineError(
+            f"{folder} belongs to another user, whose files could run code here: "
+            "choose another --output"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise EngineError(
+            f"others may write to {folder}, and their files could run code here: take "
+            f"the right away with chmod go-w {folder}"
+        )
