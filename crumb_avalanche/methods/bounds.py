@@ -7,6 +7,7 @@ import torch
 
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import NotNegative
+from crumb_avalanche.training.ledger import MemorySizes, sizes_of_exemplars
 from crumb_avalanche.training.stateful import StatefulPlugin
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -41,11 +42,18 @@ class OneCycle(StatefulPlugin):
         peak_rate: largest learning rate of one cycle over all epochs, in which the rate
             rises and falls to almost 0; learning rate and momentum of the run are then
             not used. With 0 the rate of the run is kept throughout.
+
+    Attributes:
+        memory_sizes: of the images that are trained on in every epoch, and so are kept.
     """
 
     def __init__(self, recipe: Recipe, *, peak_rate: NotNegative = 1e-2):
         super().__init__()
         self.peak_rate = peak_rate
+        self.memory_sizes = MemorySizes()
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.memory_sizes = sizes_of_exemplars(strategy.experience.dataset)
 
     def before_update(self, strategy, **kwargs):
         if not self.peak_rate:

@@ -103,6 +103,9 @@ def replay_memories(strategy) -> Iterator[MemorySizes]:
     for policy in storage_policies(strategy):
         yield sizes_of_policy(policy)
     for plugin in strategy.plugins:
+        sizes = getattr(plugin, "memory_sizes", None)
+        if isinstance(sizes, MemorySizes):  # joint training
+            yield sizes
         buffers = getattr(plugin, "buffers", None)
         if isinstance(buffers, list):  # A-GEM
             for exemplars in buffers:

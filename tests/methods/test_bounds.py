@@ -12,6 +12,7 @@ from watched import Answers, built, same_weights
 
 from crumb_avalanche.methods.bounds import one_cycle
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.training.ledger import replay_memories
 
 
 def guesses(make_model, make_stream, seed, evaluations):
@@ -101,6 +102,16 @@ def test_the_bound_trains_in_one_cycle(make_model, make_stream):
 def test_without_a_peak_the_rate_stays(make_model, make_stream):
     rates = rates_of_bound(make_model, make_stream, 0.0)
     assert rates == pytest.approx([0.003] * 15)
+
+
+def test_the_bound_keeps_every_image(make_model, make_stream):
+    strategy = built("offline", make_model(codebook=False), 0)
+    stream = make_stream(4, protocol="offline")
+    strategy.train(stream.train_stream[0], shuffle=True)
+    (sizes,) = replay_memories(strategy)
+    images = stream.train_stream[0].dataset
+    assert sizes.memories == len(images)
+    assert sizes.memory_bytes == len(images) * images[0][0].nbytes
 
 
 def build(model, **method):
