@@ -27,13 +27,13 @@ from support.common_options import (
 from support.findings import Cell, Finding
 from support.rows import rows_of
 from support.runs import FinishedRun
-from support.statistics import paired
 from support.sweep import exit_code
 from support.tables import interval_text, write_table
 from torch import Tensor
 
 from crumb_avalanche.methods.run_file import LEARNER, load_learner
 from crumb_avalanche.methods.slda import StreamingLDA
+from crumb_avalanche.report.paired import paired
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import open_stream
 from crumb_avalanche.runs.settings import RunSettings

@@ -49,12 +49,12 @@ from support.open_set import (
 )
 from support.pictures import bars
 from support.scenes import SIDE, Scenes, cut_outs, half_of
-from support.statistics import interval
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.report.paired import interval
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table

@@ -45,12 +45,12 @@ from support.scenes import (
     write_made_objects,
     write_made_photos,
 )
-from support.statistics import interval
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.images.boxes import cut_out
 from crumb_avalanche.images.looks import middle
 from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.report.paired import interval
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import main as run
 from crumb_avalanche.runs.run_folder import write_csv

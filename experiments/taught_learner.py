@@ -33,7 +33,6 @@ from support.common_options import (
 )
 from support.findings import Cell, Finding
 from support.open_set import features_of, right, taught
-from support.statistics import paired
 from support.sweep import exit_code
 from support.tables import each_text, interval_text, write_table
 from torch import Tensor
@@ -43,6 +42,7 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.report.paired import paired
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.tables import mean_text
 

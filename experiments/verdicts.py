@@ -16,9 +16,10 @@ from pathlib import Path
 
 from support.common_options import run_script
 from support.rows import rows_of
-from support.statistics import Paired, holm, paired
+from support.statistics import holm
 from support.tables import each_text, interval_text, p_text, paired_columns
 
+from crumb_avalanche.report.paired import Paired, paired
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import table
 

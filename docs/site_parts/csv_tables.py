@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from crumb_avalanche.report.paired import Paired, paired
 from crumb_avalanche.runs.tables import mean_text
 
 ROOT = Path(__file__).parents[2]
@@ -20,8 +21,6 @@ LABELS = yaml.safe_load(
 DATA_SETS = LABELS["streams"]
 if str(ROOT / "experiments") not in sys.path:
     sys.path.append(str(ROOT / "experiments"))
-
-from support.statistics import Paired, paired  # noqa: E402
 
 Line = dict[str, str]
 Lines = list[Line]

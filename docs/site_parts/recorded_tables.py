@@ -21,7 +21,8 @@ from site_parts.csv_tables import (
     read,
     rows_of,
 )
-from support.statistics import interval
+
+from crumb_avalanche.report.paired import interval
 
 
 @dataclass(frozen=True)

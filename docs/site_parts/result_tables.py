@@ -34,7 +34,8 @@ from site_parts.csv_tables import (
     read,
     rows_of,
 )
-from support.statistics import interval
+
+from crumb_avalanche.report.paired import interval
 
 # What the budget buys on ETH-80, the only table with this row.
 PROJECTIONS = {"ranpac": "(640 projections)"}

@@ -15,14 +15,9 @@ import numpy as np
 from support.paper_numbers import PaperValue
 from support.recorded_runs import RecordedRun
 from support.runs import FinishedRun, finished_runs
-from support.statistics import (
-    Comparison,
-    Paired,
-    first_task_filter,
-    holm,
-    paired,
-    paired_t_test,
-)
+from support.statistics import Comparison, first_task_filter, holm, paired_t_test
+
+from crumb_avalanche.report.paired import Paired, paired
 
 Run = FinishedRun | RecordedRun
 

@@ -9,15 +9,14 @@ import numpy as np
 import torch
 from support.statistics import (
     Comparison,
-    Paired,
     batch_accuracies,
-    paired,
     relative_drops,
     wilcoxon_test,
 )
 from torch import Generator, Tensor
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.report.paired import Paired, paired
 
 PLAIN = "unperturbed"
 STYLE = "style"

@@ -6,115 +6,18 @@ difference for each run, or for each split where runs share one. The paper's own
 on batches of 100 test images, are given beside it.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 
 import numpy as np
 from scipy import stats
 
-LEAST_UNITS = 5  # runs or splits before a verdict
-LEVEL = 0.05  # of Holm's p-values, for a verdict
 BATCH = 100  # test images
 FIRST_TASK_CUTS = (80.0, 60.0, 40.0)  # percent
 
 Columns = Mapping[
     str, np.ndarray
 ]  # `row`, `label` and `answer` of each test image, sorted by row
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Differences in points of two methods, second minus first.
-
-    Attributes:
-        differences: by number of the run.
-        units: the independent ones among them.
-    """
-
-    differences: dict[int, float]
-    units: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        """Mean over units."""
-        return fmean(self.units)
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % interval of the mean by Student's t; None with a single unit."""
-        if len(self.units) < 2:
-            return None
-        mean, half = interval(self.units)
-        return mean - half, mean + half
-
-    @property
-    def p(self) -> float | None:
-        """Two-sided p-value of Student's t-test over units; None with a single unit."""
-        if len(self.units) < 2:
-            return None
-        if len(set(self.units)) == 1:  # no variance
-            return float(self.mean == 0)
-        return float(stats.ttest_1samp(self.units, 0.0).pvalue)
-
-    def verdict(self, p_holm: float | None) -> str:
-        """What the comparison decides.
-
-        Args:
-            p_holm: p-value, corrected for the family that it is claimed with.
-        """
-        if len(self.units) < LEAST_UNITS or p_holm is None:
-            return "not decided"
-        if p_holm >= LEVEL:
-            return "not shown"
-        return "higher" if self.mean > 0 else "lower"
-
-
-def paired(
-    ours: Mapping[int, float],
-    others: Mapping[int, float],
-    splits: Mapping[int, Hashable],
-) -> Paired | None:
-    """Compare two methods by number of the run.
-
-    Runs of one split count as one unit, unless all runs have the same: then the test
-    set is fixed, and what differs between runs is the unit.
-
-    Args:
-        ours: accuracy in percent of the first method.
-        others: accuracy in percent of the second.
-        splits: what runs of one split share, such as the hash of a table of frames.
-
-    Returns:
-        The comparison; None without a run that both have.
-    """
-    differences = {
-        number: others[number] - accuracy
-        for number, accuracy in ours.items()
-        if number in others
-    }
-    if not differences:
-        return None
-    by_split: dict[Hashable, list[float]] = {}
-    for number, difference in differences.items():
-        by_split.setdefault(splits[number], []).append(difference)
-    if len(by_split) == 1:
-        units = tuple(differences.values())
-    else:
-        units = tuple(fmean(same) for same in by_split.values())
-    return Paired(differences, units)
-
-
-def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half of its 95 % interval.
-
-    The interval is Student's t over runs; its half is NaN for one run.
-    """
-    mean = fmean(values)
-    if len(values) < 2:
-        return mean, float("nan")
-    quantile = stats.t.ppf(0.975, len(values) - 1)
-    return mean, float(quantile * stdev(values) / len(values) ** 0.5)
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

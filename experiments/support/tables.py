@@ -13,9 +13,10 @@ from support.findings import Finding, family_of
 from support.paper_numbers import PaperValue
 from support.pictures import bars
 from support.recorded_runs import RecordedRun, write_recorded
-from support.statistics import Comparison, Paired
+from support.statistics import Comparison
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
+from crumb_avalanche.report.paired import Paired
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import markdown, mean_text, number, table

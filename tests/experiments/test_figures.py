@@ -25,12 +25,9 @@ from support.shape_bias import (
 )
 from support.statistics import (
     Comparison,
-    Paired,
     first_task_filter,
     fixed_batches,
     holm,
-    interval,
-    paired,
     paired_t_test,
     relative_drops,
     wilcoxon_test,
@@ -39,6 +36,7 @@ from torch import nn
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.report.paired import Paired, interval, paired
 from crumb_avalanche.runs.settings import RunSettings
 
 
