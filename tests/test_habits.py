@@ -40,7 +40,14 @@ REPLACED = {
 
 COLOUR = re.compile(r"[\"'](?:#[0-9a-fA-F]{6}|tab:\w+|C\d|red|green|blue|orange)[\"']")
 PALETTE = ROOT / "crumb_avalanche" / "report" / "pictures.py"
-FOLDERS = ("benchmarks_toybox_ilab", "crumb_avalanche", "docs", "experiments", "tests")
+FOLDERS = (
+    "benchmarks_toybox_ilab",
+    "crumb_avalanche",
+    "docs",
+    "examples",
+    "experiments",
+    "tests",
+)
 
 
 def run(module, *options):
@@ -82,7 +89,8 @@ def test_the_oldest_python_has_all_that_is_used():
     oldest = re.search(r"python_requires = >=([\d.]+)", setup)[1]
     vermin = Path(sys.executable).with_name("vermin")  # it has no module to run
     command = [vermin, f"--target={oldest}-", "--violations", "--eval-annotations"]
-    command += [path.name for path in (*PACKAGES, ROOT / "experiments")]
+    folders = (*PACKAGES, ROOT / "experiments", ROOT / "examples")
+    command += [path.name for path in folders]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -124,7 +124,7 @@ def dead_links(
 
 
 def test_links_and_names_of_files_lead_somewhere(texts, made):
-    file = r"\btests/[\w/]+\.\w+|(?<=`)(?:experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)/[a-z0-9_/]+\.\w+"
+    file = r"\btests/[\w/]+\.\w+|(?<=`)(?:examples|experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)/[a-z0-9_/]+\.\w+"
     named = {
         (name, path) for name, text in texts.items() for path in re.findall(file, text)
     }
