@@ -34,26 +34,42 @@ class Cost:
 
 
 COSTS = {
-    "memory_bytes": Cost("memory, bytes", count),
-    "buffer_items": Cost("memories", count),
+    "memory_bytes": Cost("kept, bytes", count),
     "images_per_second": Cost("images/s", seconds),
-    "train_seconds": Cost("training, s", seconds),
+    "train_seconds": Cost("train, s", seconds),
 }
 COSTS_OF_RUN = ("memory_bytes", "train_seconds")
 
 
 def summary_table(groups: Sequence[Group]) -> Table:
-    """Return a line for each group: accuracy and cost."""
-    columns = {"group": "group", "runs": "runs", "final_accuracy": "final accuracy, %"}
+    """Return a line for each group: accuracy, forgetting and cost.
+
+    Forgetting is empty for a joint learner.
+    """
+    columns = {
+        "group": "group",
+        "runs": "runs",
+        "final_accuracy": "accuracy, %",
+        "forgetting": "forgets",
+    }
     columns |= {name: cost.heading for name, cost in COSTS.items()}
     rows = []
     for group in groups:
         number = Cell(str(len(group.runs)))
         row = [Cell(group.label), number, percent(group.curve.finals)]
+        row.append(_forgetting(group))
         for name, cost in COSTS.items():
             row.append(cost.shown(group.average(name)))
         rows.append(row)
     return Table(columns, rows)
+
+
+def _forgetting(group: Group) -> Cell:
+    """Return the mean points that the runs of a group forget; empty if unknown."""
+    points = [run.forgetting for run in group.runs]
+    if None in points:
+        return EMPTY
+    return Cell(f"{statistics.fmean(points):.1f}")
 
 
 def bytes_table(groups: Sequence[Group]) -> Table:

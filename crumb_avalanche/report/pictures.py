@@ -223,6 +223,14 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
             artist.set_gid(f"group-{row}-final-{number}")
     if chance is not None:
         axes.axvline(chance, color="0.35", lw=0.8)
+        axes.annotate(
+            "chance",
+            (chance, 0),
+            xycoords=("data", "axes fraction"),
+            xytext=(3, 3),
+            textcoords="offset points",
+            size=8,
+        )
     labels = []
     for curve in curves:
         label = literal(curve.label)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from markupsafe import Markup
 
@@ -30,6 +31,7 @@ from crumb_avalanche.report.runs import (
     streams_of,
 )
 from crumb_avalanche.report.settings import ReportSettings
+from crumb_avalanche.report.standing import by_accuracy, standings
 from crumb_avalanche.runs.plan import usual_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others
 from crumb_avalanche.runs.tables import (
@@ -57,6 +59,7 @@ MAIN_SETTINGS = (
 )
 OPEN_MATRICES = 6  # groups; with more, the matrices are collapsed
 LONGEST_TITLE = 80  # characters
+WIDTH = 80  # characters of a line of the terminal
 TIMES = (
     "times of different runs are comparable only when measured side by side on the "
     "same machine"
@@ -85,7 +88,7 @@ def main(settings: ReportSettings) -> None:
             )
         raise ListedError("no run can be reported", problems)
     output = Path(settings.output or _usual_output(settings.folders, runs))
-    groups = groups_of(runs)
+    groups = by_accuracy(groups_of(runs))
     summary = group_tables.summary_table(groups)
     unfinished = [
         f"unfinished and left out, without {RESULT}: {path}"
@@ -96,7 +99,7 @@ def main(settings: ReportSettings) -> None:
         print_run(groups[0])
     else:
         print_comparison(groups, summary)
-    print("\nwritten: " + ", ".join(str(output / name) for name in FILES))
+    print(f"\nwritten to {output}: {', '.join(FILES)}")
     for line in usage_of(runs[0].folder, runs[0].settings["strategy"]):
         print(line)
     if found.unfinished:
@@ -204,16 +207,19 @@ def print_run(group: Group) -> None:
 def print_comparison(groups: Sequence[Group], summary: Table) -> None:
     """Print groups of runs side by side."""
     print(
-        "final accuracy over all classes: mean +- standard deviation of runs (n - 1); "
-        "the others are means"
+        "accuracy at the end over all classes: mean +- standard deviation of runs "
+        "(n - 1);\n"
+        "forgets: points lost since the best test of an experience; mean of runs"
     )
     print(summary.lines)
-    print(f"images/s: {TIMES}")
+    print(fill(f"images/s: {TIMES}", WIDTH))
     differ = group_tables.differing_settings(groups)
     if differ is not None:
         print("\nsettings in which they differ\n" + differ.lines)
     for note in notes_on(groups):
         print(f"note: {note}")
+    for text in standings(groups):
+        print("\n" + fill(text, WIDTH))
 
 
 @dataclass(frozen=True)
@@ -293,11 +299,12 @@ def report_page(
     It shows a table of the groups, one of the runs, and what is left out.
     """
     total = sum(len(group.runs) for group in groups)
+    counts = f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}"
     lead = (
-        f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}; the "
-        "runs of a group differ in their "
+        f"{' '.join(standings(groups))} {counts}; the runs of a group differ in their "
         "seed only. Accuracy is in percent of the test images, mean ± standard "
-        "deviation over runs (n - 1)."
+        "deviation over runs (n - 1); forgetting is in points lost since the best test "
+        "of an experience."
     )
     run_numbers = []
     for number, group in enumerate(groups):

@@ -141,6 +141,23 @@ class Run:
             ]
         return json.dumps(compared | content, sort_keys=True, default=str)
 
+    @property
+    def forgetting(self) -> float | None:
+        """Points lost since the best test of an experience, mean over experiences.
+
+        The last experience has nothing to lose and does not count. ``None`` for a
+        joint learner, a single experience, or an experience that was not tested before
+        the end.
+        """
+        *earlier, last = self.matrix
+        losses = []
+        for experience, final in enumerate(last[: len(earlier)]):
+            tested = [row[experience] for row in earlier if len(row) > experience]
+            if not tested:
+                return None
+            losses.append(max(tested) - final)
+        return statistics.fmean(losses) if losses else None
+
     def accuracy_after(self, width: int) -> list[float | None]:
         """Return the accuracy after each of ``width`` experiences, or ``None``.
 

@@ -1,0 +1,98 @@
+"""The sentence that says who is ahead, by how much, and how surely."""
+
+import pytest
+from fake_runs import fake_run
+
+from crumb_avalanche.report.runs import groups_of, read_run
+from crumb_avalanche.report.standing import by_accuracy, standings
+
+
+def groups_with(folder, finals, **shared):
+    """Groups of runs by strategy, with the final accuracy of each run number."""
+    runs = []
+    for strategy, by_number in finals.items():
+        for number, final in by_number.items():
+            path = folder / strategy / str(number)
+            split = {"frame_table_sha256": f"split {number}"}
+            settings = {"strategy": strategy, **shared}
+            runs.append(
+                read_run(fake_run(path, final, number, result=split, **settings))
+            )
+    return groups_of(runs)
+
+
+@pytest.mark.parametrize(
+    ("finals", "words"),
+    [
+        ({"crumb": {0: 70.0}}, "crumb ends at 70.0 %."),
+        (
+            {"crumb": {0: 70.0}, "finetune": {0: 25.0}},
+            "crumb is ahead of finetune by 45.0 points (70.0 % and 25.0 %) in 1 run, "
+            "which is too little to say how surely.",
+        ),
+        # Differences of 44, 45, 46: 45 +- 4.303 * 1 / sqrt(3).
+        (
+            {
+                "crumb": {0: 70.0, 1: 70.0, 2: 70.0},
+                "finetune": {0: 24.0, 1: 25.0, 2: 26.0},
+            },
+            "crumb is ahead of finetune by 45.0 points (70.0 % and 25.0 %; 95 % interval "
+            "42.5 to 47.5, 3 runs).",
+        ),
+        # Differences of -10, 0, 13: 1 +- 4.303 * 11.53 / sqrt(3).
+        (
+            {
+                "crumb": {0: 60.0, 1: 60.0, 2: 73.0},
+                "finetune": {0: 70.0, 1: 60.0, 2: 60.0},
+            },
+            "crumb and finetune are level: 64.3 % and 63.3 %, a difference of 1.0 points "
+            "(95 % interval -27.6 to 29.6, 3 runs).",
+        ),
+        (
+            {"crumb": {0: 70.0}, "finetune": {1: 25.0}},
+            "crumb and finetune end at 70.0 % and 25.0 %; they have no run number in "
+            "common, so their difference is not judged.",
+        ),
+    ],
+)
+def test_the_best_two(tmp_path, finals, words):
+    (text,) = standings(groups_with(tmp_path, finals))
+    assert text == f"{words} Chance is 25.0 %."
+
+
+def test_a_joint_learner_is_no_rival(tmp_path):
+    finals = {"crumb": {0: 70.0}, "offline": {0: 60.0}}
+    (text,) = standings(groups_with(tmp_path, finals))
+    assert text == (
+        "crumb ends at 70.0 %. offline sees all images at once, in every epoch, and "
+        "ends at 60.0 %. Chance is 25.0 %."
+    )
+
+
+def test_streams_are_named(tmp_path):
+    instance = groups_with(tmp_path / "a", {"crumb": {0: 70.0}})
+    iid = groups_with(tmp_path / "b", {"crumb": {0: 80.0}}, protocol="class_iid")
+    first, second = standings([*instance, *iid])
+    assert "class_instance: crumb" in first
+    assert "ends at 80.0 %" in second
+
+
+def test_the_best_group_is_first(tmp_path):
+    groups = groups_with(tmp_path, {"finetune": {0: 25.0}, "crumb": {0: 70.0}})
+    assert [group.label for group in by_accuracy(groups)] == ["crumb", "finetune"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "forgetting"),
+    [
+        (["0,90.0,", "1,50.0,80.0"], 40.0),
+        (["0,,", "1,50.0,80.0"], None),  # not tested before the end
+        (["0,50.0,", "1,60.0,80.0"], -10.0),
+    ],
+)
+def test_forgetting(tmp_path, rows, forgetting):
+    assert read_run(fake_run(tmp_path / "run", rows=rows)).forgetting == forgetting
+
+
+def test_a_joint_learner_forgets_nothing(tmp_path):
+    assert read_run(fake_run(tmp_path / "run", strategy="offline")).forgetting is None
