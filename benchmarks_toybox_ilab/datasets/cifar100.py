@@ -15,6 +15,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 
 LAYOUT = Layout(
@@ -49,6 +50,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def OnlineCIFAR100(
     dataset_root: str | Path | None = None,
     *,

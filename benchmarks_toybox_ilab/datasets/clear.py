@@ -15,6 +15,7 @@ Imagery", NeurIPS 2021 Datasets and Benchmarks, arXiv:2201.06289.
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -37,6 +39,7 @@ CLEAR10_CLASSES = (
 # fmt: on
 BUCKETS = tuple(map(str, range(1, 11)))  # bucket 0 is for pretraining
 SPLITS = ("train", "test")
+EVALUATION = ("iid", "streaming")
 
 
 def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layout:
@@ -86,26 +89,28 @@ LAYOUTS = {
 
 
 def CLEARFrames(
-    root: str | Path, paths: Iterable[str] | None = None, data_name: str = "clear10"
+    root: str | Path,
+    paths: Iterable[str] | None = None,
+    data_name: str = "clear10",
+    evaluation_protocol: str = "iid",
 ) -> FrameTable:
     """Make the table of CLEAR-10 or CLEAR-100.
 
-    The splits are the official `train` and `test` folders in every run. A session is a
-    bucket, "1" to "10"; every image is a clip of its own. Images of bucket 0, which the
-    official protocol uses for pretraining without labels, are left out. Classes and
-    buckets may be missing.
+    A session is a bucket, "1" to "10"; every image is a clip of its own. Images of
+    bucket 0, which the official protocol uses for pretraining without labels, are left
+    out. Classes and buckets may be missing.
 
     Args:
         root, paths: See `Layout.read`.
         data_name: "clear10" or "clear100".
+        evaluation_protocol: In "iid" the splits are the official `train` and `test`
+            folders, in every run; in "streaming" all images are for training.
 
     Raises:
-        ValueError: If there is no data set of that name.
+        ValueError: If there is no data set or no protocol of that name.
     """
-    if data_name not in LAYOUTS:
-        raise ValueError(
-            f"unknown data_name {data_name!r}; known are {', '.join(LAYOUTS)}."
-        )
+    _check_name("data_name", data_name, LAYOUTS)
+    _check_name("evaluation_protocol", evaluation_protocol, EVALUATION)
     root, images = LAYOUTS[data_name].read(root, paths)
     frames = [
         Frame(
@@ -114,12 +119,23 @@ def CLEARFrames(
             object_name=image["name"],
             session=image["bucket"],
             frame=0,
-            split=image["split"],
+            split=_split_of(image, evaluation_protocol),
         )
         for image in images
     ]
     frames.sort(key=_position)
     return LAYOUTS[data_name].table(frames, root)
+
+
+def _check_name(keyword: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise ValueError(f"unknown {keyword} {value!r}; known are {', '.join(known)}.")
+
+
+def _split_of(image: re.Match[str], evaluation_protocol: str) -> str:
+    if evaluation_protocol == "streaming":
+        return "train"
+    return image["split"]
 
 
 def _position(frame: Frame) -> tuple[bool, int, str]:
@@ -142,23 +158,36 @@ BENCHMARKS = {
 }
 
 
+@shows_keywords
 def CLEAR(
     dataset_root: str | Path | None = None,
     *,
     data_name: str = "clear10",
+    evaluation_protocol: str = "iid",
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """Make CLEAR as an Avalanche benchmark of 10 experiences with all classes each.
 
     Each has a test set. With the accuracy of every experience's model on all ten test
-    sets, `CLEARMetric` of Avalanche gives the figures of the paper. See
-    `Benchmark.stream`, and `CLEARFrames` for `data_name`.
+    sets, `CLEARMetric` of Avalanche gives the figures of the paper.
+
+    Args:
+        dataset_root, host: See `Benchmark.stream`.
+        data_name: See `CLEARFrames`.
+        evaluation_protocol: "iid" tests on the official test images of a bucket. In
+            "streaming", Avalanche's default, an experience and its test set both have
+            all images of their bucket: test a model on those of the *next* bucket,
+            which it has not seen.
 
     Raises:
-        ValueError: If there is no data set of that name.
+        ValueError: If there is no data set or no protocol of that name.
     """
-    if data_name not in BENCHMARKS:
-        raise ValueError(
-            f"unknown data_name {data_name!r}; known are {', '.join(BENCHMARKS)}."
-        )
-    return BENCHMARKS[data_name].stream(dataset_root, **host)
+    _check_name("data_name", data_name, BENCHMARKS)
+    _check_name("evaluation_protocol", evaluation_protocol, EVALUATION)
+    benchmark = BENCHMARKS[data_name]
+    if evaluation_protocol == "streaming":
+        benchmark = replace(benchmark, test_split="train")
+    arguments = {"data_name": data_name, "evaluation_protocol": evaluation_protocol}
+    return replace(benchmark, frames=CLEARFrames).stream(
+        dataset_root, arguments, **host
+    )

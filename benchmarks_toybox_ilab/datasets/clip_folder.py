@@ -20,6 +20,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, walk
 from benchmarks_toybox_ilab.tables.frame import (
@@ -416,6 +417,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def ClipFolder(
     dataset_root: str | Path,
     *,

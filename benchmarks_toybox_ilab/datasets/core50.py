@@ -27,6 +27,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.streams.orders import TABLE
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
@@ -50,7 +51,11 @@ FRAMES = range(10, 300, 20)
 IMAGES = "core50_128x128"
 MINI = "core50_32x32"
 # The official protocols: folder of their lists, and the number of training experiences.
-LISTS = {"ni": ("batches_filelists/NI_inc", 8), "nc": ("batches_filelists/NC_inc", 9)}
+LISTS = {
+    "ni": ("batches_filelists/NI_inc", 8),
+    "nc": ("batches_filelists/NC_inc", 9),
+    "nic": ("batches_filelists/NIC_inc", 79),
+}
 LISTS |= {f"nicv2_{number}": (f"NIC_v2_{number}", number) for number in (79, 196, 391)}
 _PAGE = "https://vlomonaco.github.io/core50/data"
 # Address and MD5 checksum of the lists of ni and nc, and of those of nicv2; of the
@@ -137,6 +142,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def CORe50Categories(
     dataset_root: str | Path | None = None,
     *,
@@ -166,8 +172,8 @@ def CORe50ListedFrames(
     order. No pickle is read.
 
     Args:
-        root: The folder that contains `batches_filelists` (ni, nc) or `NIC_v2_79` and
-            the like, beside the images.
+        root: The folder that contains `batches_filelists` (ni, nc, nic) or `NIC_v2_79`
+            and the like, beside the images.
         scenario: A key of `LISTS`.
         run: One of the ten published orders, 0 to 9.
         object_lvl: Whether the 50 objects are the classes, instead of the ten
@@ -217,11 +223,12 @@ def CORe50ListedFrames(
     )
 
 
+@shows_keywords
 def CORe50(
     dataset_root: str | Path | None = None,
     *,
     scenario: str = "paper",
-    object_lvl: bool = True,
+    object_lvl: bool | None = None,
     mini: bool = False,
     reference: bool = False,
     download: bool = False,
@@ -233,10 +240,14 @@ def CORe50(
 
     Args:
         dataset_root, reference: See `Benchmark.stream`; `reference` is for "paper".
-        scenario: "paper" is `CORe50Categories`; "ni", "nc", "nicv2_79", "nicv2_196" and
-            "nicv2_391" have the experiences and the one test experience of the authors'
-            lists, as Avalanche's `CORe50` has, and `run` chooses the list.
-        object_lvl, mini: See `CORe50ListedFrames`; "paper" has neither.
+        scenario: "paper" is `CORe50Categories`; "ni", "nc", "nic", "nicv2_79",
+            "nicv2_196" and "nicv2_391" have the experiences and the one test experience
+            of the authors' lists, as Avalanche's `CORe50` has, and `run` chooses the
+            list.
+        object_lvl: Whether the 50 objects are the classes, instead of the ten
+            categories; by default so in the official protocols, as in Avalanche.
+            "paper" has categories alone.
+        mini: See `CORe50ListedFrames`; "paper" has only the larger images.
         download: Download the images (5 GB) and the lists, if they are not there.
         **host: See `StreamKeywords`. Lists leave nothing to draw or divide.
 
@@ -248,6 +259,12 @@ def CORe50(
             raise ValueError(
                 'mini=True is for the official protocols; scenario="paper" reads '
                 "core50_128x128."
+            )
+        if object_lvl:
+            raise ValueError(
+                'object_lvl=True is for the official protocols; scenario="paper" has '
+                "the ten categories: give another scenario, such as "
+                f"{list(LISTS)[-1]!r}, or leave object_lvl out."
             )
         return CORe50Categories(
             dataset_root, reference=reference, download=download, **host
@@ -276,7 +293,8 @@ def CORe50(
         budget_images=15,
         protocol=TABLE,
     )
-    arguments = {"scenario": scenario, "object_lvl": object_lvl, "mini": mini}
+    by_object = object_lvl is None or object_lvl
+    arguments = {"scenario": scenario, "object_lvl": by_object, "mini": mini}
     return listed.stream(root, arguments, **host)
 
 

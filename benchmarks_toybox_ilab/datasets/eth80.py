@@ -16,6 +16,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.frame import (
     Frame,
@@ -118,6 +119,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def ETH80(
     dataset_root: str | Path | None = None, **host: Unpack[StreamKeywords]
 ) -> FrameBenchmark:

@@ -20,6 +20,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -146,6 +147,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def ICub(
     dataset_root: str | Path | None = None,
     *,

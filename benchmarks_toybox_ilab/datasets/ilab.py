@@ -22,6 +22,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -160,6 +161,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def ILab(
     dataset_root: str | Path | None = None,
     *,

@@ -25,6 +25,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.frame import SPLITS, Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -153,6 +154,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def ILabCORe50(
     dataset_root: str | Path | None = None,
     *,

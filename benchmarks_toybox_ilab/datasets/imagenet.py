@@ -17,6 +17,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 
 LAYOUT = Layout(
@@ -54,6 +55,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def OnlineImageNet(
     dataset_root: str | Path | None = None,
     *,

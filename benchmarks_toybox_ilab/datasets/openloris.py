@@ -26,6 +26,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.streams.orders import TABLE
 from benchmarks_toybox_ilab.tables.frame import Frame, natural_key
@@ -170,6 +171,7 @@ BENCHMARKS = {
             batch_size=32,
             budget_images=len(CLASSES),
             protocol="class_iid",
+            host_folder="openloris",
         )
     )
     for name, layout in LAYOUTS.items()
@@ -206,6 +208,7 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
     return FrameTable(lists.frames, root, name=name, classes=lists.classes)
 
 
+@shows_keywords
 def OpenLORIS(
     dataset_root: str | Path | None = None,
     *,
@@ -240,6 +243,7 @@ def OpenLORIS(
             batch_size=32,
             budget_images=len(CLASSES),
             protocol=TABLE,
+            host_folder="openloris",
         )
         return listed.stream(dataset_root, {}, **host)
     if factor not in BENCHMARKS:

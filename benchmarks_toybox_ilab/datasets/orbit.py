@@ -27,6 +27,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -210,6 +211,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def ORBIT(
     dataset_root: str | Path | None = None,
     *,

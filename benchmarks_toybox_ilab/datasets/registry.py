@@ -6,17 +6,17 @@ The table of a data set, and the Avalanche stream that its generator makes of it
 import inspect
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from typing_extensions import Unpack
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
-from benchmarks_toybox_ilab.streams.orders import StreamKeywords
-from benchmarks_toybox_ilab.tables.frame import FrameTableError
+from benchmarks_toybox_ilab.streams.orders import KEYWORD_DEFAULTS, StreamKeywords
+from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 if TYPE_CHECKING:
@@ -32,8 +32,44 @@ DRAWN = (
     "fixed_class_order",
     "shuffle",
     "first_exp_with_half_classes",
+    "per_exp_classes",
     "protocol",
 )
+# Keywords of Avalanche's generators that these do not have, and why.
+NOT_HERE = {
+    "feature_type": "images alone are read; the network of the model makes features "
+    "of them",
+    "meta_root": "the folders of train and val name the classes, so that the "
+    "development kit is not read",
+}
+Generator = TypeVar("Generator", bound=Callable)
+
+
+def shows_keywords(generator: Generator) -> Generator:
+    """List the keywords of every stream in the signature of a generator.
+
+    `help` and `inspect.signature` then name them, instead of `**host`. Those that a
+    data set sets itself have the default None: see `Benchmark.stream`.
+    """
+    signature = inspect.signature(generator)
+    own = [
+        parameter for name, parameter in signature.parameters.items() if name != "host"
+    ]
+    of_streams = []
+    for name, default in KEYWORD_DEFAULTS.items():
+        if name in ("protocol", "classes_per_experience"):
+            default = None
+        of_streams.append(
+            inspect.Parameter(
+                name,
+                kind=inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=StreamKeywords.__annotations__[name],
+            )
+        )
+    shown = signature.replace(parameters=[*own, *of_streams])
+    generator.__signature__ = shown  # type: ignore[attr-defined]
+    return generator
 
 
 @dataclass(frozen=True)
@@ -51,6 +87,11 @@ class Benchmark:
         class_groups: `class_groups(table, reference)` returns the groups that
             `protocols.plan_stream` takes.
         protocol: Protocol of its generator by default.
+        test_split: The split of the test stream, see `protocols.plan_stream`.
+        host_folder: Name of its folder where Avalanche keeps data; by default its own
+            name without underscores.
+        host_order: `host_order(table, seed)` returns the classes, or their labels, in
+            the order that Avalanche draws with a seed; None is as `orders.HostDraws`.
     """
 
     files: Layout
@@ -62,6 +103,9 @@ class Benchmark:
         lambda table, reference: None
     )
     protocol: str = "class_instance"
+    test_split: str = "test"
+    host_folder: str = ""
+    host_order: Callable[[FrameTable, int], Sequence[int | str]] | None = None
 
     @property
     def name(self) -> str:
@@ -136,8 +180,8 @@ class Benchmark:
 
         Args:
             dataset_root: Folder of the data set, as `root` of the function that makes
-                its table; None is the folder of its name where Avalanche keeps data,
-                such as `~/.avalanche/data/toybox`.
+                its table; None is its folder where Avalanche keeps data, such as
+                `~/.avalanche/data/toybox`.
             arguments: The others of a generator, which are those of that function.
                 With `reference` order and labels are drawn, too, as the paper's
                 published code does.
@@ -155,8 +199,8 @@ class Benchmark:
         from benchmarks_toybox_ilab.streams.protocols import make_benchmark
         from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
 
-        _check_keywords(self.name, keywords)
         arguments = dict(arguments or {})
+        _check_keywords(self.name, keywords, own=arguments)
         if "run" in self.options:
             seed = keywords.get("seed")
             arguments["run"] = (keywords.get("run") if seed is None else seed) or 0
@@ -180,17 +224,38 @@ class Benchmark:
         missing = [name for name in defaults if keywords.get(name) is None]
         # Editors follow the keywords into make_benchmark only if no item is assigned.
         keywords.update({name: defaults[name] for name in missing})  # type: ignore
+        order = self._order_of_host(table, keywords)
+        if order is not None:
+            keywords.update({"fixed_class_order": order})
         reference = bool(arguments.get("reference"))
         groups = self.class_groups(table, reference)
         return make_benchmark(
-            table, class_groups=groups, reference=reference, **keywords
+            table,
+            class_groups=groups,
+            reference=reference,
+            test_split=self.test_split,
+            **keywords,
         )
+
+    def _order_of_host(
+        self, table: FrameTable, keywords: StreamKeywords
+    ) -> Sequence[int | str] | None:
+        """Return the classes in the order of a seed, where the host draws its own."""
+        seed = keywords.get("seed")
+        is_drawn = (
+            keywords.get("fixed_class_order") is None
+            and keywords.get("shuffle", True)
+            and seed is not None
+        )
+        if self.host_order is None or not is_drawn:
+            return None
+        return self.host_order(table, whole_number("seed", seed, 0))
 
     def place(self, root: str | Path | None) -> Path | None:
         """Return the folder of the data set.
 
-        None stands for the folder of its name where Avalanche keeps data; without files
-        there is none.
+        None stands for its folder where Avalanche keeps data; without files there is
+        none.
 
         Raises:
             TypeError: If root is a number, which is first among the arguments of
@@ -206,16 +271,30 @@ class Benchmark:
         if root is None:
             from avalanche.benchmarks.datasets import default_dataset_location
 
-            root = default_dataset_location(self.name.replace("_", ""))
+            folder = self.host_folder or self.name.replace("_", "")
+            root = default_dataset_location(folder)
         return Path(root)
 
 
-def _check_keywords(name: str, keywords: Mapping[str, object]) -> None:
-    """Raise TypeError if a generator has no such keyword."""
-    known = StreamKeywords.__annotations__
-    for keyword in keywords.keys() - known.keys():
-        near = get_close_matches(keyword, known, n=1, cutoff=0.4)
-        advice = f"; did you mean {near[0]!r}?" if near else "."
+def _check_keywords(
+    name: str, keywords: Mapping[str, object], own: Iterable[str]
+) -> None:
+    """Raise TypeError if a generator has no such keyword.
+
+    Args:
+        name: Of the data set.
+        keywords: What was given.
+        own: Keywords of the generator itself, which may be meant.
+    """
+    known = [*StreamKeywords.__annotations__, *own]
+    for keyword in keywords.keys() - StreamKeywords.__annotations__.keys():
+        near = get_close_matches(keyword, known, n=1, cutoff=0.7)
+        if keyword in NOT_HERE:
+            advice = f": {NOT_HERE[keyword]}."
+        elif near:
+            advice = f"; did you mean {near[0]!r}?"
+        else:
+            advice = f". Its keywords are {', '.join(known)}."
         raise TypeError(f"{name} has no keyword {keyword!r}{advice}")
 
 

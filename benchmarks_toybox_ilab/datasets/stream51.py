@@ -14,26 +14,32 @@ Detection from Videos", CVPR Workshops 2020.
 import json
 import random
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.datasets.registry import (
+    DRAWN,
     Benchmark,
     FrameBenchmark,
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
-from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.streams.orders import TABLE
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
 
 NOVEL = 51  # the number of all classes that are not taught
 RATIO = 1.1  # of the side of the cut to that of the box around the object
+SCENARIOS = ("class_instance", "class_iid", "instance")
+FRAMES = 30_000  # of an experience of the scenario "instance"
 LISTS = {"train": "Stream-51_meta_train.json", "test": "Stream-51_meta_test.json"}
 ENTRIES = {
     "train": "[class, clip, video, frame, size, box, path]",
@@ -68,40 +74,85 @@ class Cuts:
         root: The folder.
         boxes: Right, left, bottom and top of the box around the object in pixels, by
             path.
+        ratio: Of the side of the cut to that of the box.
     """
 
     root: Path
     boxes: dict[str, list[float]] = field(repr=False)
+    ratio: float = RATIO
 
     def __call__(self, path: str) -> Image.Image:
         """Read the image at a path relative to the root.
 
-        It is cut to its box, `RATIO` times as large, as far as the image goes.
+        It is cut to its box, `ratio` times as large, as far as the image goes.
         """
         image = read_image(self.root / path)
         right, left, bottom, top = self.boxes[path]
-        left, right = _widened(left, right, image.width)
-        top, bottom = _widened(top, bottom, image.height)
+        left, right = self._widened(left, right, image.width)
+        top, bottom = self._widened(top, bottom, image.height)
         return image.crop((left, top, right, bottom))
 
+    def _widened(self, low: float, high: float, most: int) -> tuple[int, int]:
+        """Return a side of a box `ratio` times as long, from 0 to `most` at most."""
+        half = (high - low) * self.ratio / 2
+        centre = int(low + (high - low) / 2)
+        return max(int(centre - half), 0), min(int(centre + half), most)
 
-def _widened(low: float, high: float, most: int) -> tuple[int, int]:
-    """Return a side of a box `RATIO` times as long, from 0 to `most` at the most."""
-    half = (high - low) * RATIO / 2
-    centre = int(low + (high - low) / 2)
-    return max(int(centre - half), 0), min(int(centre + half), most)
 
-
-def Stream51Frames(root: str | Path) -> FrameTable:
+def Stream51Frames(
+    root: str | Path, bbox_crop: bool = True, ratio: float = RATIO
+) -> FrameTable:
     """Make the table of Stream-51 by the two official lists.
 
     It is the same in every run, and has no novel images. Labels are the official
     numbers of the classes, and a class is named after its training folder ("3-bear" is
     "bear"). An object is a source clip and a session a video of it. A test image is a
-    clip of its own. Images are cut to 1.1 times the box around the object. See
-    `Layout.read` for root and errors; a list that is damaged is one, too.
+    clip of its own. A list that is damaged is an error, too.
+
+    Args:
+        root: See `Layout.read`, also for errors.
+        bbox_crop: Whether images are cut to the box around their object.
+        ratio: Of the side of the cut to that of the box, at least 1.
+
+    Raises:
+        ValueError: If the ratio is below 1.
     """
-    return _table(root, novel=False)
+    return _table(root, bbox_crop=bbox_crop, ratio=ratio)
+
+
+def Stream51InstanceFrames(
+    root: str | Path,
+    seed: int = 10,
+    eval_num: int = FRAMES,
+    bbox_crop: bool = True,
+    ratio: float = RATIO,
+) -> FrameTable:
+    """Make the table of the scenario "instance": videos of all classes in random order.
+
+    Rows are in the order of training, which is Avalanche's. Sessions are the
+    experiences, "batch0", "batch1", ... of `eval_num` frames for training, and "test".
+
+    Args:
+        root, bbox_crop, ratio: See `Stream51Frames`, also for errors.
+        seed: Of the order of the videos.
+        eval_num: Frames of an experience; the last may have fewer.
+    """
+    table = _table(root, bbox_crop=bbox_crop, ratio=ratio)
+    videos: list[list[Frame]] = []
+    for row in table.rows("train").tolist():
+        if table.frame[row] == 0 or not videos:
+            videos.append([])
+        videos[-1].append(table[row])
+    random.Random(seed).shuffle(videos)
+    shuffled = list(chain.from_iterable(videos))
+    frames = [
+        replace(frame, session=f"batch{position // eval_num}")
+        for position, frame in enumerate(shuffled)
+    ]
+    frames += [table[row] for row in table.rows("test").tolist()]
+    return FrameTable(
+        frames, table.root, table.reader, LAYOUT.name, classes=table.classes
+    )
 
 
 def Stream51Novel(root: str | Path) -> FrameTable:
@@ -114,14 +165,18 @@ def Stream51Novel(root: str | Path) -> FrameTable:
     return _table(root, novel=True)
 
 
-def class_order(seed: int) -> list[int]:
-    """Return the labels in the official order of a seed, for `fixed_class_order`.
+def class_order(seed: int, classes: int = LAYOUT.counts["classes"]) -> list[int]:
+    """Return the labels in the official order of a seed, which Avalanche's is, too.
 
     The published runs have the seeds 10, 20 and 30.
     """
-    order = list(range(LAYOUT.counts["classes"]))
+    order = list(range(classes))
     random.Random(seed).shuffle(order)
     return order
+
+
+def _host_order(table: FrameTable, seed: int) -> list[int]:
+    return class_order(seed, len(table.classes))
 
 
 @dataclass(frozen=True)
@@ -143,7 +198,17 @@ class _Entry:
     frame: int = 0
 
 
-def _table(root: str | Path, novel: bool) -> FrameTable:
+def _table(
+    root: str | Path,
+    novel: bool = False,
+    bbox_crop: bool = True,
+    ratio: float = RATIO,
+) -> FrameTable:
+    if ratio < 1:
+        raise ValueError(
+            f"ratio is {ratio}, but must be at least 1: the cut holds the box around "
+            "the object."
+        )
     folder, images = LAYOUT.read(root)
     paths = {image[0] for image in images}
     train = list(_listed(folder, "train", paths))
@@ -164,9 +229,13 @@ def _table(root: str | Path, novel: bool) -> FrameTable:
         frames = [_training_frame(entry, names[entry.number]) for entry in train]
         frames += [_test_frame(entry, names[entry.number], "test") for entry in test]
         classes = [names[number] for number in sorted(names)]
-    used = {frame.path for frame in frames}
-    boxes = {entry.path: entry.box for entry in (*train, *test) if entry.path in used}
-    return FrameTable(frames, folder, Cuts(folder, boxes), LAYOUT.name, classes=classes)
+    reader = None
+    if bbox_crop:
+        used = {frame.path for frame in frames}
+        listed = (*train, *test)
+        boxes = {entry.path: entry.box for entry in listed if entry.path in used}
+        reader = Cuts(folder, boxes, ratio)
+    return FrameTable(frames, folder, reader, LAYOUT.name, classes=classes)
 
 
 def _class_name(path: str) -> str:
@@ -256,18 +325,89 @@ BENCHMARK = register(
         classes_per_experience=1,
         batch_size=128,
         budget_images=51,
+        host_order=_host_order,
     )
 )
 
 
+@shows_keywords
 def Stream51(
     dataset_root: str | Path | None = None,
     *,
+    scenario: str = "class_instance",
+    eval_num: int | None = None,
+    bbox_crop: bool = True,
+    ratio: float = RATIO,
     download: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
     """Make Stream-51 as an Avalanche benchmark of 51 experiences of one class.
 
-    Each has about 3,000 training frames. See `Benchmark.stream`.
+    Each has about 3,000 training frames.
+
+    Args:
+        dataset_root, download, host: See `Benchmark.stream`. A seed draws the order of
+            classes, or of videos, as Avalanche and the authors do.
+        scenario: "class_instance" and "class_iid" are the protocols of these names;
+            "instance" shows the videos of all classes in random order, with one test
+            experience.
+        eval_num: Classes of an experience, by default 1 (Avalanche: 10); in "instance"
+            its frames, by default 30,000.
+        bbox_crop, ratio: See `Stream51Frames`.
+
+    Raises:
+        ValueError: If the scenario is unknown, or a keyword does not fit it.
     """
-    return BENCHMARK.stream(dataset_root, {}, download, **host)
+    if scenario not in SCENARIOS:
+        raise ValueError(
+            f"unknown scenario {scenario!r}; known are {', '.join(SCENARIOS)}. All "
+            'frames in one shuffled experience are protocol="offline".'
+        )
+    cuts = {"bbox_crop": bbox_crop, "ratio": ratio}
+    if scenario == "instance":
+        return _instance_stream(dataset_root, eval_num, cuts, download, host)
+    # Editors follow the keywords only if no item is assigned.
+    if host.get("protocol") is None:
+        host.update({"protocol": scenario})
+    if eval_num is not None:
+        _refuse(("classes_per_experience", "n_experiences"), host, "eval_num")
+        host.update({"classes_per_experience": eval_num})
+    return BENCHMARK.stream(dataset_root, cuts, download, **host)
+
+
+def _instance_stream(
+    dataset_root: str | Path | None,
+    eval_num: int | None,
+    cuts: Mapping[str, object],
+    download: bool,
+    host: StreamKeywords,
+) -> FrameBenchmark:
+    """Make the stream of the scenario "instance"."""
+    drawn = [name for name in DRAWN if name != "seed"]
+    _refuse(drawn, host, 'scenario="instance"')
+    benchmark = replace(
+        BENCHMARK,
+        frames=Stream51InstanceFrames,
+        classes_per_experience=None,
+        protocol=TABLE,
+        host_order=None,
+    )
+    seed = host.get("seed")
+    arguments = {
+        **cuts,
+        "seed": 10 if seed is None else seed,
+        "eval_num": whole_number(
+            "eval_num", FRAMES if eval_num is None else eval_num, 1
+        ),
+    }
+    return benchmark.stream(dataset_root, arguments, download, **host)
+
+
+def _refuse(names: Sequence[str], host: StreamKeywords, keyword: str) -> None:
+    """Raise ValueError for keywords that another one leaves nothing to say."""
+    given = [name for name in names if host.get(name) is not None]
+    if given:
+        raise ValueError(
+            f"{' and '.join(given)} cannot be given with {keyword}; leave one of them "
+            "out."
+        )

@@ -20,7 +20,9 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
+from benchmarks_toybox_ilab.streams.orders import HostDraws
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
@@ -121,6 +123,21 @@ def _annotated(file: Path) -> dict[str, str]:
     return classes
 
 
+def _host_order(table: FrameTable, seed: int) -> list[str]:
+    """Return the classes as Avalanche draws them: it numbers them as `wnids.txt` does.
+
+    Without that file, which only the official layout has, they are numbered by name.
+    """
+    names = list(table.classes)
+    file = (table.root or Path()) / "wnids.txt"
+    if file.is_file():
+        listed = file.read_text(encoding="utf-8", errors="replace").split()
+        if sorted(listed) == sorted(names):
+            names = listed
+    drawn = HostDraws(seed).classes(len(names))
+    return [names[position] for position in drawn]
+
+
 BENCHMARK = register(
     Benchmark(
         LAYOUT,
@@ -129,10 +146,12 @@ BENCHMARK = register(
         batch_size=128,
         budget_images=200,
         protocol="class_iid",
+        host_order=_host_order,
     )
 )
 
 
+@shows_keywords
 def TinyImageNet(
     dataset_root: str | Path | None = None,
     *,

@@ -19,6 +19,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.tables.folders import is_visible
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
@@ -185,6 +186,7 @@ BENCHMARK = register(
 )
 
 
+@shows_keywords
 def Toybox(
     dataset_root: str | Path | None = None,
     *,

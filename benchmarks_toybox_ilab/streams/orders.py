@@ -1,6 +1,6 @@
 """The protocols by name, the keywords of a stream, and the orders drawn from a seed."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypedDict
 
 import numpy as np
@@ -30,6 +30,8 @@ class StreamKeywords(TypedDict, total=False):
             fewer.
         first_exp_with_half_classes: Put half of the classes into the first experience,
             and divide the others.
+        per_exp_classes: Number of classes of some experiences by their number, which
+            counts from 0; the other experiences divide the other classes.
         seed: Draw the order of classes as Avalanche does with this seed; `run` is then
             this number for all other draws.
         run: The paper's word for the seed, by default 0: orders are drawn as in
@@ -51,6 +53,7 @@ class StreamKeywords(TypedDict, total=False):
     n_experiences: int | None
     classes_per_experience: int | None
     first_exp_with_half_classes: bool
+    per_exp_classes: Mapping[int, int] | None
     seed: int | None
     run: int | None
     fixed_class_order: Sequence[int | str] | None
@@ -61,6 +64,24 @@ class StreamKeywords(TypedDict, total=False):
     train_transform: Callable | None
     eval_transform: Callable | None
 
+
+KEYWORD_DEFAULTS: StreamKeywords = {
+    "protocol": "class_instance",
+    "n_experiences": None,
+    "classes_per_experience": 2,
+    "first_exp_with_half_classes": False,
+    "per_exp_classes": None,
+    "seed": None,
+    "run": None,
+    "fixed_class_order": None,
+    "shuffle": True,
+    "return_task_id": False,
+    "class_ids_from_zero_from_first_exp": False,
+    "class_ids_from_zero_in_each_exp": False,
+    "train_transform": None,
+    "eval_transform": None,
+}
+"""The defaults of `protocols.make_benchmark`."""
 
 # Children of the run's seed, one per kind of draw, so that another draw of one kind
 # does not change the others.
@@ -245,7 +266,11 @@ def _label(classes: Sequence[str], entry: int | str) -> int | None:
 
 
 def class_counts(
-    total: int, size: int | None, n_experiences: int | None, half_first: bool
+    total: int,
+    size: int | None,
+    n_experiences: int | None,
+    half_first: bool,
+    per_exp_classes: Mapping[int, int] | None = None,
 ) -> list[int]:
     """Return the number of classes in each experience.
 
@@ -254,21 +279,75 @@ def class_counts(
         size: Number of classes in an experience; the last may have fewer.
         n_experiences: Number of experiences; if it is not None, it goes before `size`.
         half_first: Whether the first experience has half of the classes.
+        per_exp_classes: Number of classes by number of experience; the others divide
+            the other classes.
 
     Raises:
         ValueError: If the classes cannot be divided so.
     """
-    first = [total // 2] if half_first else []
-    remaining = total - sum(first)
+    given = _given_counts(total, half_first, per_exp_classes)
+    remaining = total - sum(given.values())
     if n_experiences is None:
         size = whole_number("classes_per_experience", size, 1)
-        sizes = [min(size, remaining - start) for start in range(0, remaining, size)]
-        return first + sizes
-    count = whole_number("n_experiences", n_experiences, 1 + len(first)) - len(first)
-    if remaining % count:
+        others = [min(size, remaining - start) for start in range(0, remaining, size)]
+    else:
+        others = _equal_counts(remaining, n_experiences, len(given))
+    number = len(given) + len(others)
+    if given and max(given) >= number:
+        raise ValueError(
+            f"per_exp_classes names experience {max(given)}, but there are {number}, "
+            "which count from 0; give others, or more experiences."
+        )
+    following = iter(others)
+    counts = []
+    for experience in range(number):
+        if experience in given:
+            counts.append(given[experience])
+        else:
+            counts.append(next(following))
+    return counts
+
+
+def _given_counts(
+    total: int, half_first: bool, per_exp_classes: Mapping[int, int] | None
+) -> dict[int, int]:
+    """Return the numbers of classes that are given, by number of experience."""
+    if not per_exp_classes:
+        if half_first:
+            return {0: total // 2}
+        return {}
+    if half_first:
+        raise ValueError(
+            "first_exp_with_half_classes and per_exp_classes both say how many classes "
+            "an experience has; give one of them."
+        )
+    given = {}
+    for experience, count in per_exp_classes.items():
+        experience = whole_number("a key of per_exp_classes", experience, 0)
+        given[experience] = whole_number("a value of per_exp_classes", count, 1)
+    if sum(given.values()) > total:
+        raise ValueError(
+            f"per_exp_classes has {sum(given.values())} classes in all, but there are "
+            f"{total}; give fewer."
+        )
+    return given
+
+
+def _equal_counts(remaining: int, n_experiences: int, n_given: int) -> list[int]:
+    """Divide the remaining classes by the experiences that no number is given of."""
+    least = n_given + (1 if remaining else 0)
+    count = whole_number("n_experiences", n_experiences, max(least, 1)) - n_given
+    if count and remaining % count:
         raise ValueError(
             f"n_experiences is {n_experiences}, but {remaining} classes cannot be "
             f"divided by {count}; give another number, or classes_per_experience, with "
             "which the last experience may have fewer."
         )
-    return first + [remaining // count] * count
+    if count and not remaining:
+        raise ValueError(
+            f"n_experiences is {n_experiences}, but per_exp_classes leaves no classes "
+            f"for {count} of them; give fewer experiences."
+        )
+    if not count:
+        return []
+    return [remaining // count] * count

@@ -1,6 +1,6 @@
 """The rows of each experience of a stream in order, without images or tensors."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,8 @@ def plan_stream(
     fixed_class_order: Sequence[int | str] | None = None,
     shuffle: bool = True,
     first_exp_with_half_classes: bool = False,
+    per_exp_classes: Mapping[int, int] | None = None,
+    test_split: str = "test",
 ) -> StreamPlan:
     """Draw the order of classes, clips and frames of a run.
 
@@ -65,6 +67,8 @@ def plan_stream(
         class_groups: Names of all classes in groups that follow one another and are
             shuffled separately; None is one group, in the order of `table.classes`.
         reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
+        test_split: The split whose rows the test experiences have; "train" tests on
+            the training frames.
         others: See `orders.StreamKeywords`; `n_experiences` goes before
             `classes_per_experience`.
 
@@ -76,7 +80,8 @@ def plan_stream(
     """
     _check_protocol(protocol)
     draws = draws_of(run, seed, reference)
-    _check_test_frames(table)
+    if test_split == "test":
+        _check_test_frames(table)
     groups = _checked_groups(table, class_groups)
     if fixed_class_order is not None:
         order = fixed_order(table.classes, fixed_class_order)
@@ -85,16 +90,21 @@ def plan_stream(
     else:
         order = _sorted_order(table, groups)
     if classes_per_experience is None and n_experiences is None:
-        _check_sessions(fixed_class_order, first_exp_with_half_classes)
-        experiences = _by_session(table, order, as_in_table=protocol == TABLE)
+        _check_sessions(
+            fixed_class_order=fixed_class_order,
+            first_exp_with_half_classes=first_exp_with_half_classes,
+            per_exp_classes=per_exp_classes,
+        )
+        experiences = _by_session(table, order, test_split, protocol == TABLE)
     else:
         counts = class_counts(
             len(order),
             classes_per_experience,
             n_experiences,
             first_exp_with_half_classes,
+            per_exp_classes,
         )
-        experiences = _by_classes(table, order, counts)
+        experiences = _by_classes(table, order, counts, test_split)
     train = experiences.train
     if protocol == "offline":
         train = [_rows_of(table, "train", order)]
@@ -192,7 +202,7 @@ class _Experiences:
 
 
 def _by_classes(
-    table: FrameTable, order: Sequence[int], counts: Sequence[int]
+    table: FrameTable, order: Sequence[int], counts: Sequence[int], test_split: str
 ) -> _Experiences:
     """Give so many classes to each experience."""
     starts = np.cumsum(counts)[:-1]
@@ -200,23 +210,24 @@ def _by_classes(
     return _Experiences(
         chunks=chunks,
         train=[_rows_of(table, "train", labels) for labels in chunks],
-        test=[_rows_of(table, "test", labels) for labels in chunks],
+        test=[_rows_of(table, test_split, labels) for labels in chunks],
     )
 
 
 def _by_session(
-    table: FrameTable, order: Sequence[int], as_in_table: bool
+    table: FrameTable, order: Sequence[int], test_split: str, as_in_table: bool
 ) -> _Experiences:
     """Make an experience of each session.
 
     Args:
         table: The frames.
         order: Labels in order of appearance.
+        test_split: The split of the test experiences.
         as_in_table: Whether they appear as in the table instead: by experience, and by
             label within it.
     """
     train = _sessions_of(table, "train")
-    test = _sessions_of(table, "test")
+    test = _sessions_of(table, test_split)
     if as_in_table:
         in_experiences = [np.unique(table.labels[rows]) for rows in train]
         order = list(dict.fromkeys(np.concatenate(in_experiences).tolist()))
@@ -227,12 +238,17 @@ def _by_session(
     return _Experiences(chunks=chunks, train=train, test=test)
 
 
-def _check_sessions(fixed_class_order: object, first_half: bool) -> None:
+def _check_sessions(**keywords: object) -> None:
     """Raise for keywords that have no meaning if sessions are the experiences."""
-    if fixed_class_order is not None or first_half:
+    given = [
+        name
+        for name, value in keywords.items()
+        if value is not None and value is not False
+    ]
+    if given:
         raise ValueError(
-            "the experiences are the sessions of the table, so fixed_class_order and "
-            "first_exp_with_half_classes have no meaning; leave them out, or give "
+            "the experiences are the sessions of the table, so "
+            f"{' and '.join(given)} cannot be given; leave it out, or give "
             "n_experiences or classes_per_experience."
         )
 

@@ -14,7 +14,7 @@ The dataset holds the order, so train with `shuffle=False`. Importing this modul
 imports Avalanche, which takes seconds.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -159,9 +159,11 @@ def make_benchmark(
     fixed_class_order: Sequence[int | str] | None = None,
     shuffle: bool = True,
     first_exp_with_half_classes: bool = False,
+    per_exp_classes: Mapping[int, int] | None = None,
     return_task_id: bool = False,
     class_ids_from_zero_from_first_exp: bool = False,
     class_ids_from_zero_in_each_exp: bool = False,
+    test_split: str = "test",
 ) -> FrameBenchmark:
     """Make an Avalanche benchmark from a table by `plan_stream`.
 
@@ -171,7 +173,7 @@ def make_benchmark(
     new benchmark for each strategy.
 
     Args:
-        table, class_groups: See `plan_stream`.
+        table, class_groups, test_split: See `plan_stream`.
         reference: Draw orders as the paper's published code does, and label classes by
             the order of their first frames, which differs between runs. By default the
             labels are the same in every run.
@@ -195,6 +197,8 @@ def make_benchmark(
         fixed_class_order=fixed_class_order,
         shuffle=shuffle,
         first_exp_with_half_classes=first_exp_with_half_classes,
+        per_exp_classes=per_exp_classes,
+        test_split=test_split,
     )
     if reference:
         appearance = table.labels[np.concatenate(plan.train)]

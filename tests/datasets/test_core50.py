@@ -170,7 +170,7 @@ def official_name(number):
 
 @pytest.fixture(scope="module")
 def official(tmp_path_factory):
-    """One image of every clip, and lists of the five protocols for two runs.
+    """One image of every clip, and lists of the six protocols for two runs.
 
     With the pickles that Avalanche reads.
     """
@@ -223,6 +223,7 @@ def pixels_of(stream):
         ("ni", {"object_lvl": False}),
         ("nc", {"run": 1}),
         ("nc", {"run": 1, "object_lvl": False}),
+        ("nic", {"run": 1}),
         ("nicv2_79", {"object_lvl": False, "mini": True}),
         ("nicv2_196", {}),
         pytest.param("nicv2_391", {}, marks=pytest.mark.slow),
@@ -281,8 +282,8 @@ def test_the_ten_categories_are_the_default(small, arguments):
     ("keywords", "words"),
     [
         (
-            {"scenario": "nic"},
-            "unknown scenario 'nic'; known are paper, ni, nc, nicv2_79, nicv2_196, nicv2_391",
+            {"scenario": "nicv3"},
+            "unknown scenario 'nicv3'; known are paper, ni, nc, nic, nicv2_79, nicv2_196, nicv2_391",
         ),
         (
             {"scenario": "ni", "seed": 3},
@@ -297,6 +298,10 @@ def test_the_ten_categories_are_the_default(small, arguments):
             "NI_inc/run2/train_batch_00_filelist.txt, .* official lists, is missing",
         ),
         ({"mini": True}, "mini=True is for the official protocols"),
+        (
+            {"object_lvl": True},
+            "object_lvl=True is for the official protocols.*categories",
+        ),
     ],
 )
 def test_what_the_official_protocols_do_not_take(official, keywords, words):

@@ -26,6 +26,7 @@ from benchmarks_toybox_ilab import (
 )
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS
 from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.streams.orders import class_counts
 
 # What each generator has of its own besides `dataset_root`.
 OWN = {
@@ -39,9 +40,9 @@ OWN = {
     "CORe50Categories": ["reference", "download"],
     "ETH80": [],
     "TinyImageNet": ["download"],
-    "Stream51": ["download"],
+    "Stream51": ["scenario", "eval_num", "bbox_crop", "ratio", "download"],
     "OpenLORIS": ["factor"],
-    "CLEAR": ["data_name"],
+    "CLEAR": ["data_name", "evaluation_protocol"],
     "ORBIT": ["user"],
     "ClipFolder": ["held_out", "fps"],
     "ToyShapes": [
@@ -91,8 +92,7 @@ def ToyTree(dataset_root=None, **host):
 def test_the_signature_of_a_generator(name, own):
     generator = getattr(streams, name)
     parameters = list(inspect.signature(generator).parameters)
-    assert parameters == ["dataset_root", *own, "host"]
-    assert not hasattr(generator, "__signature__")
+    assert parameters == ["dataset_root", *own, *StreamKeywords.__annotations__]
     assert generator.__name__ == name
     assert pickle.loads(pickle.dumps(generator)) is generator
 
@@ -257,6 +257,44 @@ def test_keywords_that_do_not_fit_together(cifar, keywords, words):
         OnlineCIFAR100(cifar, **keywords)
 
 
+def counts(**keywords):
+    """Numbers of classes of the experiences of ten classes."""
+    arguments = {"total": 10, "size": 2, "n_experiences": None, "half_first": False}
+    return class_counts(**{**arguments, **keywords})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        (dict(n_experiences=4, per_exp_classes={0: 4}), [4, 2, 2, 2]),
+        (dict(n_experiences=4, per_exp_classes={3: 1, 1: 5}), [2, 5, 2, 1]),
+        (dict(n_experiences=2, per_exp_classes={0: 4, 1: 6}), [4, 6]),
+        (dict(per_exp_classes={0: 5}), [5, 2, 2, 1]),
+        (dict(per_exp_classes={2: 7}), [2, 1, 7]),
+        (dict(size=3, half_first=True), [5, 3, 2]),
+    ],
+)
+def test_classes_of_some_experiences(keywords, expected):
+    assert counts(**keywords) == expected
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        (dict(per_exp_classes={0: 11}), "has 11 classes in all, but there are 10"),
+        (dict(per_exp_classes={7: 2}), "names experience 7, but there are 5"),
+        (dict(per_exp_classes={-1: 2}), "a key of per_exp_classes is -1"),
+        (dict(per_exp_classes={0: 0}), "a value of per_exp_classes is 0"),
+        (dict(half_first=True, per_exp_classes={0: 2}), "give one of them"),
+        (dict(n_experiences=4, per_exp_classes={0: 5}), "5 classes cannot be divided"),
+        (dict(n_experiences=3, per_exp_classes={0: 10}), "leaves no classes for 2"),
+    ],
+)
+def test_classes_that_cannot_be_divided(keywords, words):
+    with pytest.raises(ValueError, match=words):
+        counts(**keywords)
+
+
 @pytest.fixture
 def data_folder(tmp_path, monkeypatch):
     """Where Avalanche keeps data."""
@@ -304,10 +342,19 @@ def test_a_number_is_no_folder():
         OnlineCIFAR100(20)
 
 
-def test_an_unknown_keyword(cifar):
-    words = "cifar100 has no keyword 'experiences'; did you mean 'n_experiences'"
-    with pytest.raises(TypeError, match=words):
-        OnlineCIFAR100(cifar, experiences=5)
+@pytest.mark.parametrize(
+    ("generator", "keyword", "words"),
+    [
+        ("OnlineCIFAR100", "experiences", "; did you mean 'n_experiences'"),
+        ("CLEAR", "evaluation_protcol", "; did you mean 'evaluation_protocol'"),
+        ("CLEAR", "feature_type", ": images alone are read; the network"),
+        ("OnlineImageNet", "meta_root", ": the folders of train and val name"),
+        ("ETH80", "colour", ". Its keywords are protocol, n_experiences, classes_per_"),
+    ],
+)
+def test_an_unknown_keyword(tmp_path, generator, keyword, words):
+    with pytest.raises(TypeError, match=f"has no keyword '{keyword}'{words}"):
+        getattr(streams, generator)(tmp_path, **{keyword: 5})
 
 
 @pytest.fixture

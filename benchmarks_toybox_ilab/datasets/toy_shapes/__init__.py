@@ -28,6 +28,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     StreamKeywords,
     Unpack,
     register,
+    shows_keywords,
 )
 from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     CLASSES,
@@ -196,6 +197,7 @@ register(_streamed("toy_dots", dots=True))
 BENCHMARK = register(_streamed("toy_shapes"))
 
 
+@shows_keywords
 def ToyShapes(
     dataset_root: str | Path | None = None,
     *,
