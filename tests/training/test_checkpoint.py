@@ -1,8 +1,10 @@
-"""Checkpoints: files are atomic and run no code; every strategy resumes from any step and ends with the same bits."""
+"""Checkpoints: files are atomic and run no code; every strategy resumes from any step."""
 
 import copy
 import json
 import warnings
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,60 +35,132 @@ TENSORS = {
 }
 
 
+# Files
+
+
 @pytest.fixture
 def files(tmp_path):
     return CheckpointFolder(tmp_path / "resume", SETTINGS)
 
 
-def test_a_checkpoint_reads_back_and_the_newest_two_are_kept(files):
+def write_numbered(files, *numbers):
+    for number in numbers:
+        files.write({"number": number}, TENSORS)
+
+
+def file_names(files):
+    return [path.name for path in files.folder.iterdir()]
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def test_a_checkpoint_reads_back(files):
+    write_numbered(files, 0)
+    newest = files.newest()
+    assert newest.notes == {"number": 0}
+    assert newest.state.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        assert torch.equal(newest.state[name], tensor)
+
+
+def test_there_is_no_checkpoint_at_first(files):
     assert files.newest() is None
-    for place in range(3):
-        files.write({"place": place}, TENSORS)
-    found = files.newest()
-    assert (found.number, found.notes, files.numbers()) == (2, {"place": 2}, [2, 1])
-    assert all(torch.equal(found.state[name], TENSORS[name]) for name in TENSORS)
 
 
-def test_clear_keeps_the_given_file_and_removes_the_newest_last(files, monkeypatch):
-    files.clear()  # nothing there yet
-    for place in range(2):
-        files.write({"place": place}, TENSORS)
-    (files.folder / "maps").mkdir()
-    (files.folder / "maps" / "lock").touch()
-    unlink = type(files.folder).unlink
+def test_the_newest_two_are_kept(files):
+    write_numbered(files, 0, 1, 2)
+    assert files.numbers() == [2, 1]
+    assert files.newest().number == 2
 
-    def cut_off(path, missing_ok=False):
-        if path == files.path(1):
-            raise KeyboardInterrupt
-        unlink(path, missing_ok)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(type(files.folder), "unlink", cut_off)
-        files.clear()
-    assert [path.name for path in files.folder.iterdir()] == ["00000001.safetensors"]
-    (files.folder / "lock").touch()
-    files.clear(but="lock")
-    assert [path.name for path in files.folder.iterdir()] == ["lock"]
+def test_a_full_disk_leaves_the_earlier_ones(files):
+    write_numbered(files, 0)
+    words = (
+        r"00000001.safetensors cannot be written \(.*No space left on device.*\); "
+        "the one before it is untouched"
+    )
+    with full_disk(files.folder), pytest.raises(CheckpointError, match=words):
+        write_numbered(files, 1)
+    assert file_names(files) == ["00000000.safetensors"]
+    assert files.newest().notes == {"number": 0}
+
+
+# Removal
+
+
+def test_nothing_is_cleared_at_first(files):
     files.clear()
     assert not files.folder.exists()
 
 
-def test_damaged_checkpoints_are_passed_over_and_removed_first(files):
-    for place in range(3):
-        files.write({"place": place}, TENSORS)
+def test_the_newest_is_removed_last(files, monkeypatch):
+    write_numbered(files, 0, 1)
+    unlink = type(files.folder).unlink
+
+    def interrupted(path, missing_ok=False):
+        if path == files.path(1):
+            raise KeyboardInterrupt
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(type(files.folder), "unlink", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.clear()
+    assert file_names(files) == ["00000001.safetensors"]
+
+
+def test_folders_are_removed_too(files):
+    write_numbered(files, 0)
+    (files.folder / "maps").mkdir()
+    (files.folder / "maps" / "lock").touch()
+    files.clear()
+    assert not files.folder.exists()
+
+
+def test_a_named_file_is_not_removed(files):
+    write_numbered(files, 0)
+    (files.folder / "lock").touch()
+    files.clear(but="lock")
+    assert file_names(files) == ["lock"]
+
+
+# Damage
+
+
+def test_a_damaged_checkpoint_is_passed_over(files):
+    write_numbered(files, 0, 1)
+    damage(files.path(1))
+    with pytest.warns(UserWarning, match="is damaged"):
+        newest = files.newest()
+    assert newest.notes == {"number": 0}
+
+
+def test_a_damaged_checkpoint_is_removed_first(files):
+    write_numbered(files, 0, 1, 2)
     files.path(2).write_bytes(b"damaged")
     with pytest.warns(UserWarning, match="is damaged"):
         files.newest()
-    files.write({"place": 3}, TENSORS)
+    write_numbered(files, 3)
     assert files.numbers() == [3, 1]
-    files.path(3).write_bytes(files.path(3).read_bytes()[:40])
-    with pytest.warns(UserWarning, match="is damaged"):
-        assert files.newest().notes == {"place": 1}
-    write_state(
-        files.path(1),
-        TENSORS,
-        {"format": "of another program", "settings": "{}", "notes": "{}"},
-    )
+
+
+def test_all_checkpoints_are_damaged(files):
+    write_numbered(files, 0, 1)
+    damage(files.path(0))
+    damage(files.path(1))
+    words = r"all checkpoints in .* are damaged; remove that folder"
+    with (
+        pytest.warns(UserWarning, match="is damaged"),
+        pytest.raises(CheckpointError, match=words),
+    ):
+        files.newest()
+
+
+def test_a_checkpoint_of_another_program(files):
+    write_numbered(files, 0)
+    header = {"format": "of another program", "settings": "{}", "notes": "{}"}
+    write_state(files.path(0), TENSORS, header)
     words = r"all checkpoints in .* are damaged; remove that folder"
     with (
         pytest.warns(UserWarning, match="its format is of another"),
@@ -95,141 +169,155 @@ def test_damaged_checkpoints_are_passed_over_and_removed_first(files):
         files.newest()
 
 
-def test_a_full_disk_leaves_the_earlier_ones(files):
-    files.write({"place": 0}, TENSORS)
-    words = r"00000001.safetensors cannot be written \(.*No space left on device.*\); the one before it is untouched"
-    with full_disk(files.folder), pytest.raises(CheckpointError, match=words):
-        files.write({"place": 1}, TENSORS)
-    assert [path.name for path in files.folder.iterdir()] == ["00000000.safetensors"]
-    assert files.newest().notes == {"place": 0}
+def write_crafted(path, changed):
+    """Write a changed checkpoint with right checksums; return whether a file can."""
+    header = {"format": checkpoint.FORMAT}
+    try:
+        for name in changed.keys() & {"settings", "notes"}:
+            header[name] = json_of(changed[name])
+        write_state(path, changed.get("state"), header)
+    except (ValueError, RecursionError, TypeError):
+        return False
+    return True
 
 
 @settings(max_examples=100, phases=[Phase.generate])
 @given(data=st.data())
-def test_100_crafted_checkpoints(tmp_path_factory, data):
-    """One that somebody wrote by hand, with right checksums, is read as it is or passed over with a line."""
+def test_crafted_checkpoints(tmp_path_factory, data):
+    """One written by hand is read as it is, or passed over with a line."""
     parts = {
         "settings": SETTINGS,
-        "notes": {"place": 1},
+        "notes": {"number": 1},
         "state": {**TENSORS, "list": [1, {"a": 2}]},
     }
-    changed = crafted(data.draw, parts)
     files = CheckpointFolder(tmp_path_factory.mktemp("crafted"), SETTINGS)
-    try:
-        about = {
-            name: json_of(changed[name])
-            for name in ("settings", "notes")
-            if name in changed
-        }
-        write_state(
-            files.path(0), changed.get("state"), {"format": checkpoint.FORMAT, **about}
-        )
-    except (ValueError, RecursionError, TypeError):
-        return  # no file can hold it
-    with warnings.catch_warnings(record=True) as said:
+    if not write_crafted(files.path(0), crafted(data.draw, parts)):
+        return
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            found = files.newest()
+            assert isinstance(files.newest().notes, dict)
         except CheckpointError as error:
             assert "\n" not in str(error)
-        else:
-            assert isinstance(found.notes, dict)
-    assert all("\n" not in str(one.message) for one in said)
+    for warning in warned:
+        assert "\n" not in str(warning.message)
 
+
+# Strategies that resume
 
 COMPUTED = "crumb with replay_compute"
 THOROUGH = (COMPUTED, "crumb", "remind", "icarl", "rda")
-QUICK = (
-    *THOROUGH,
-    "er",
-    "gss",
-    "bic",
-    "rainbow_memory",
-    "si",
-    "aanets",
-)  # that keep most, each in its own way
-OTHERS = [name for name in (*STRATEGIES, *VARIANTS) if name not in QUICK]
+# Those that keep most, each in its own way.
+QUICK = (*THOROUGH, "er", "gss", "bic", "rainbow_memory", "si", "aanets")
+SLOW = [name for name in (*STRATEGIES, *VARIANTS) if name not in QUICK]
 EXPERIENCES = 2
-BUDGET = 8 * 3 * 16**2
+BUDGET = 8 * 3 * 16**2  # in bytes
 
 
-def build(name, make_model, make_stream, save, every=1):
-    """A learner and its stream, as a new process would build them."""
-    settings = {"replay_compute": 2.0} if name == COMPUTED else {}
-    entry, method = entry_of("crumb" if name == COMPUTED else name)
-    torch.manual_seed(0)
-    np.random.seed(0)
-    stream = make_stream()
-    model = calibrate(
-        make_model(codebook=entry.codebook), stream.train_stream[0].dataset
-    )
-    count = entry.memories_in_budget(model, BUDGET, stream.n_classes)
-    answers, checkpoints = Answers(), CheckpointPlugin(save, every)
-    strategy = built(
-        entry.name, model, count, settings, method=method, plugins=[answers]
-    )
-    strategy.plugins.append(checkpoints)
-    return strategy, stream, answers, checkpoints
+def state_of(strategy):
+    """All that decides how a learner goes on."""
+    return {"strategy": strategy.state_dict(), "random": get_rng_state()}
 
 
-def learn_from(number, strategy, stream, joint, save):
-    for place in range(number, EXPERIENCES):
-        strategy.train(stream.train_stream[place], shuffle=joint)
-        strategy.eval(stream.test_stream[: place + 1])
-        save(Position(place + 1))
+class Learning:
+    """A learner on its stream, as a new process would build them.
 
+    Attributes:
+        saved: the position and state at each checkpoint.
+        answers: the plugin that notes the classes it answered in evaluations.
+    """
 
-def snapshot(strategy):
-    """The complete state of a learner as a file stores it, but for measured seconds."""
-    state = {**strategy.state_dict(), "seconds": {}}
-    tree, tensors = flatten({"strategy": state, "random": get_rng_state()})
-    return json.dumps(tree), tensors
-
-
-@pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-)
-def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
-    joint = name in STRATEGIES and STRATEGIES[name].joint
-    saved = []
-
-    def keep(position):
-        saved.append(
-            (
-                position,
-                copy.deepcopy(
-                    {"strategy": strategy.state_dict(), "random": get_rng_state()}
-                ),
-            )
+    def __init__(self, name, make_model, make_stream, every):
+        method_name = "crumb" if name == COMPUTED else name
+        learning = {"replay_compute": 2.0} if name == COMPUTED else {}
+        entry, method = entry_of(method_name)
+        torch.manual_seed(0)
+        np.random.seed(0)
+        self.joint = entry.joint
+        self.stream = make_stream()
+        model = make_model(codebook=entry.codebook)
+        calibrate(model, self.stream.train_stream[0].dataset)
+        self.answers = Answers()
+        self.saved = []
+        self.strategy = built(
+            entry.name,
+            model,
+            entry.memories_in_budget(model, BUDGET, self.stream.n_classes),
+            learning,
+            method=method,
+            plugins=[self.answers],
         )
+        self.checkpoints = CheckpointPlugin(self.save, every)
+        self.strategy.plugins.append(self.checkpoints)
 
-    strategy, stream, answers, _ = build(name, make_model, make_stream, keep)
-    learn_from(0, strategy, stream, joint, keep)
-    tree, tensors = snapshot(strategy)
-    chosen = [saved[len(saved) - 3]]  # in the second experience
-    if (
-        name in THOROUGH
-    ):  # in the second epoch of the first experience, and between the two
-        chosen += [saved[5], next(one for one in saved if one[0] == Position(1))]
-    for position, kept in chosen:
-        write_state(tmp_path / "state.safetensors", kept, {})
-        found, _ = read_state(tmp_path / "state.safetensors")
-        strategy, stream, again, checkpoints = build(
-            name, make_model, make_stream, lambda position: None, every=0
-        )
+    def save(self, position):
+        state = copy.deepcopy(state_of(self.strategy))
+        self.saved.append(Saved(position, state))
 
-        def restore(strategy=strategy, found=found):
-            strategy.load_state_dict(found["strategy"])
-            set_rng_state(found["random"])
+    def learn_from(self, first):
+        """Learn from an experience on, with an evaluation after each."""
+        for number in range(first, EXPERIENCES):
+            experience = self.stream.train_stream[number]
+            self.strategy.train(experience, shuffle=self.joint)
+            self.strategy.eval(self.stream.test_stream[: number + 1])
+            self.save(Position(number + 1))
+
+    def resume(self, position, state):
+        def restore():
+            self.strategy.load_state_dict(state["strategy"])
+            set_rng_state(state["random"])
 
         restore()
         if position.inside:
-            checkpoints.resume_from(position, checkpoints.epoch_start, restore)
-        learn_from(position.experience, strategy, stream, joint, lambda position: None)
-        again_tree, again_tensors = snapshot(strategy)
-        assert again.given == answers.given, position
-        assert again_tree == tree, position
-        assert again_tensors.keys() == tensors.keys()
-        assert all(torch.equal(again_tensors[key], tensors[key]) for key in tensors), (
-            position
-        )
+            epoch = self.checkpoints.epoch_start
+            self.checkpoints.resume_from(position, epoch, restore)
+        self.learn_from(position.experience)
+
+    def snapshot(self):
+        """What a file stores of it, but for measured seconds: text and tensors."""
+        state = state_of(self.strategy)
+        state["strategy"] = {**state["strategy"], "seconds": {}}
+        tree, tensors = flatten(state)
+        return json.dumps(tree), tensors
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint in memory."""
+
+    position: Position
+    state: Any
+
+
+def through_a_file(path, state):
+    write_state(path, state, {})
+    return read_state(path)[0]
+
+
+def assert_resumes(learning, resumed, saved, path):
+    """Go on from a checkpoint, and compare with the learner that was never stopped."""
+    resumed.resume(saved.position, through_a_file(path, saved.state))
+    tree, tensors = learning.snapshot()
+    resumed_tree, resumed_tensors = resumed.snapshot()
+    assert resumed.answers.given == learning.answers.given, saved.position
+    assert resumed_tree == tree, saved.position
+    assert resumed_tensors.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert torch.equal(resumed_tensors[key], tensor), (saved.position, key)
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+)
+def test_resumes_bit_for_bit(name, make_model, make_stream, tmp_path):
+    learning = Learning(name, make_model, make_stream, every=1)
+    learning.learn_from(0)
+    checkpoints = [learning.saved[-3]]  # in the second experience
+    if name in THOROUGH:
+        checkpoints.append(learning.saved[5])  # in the second epoch of the first
+        checkpoints += [
+            saved for saved in learning.saved if saved.position == Position(1)
+        ]
+    for saved in checkpoints:
+        resumed = Learning(name, make_model, make_stream, every=0)
+        assert_resumes(learning, resumed, saved, tmp_path / "state.safetensors")
