@@ -1,9 +1,10 @@
-"""The README and the pages of the site: length, links, commands, flags, tables and snippets."""
+"""The README and the pages of the site: length, links, commands, flags and tables."""
 
 import ast
 import configparser
 import dataclasses
 import re
+from dataclasses import dataclass
 
 import pytest
 import yaml
@@ -17,277 +18,353 @@ from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs.plan import RunPlan
 
 README = ROOT / "README.md"
+# What is put in when the site is built: a figure or a table, and its arguments.
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
-PROGRAMS = "rattler-build docker mosquitto mosquitto_pub mosquitto_sub pip pipx pytest mkdocs pre-commit tar npm node "
-PROGRAMS += "mkdir cp cd"
-FOREIGN_FLAGS = {
-    "--keep-cr",
-    "--hypothesis-profile",
-    "--strict",
-    "--help",
-    "--version",
-    "--config",
-    "--print-config",
-}
-FOREIGN_FLAGS |= {"--check", "--skip"}
+PROGRAMS = set(
+    ["cd", "cp", "docker", "mkdir", "mkdocs", "mosquitto", "mosquitto_pub", "mosquitto_sub", "node", "npm", "pip", "pipx", "pre-commit", "pytest", "rattler-build", "tar"]
+)
+FOREIGN_FLAGS = set(
+    ["--check", "--config", "--help", "--hypothesis-profile", "--keep-cr", "--print-config", "--skip", "--strict", "--version"]
+)
+
+
+@dataclass(frozen=True)
+class Site:
+    """The texts of pages by their paths.
+
+    Attributes:
+        written: in the repository, relative to its root.
+        built: when the site is, relative to `docs/`.
+    """
+
+    written: dict[str, str]
+    built: dict[str, str]
+
+    def text(self, path: str) -> str | None:
+        """The text of a page, or None where there is none."""
+        if path.startswith("docs/"):
+            built = self.built.get(path.removeprefix("docs/"))
+            if built is not None:
+                return built
+        return self.written.get(path)
+
+
+def read_pages() -> dict[str, str]:
+    texts = {}
+    for path in pages():
+        texts[path.relative_to(ROOT).as_posix()] = path.read_text(encoding="utf-8")
+    return texts
+
+
+PAGES = [path.relative_to(ROOT).as_posix() for path in pages()]
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
 
 
 @pytest.fixture(scope="module")
 def texts():
-    return {
-        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
-        for path in pages()
-    }
+    return read_pages()
 
 
 @pytest.fixture(scope="module")
-def made():
-    """Pages that are made when the site is built."""
-    return {**command_pages.pages(), **notebooks.pages(), **reference.pages()}
+def site(texts):
+    built = {**command_pages.pages(), **notebooks.pages(), **reference.pages()}
+    return Site(texts, built)
 
 
-def test_the_readme_is_short_and_its_table_is_that_of_the_recorded_runs():
-    text = README.read_text(encoding="utf-8")
-    assert text.count("\n") <= 120
-    long = [
-        line
-        for line in text.splitlines()
-        if len(line) > 120 and not line.startswith("|") and "](" not in line
-    ]
-    assert not long, "\n".join(long)
-    assert 'pip install -e ".[test]" && pytest' in text.splitlines(), (
-        "the line that the check of the project runs"
-    )
-    assert result_tables.readme() in text, (
-        "python docs/site_parts/result_tables.py readme  prints it"
-    )
+# The README
+
+
+@pytest.fixture(scope="module")
+def readme():
+    return README.read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short(readme):
+    assert readme.count("\n") <= 120
+
+
+def test_lines_of_the_readme_are_short(readme):
+    long = [line for line in readme.splitlines() if len(line) > 120]
+    assert [line for line in long if line[0] != "|" and "](" not in line] == []
+
+
+def test_the_readme_has_the_test_command(readme):
+    # The check of the project runs this line.
+    assert 'pip install -e ".[test]" && pytest' in readme.splitlines()
+
+
+def test_the_readme_has_the_recorded_table(readme):
+    # python docs/site_parts/result_tables.py readme  prints it.
+    assert result_tables.readme() in readme
 
 
 @pytest.mark.parametrize("package", reference.PACKAGES)
 def test_the_table_of_rooms_has_all_rooms(package):
     table = result_tables.rooms()
-    for path in (ROOT / package).iterdir():
-        if path.is_dir() and (path / "__init__.py").exists():
-            assert f"| `{package}/{path.name}/` | " in table
+    for init in (ROOT / package).glob("*/__init__.py"):
+        assert f"| `{package}/{init.parent.name}/` | " in table
 
 
-def test_lists_have_an_empty_line_before_them(texts):
-    """Without one, MkDocs shows them as part of the paragraph."""
+# Text
+
+
+@EVERY_PAGE
+def test_a_list_has_an_empty_line_before_it(texts, page):
+    """Without one, MkDocs shows it as part of the paragraph."""
     glued = re.compile(r"^(?![-*|>#<\s]).*\n(?=[-*] )", re.MULTILINE)
-    assert {
-        name: found
-        for name, text in texts.items()
-        if (found := glued.findall(prose(text)))
-    } == {}
+    assert glued.findall(prose(texts[page])) == []
 
 
-def slugs(text: str) -> set[str]:
-    """Anchors of a page's headings, as MkDocs makes them."""
-    headings = re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)
-    plain = [
-        re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings
-    ]
-    return {
-        re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip())
-        for heading in plain
-    }
+def with_tables(text: str) -> str:
+    """A page with its tables, and without its figures."""
+
+    def put_in(match):
+        if match[1] == "figure":
+            return ""
+        return result_tables.TABLES[match[1]](*match[2].split())
+
+    return MARK.sub(put_in, text)
 
 
-def dead_links(
-    name: str, text: str, texts: dict[str, str], made: dict[str, str]
-) -> list[str]:
+@EVERY_PAGE
+def test_a_page_has_at_most_1500_words(texts, page):
+    without_targets = re.sub(r"\]\([^)]*\)", "", with_tables(texts[page]))
+    words = [word for word in without_targets.split() if re.search(r"\w", word)]
+    assert len(words) <= 1500
+
+
+# Links
+
+
+def slug(heading: str) -> str:
+    """The anchor of a heading, as MkDocs makes it."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip())
+
+
+def anchors(text: str) -> set[str]:
+    """Anchors of a page's headings."""
+    return set(map(slug, re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)))
+
+
+def dead_links(page: str, text: str, site: Site) -> list[str]:
     """Relative links of a page that lead nowhere."""
     dead = []
     for match in links.LINK.finditer(prose(text)):
-        target, anchor = match[2], (match[3] or "")[1:]
+        target = match[2]
+        anchor = (match[3] or "")[1:]
         if re.match(r"[a-z]+:", target):
             continue
-        path = (ROOT / name).parent.joinpath(target).resolve()
-        inside = path.relative_to(ROOT).as_posix()
-        page = (
-            made.get(inside.removeprefix("docs/"))
-            if inside.startswith("docs/")
-            else None
-        )
-        page = texts.get(inside) if page is None else page
-        if not path.is_file() and page is None:
+        path = (ROOT / page).parent.joinpath(target).resolve()
+        linked = site.text(path.relative_to(ROOT).as_posix())
+        if linked is None and not path.is_file():
             dead.append(target)
-        elif anchor and anchor not in slugs(page or ""):
+        elif anchor and anchor not in anchors(linked or ""):
             dead.append(f"{target}#{anchor}")
-    dead += [
-        f"#{anchor}"
-        for anchor in re.findall(r"\]\(#([^)]*)\)", prose(text))
-        if anchor not in slugs(text)
-    ]
+    for anchor in re.findall(r"\]\(#([^)]*)\)", prose(text)):
+        if anchor not in anchors(text):
+            dead.append(f"#{anchor}")
     return dead
 
 
-def test_links_and_names_of_files_lead_somewhere(texts, made):
-    file = r"\btests/[\w/]+\.\w+|(?<=`)(?:examples|experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)/[a-z0-9_/]+\.\w+"
-    named = {
-        (name, path) for name, text in texts.items() for path in re.findall(file, text)
-    }
-    others = ("docs/contrib.md",)  # names files of Avalanche
-    assert {
-        (name, path)
-        for name, path in named
-        if not (ROOT / path).exists() and name not in others
-    } == set()
-    assert {
-        name: dead
-        for name, text in texts.items()
-        if (dead := dead_links(name, text, texts, made))
-    } == {}
-    text = "[a](none.md) [b](how.md#nowhere) [c](how.md#start) [d](cli/run.md#your-data) [e](#here)\n"
-    assert dead_links("docs/x.md", text, texts, made) == [
-        "none.md",
-        "how.md#nowhere",
-        "#here",
-    ]
+@EVERY_PAGE
+def test_links_lead_somewhere(site, page):
+    assert dead_links(page, site.written[page], site) == []
 
 
-def test_commands_of_crumb_parse(texts):
-    count = 0
-    for name, text in texts.items():
-        for words in commands(text):
-            if words[0] != "crumb":
-                continue
-            try:
-                command, values = parsed(words[1:])
-                settings = COMMANDS[command].settings(**values)
-                assert command != "run" or RunPlan.of(settings).strategy
-            except (SystemExit, ValueError) as error:
-                pytest.fail(f"{name}: {' '.join(words)}: {error}")
-            count += 1
-    assert count > 50
+@pytest.mark.parametrize(
+    ("link", "dead"),
+    [
+        ("[a](none.md)", ["none.md"]),
+        ("[b](how.md#nowhere)", ["how.md#nowhere"]),
+        ("[c](how.md#start)", []),
+        ("[d](cli/run.md#your-data)", []),
+        ("[e](#here)", ["#here"]),
+    ],
+)
+def test_dead_links_are_found(site, link, dead):
+    assert dead_links("docs/x.md", link, site) == dead
 
 
-def test_other_commands_exist_and_snippets_are_python(texts):
+NAMED_FILE = re.compile(
+    r"\btests/[\w/]+\.\w+"
+    r"|(?<=`)(?:examples|experiments|docs|crumb_avalanche|benchmarks_toybox_ilab)"
+    r"/[a-z0-9_/]+\.\w+"
+)
+
+
+# The page on contributing to Avalanche names files of Avalanche.
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/contrib.md"])
+def test_named_files_exist(texts, page):
+    paths = NAMED_FILE.findall(texts[page])
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+# Commands
+
+
+@EVERY_PAGE
+def test_commands_of_crumb_parse(texts, page):
+    for words in commands(texts[page]):
+        if words[0] != "crumb":
+            continue
+        try:
+            command, values = parsed(words[1:])
+            settings = COMMANDS[command].settings(**values)
+            if command == "run":
+                RunPlan.of(settings)
+        except (SystemExit, ValueError) as error:
+            pytest.fail(f"{' '.join(words)}: {error}")
+
+
+def test_pages_have_commands_of_crumb(texts):
+    words = [words for text in texts.values() for words in commands(text)]
+    assert sum(command[0] == "crumb" for command in words) > 50
+
+
+@EVERY_PAGE
+def test_snippets_are_python(texts, page):
+    for code in blocks(texts[page], "python"):
+        ast.parse(code)
+
+
+@EVERY_PAGE
+def test_programs_are_known(texts, page):
+    programs = {words[0] for words in commands(texts[page])}
+    assert programs <= PROGRAMS | {"crumb", "python", "pip", "uv"}
+
+
+@EVERY_PAGE
+def test_scripts_have_the_flags(texts, page):
+    for words in commands(texts[page]):
+        if words[0] != "python":
+            continue
+        folder, _, script = words[1].partition("/")
+        assert folder == "experiments", words
+        flags = [word for word in words[2:] if word.startswith("--")]
+        for flag in flags:
+            assert flag.replace("_", "-") in script_flags(script), words
+
+
+@pytest.fixture(scope="module")
+def extras():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
-    extras = set(setup["options.extras_require"])
-    for name, text in texts.items():
-        for code in blocks(text, "python"):
-            ast.parse(code)
-        for words in commands(text):
-            what = f"{name}: {' '.join(words)}"
-            if words[0] == "python":
-                flags = script_flags(words[1].removeprefix("experiments/"))
-                unknown = [
-                    word
-                    for word in words[2:]
-                    if word.startswith("--") and word.replace("_", "-") not in flags
-                ]
-                assert words[1].startswith("experiments/") and not unknown, what
-            elif words[0] in {"pip", "uv"}:
-                named = re.findall(
-                    r"[\w-]+", " ".join(re.findall(r"\[(.*?)\]", " ".join(words)))
-                )
-                assert set(named) <= extras, what
-            else:
-                assert words[0] in {"crumb", *PROGRAMS.split()}, what
+    return set(setup["options.extras_require"])
 
 
-def test_flags_in_the_text_exist(texts):
-    actions = [
-        action
-        for parser in command_pages.subparsers().values()
-        for action in parser._actions
-    ]
-    known = {flag for action in actions for flag in command_pages.names_of(action)}
-    known |= {
-        flag
-        for script in (ROOT / "experiments").glob("*.py")
-        for flag in script_flags(script.name)
-    }
-    methods = {
-        f"--method.{item.name}"
-        for entry in STRATEGIES.values()
-        for item in dataclasses.fields(entry.settings)
-    }
-    unknown = {
-        (name, flag)
-        for name, text in texts.items()
-        for code in re.findall(r"`([^`\n]+)`", prose(text))
-        for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*", code)
-        if flag.replace("_", "-") not in known | FOREIGN_FLAGS
-        and flag not in methods | {"--method.NAME"}
-    }
-    assert not unknown
+@EVERY_PAGE
+def test_installed_extras_exist(texts, page, extras):
+    for words in commands(texts[page]):
+        if words[0] in {"pip", "uv"}:
+            bracketed = re.findall(r"\[(.*?)\]", " ".join(words))
+            assert set(re.findall(r"[\w-]+", " ".join(bracketed))) <= extras, words
 
 
-def test_every_setting_stands_on_a_page(made):
-    for command in COMMANDS:
-        actions = command_pages.subparsers()[command]._actions
-        assert not re.search(r"^crumb .*'", made[f"cli/{command}.md"], re.MULTILINE), (
-            "names as in a terminal"
-        )
-        positional = {action.dest for action in actions if not action.option_strings}
-        for item in dataclasses.fields(COMMANDS[command].settings):
-            flag = f"`--{item.name.replace('_', '-')}`"
-            assert item.name in positional or flag in made[f"cli/{command}.md"], (
-                f"{command}: {item.name}"
-            )
+# Flags
 
 
-def test_every_exported_name_is_in_the_reference(made):
-    for package, names in reference.exported().items():
-        for name, target in names.items():
-            assert f"`{name}`" in made["api/index.md"]
-            room = target.removeprefix(f"{package}.").split(".")[0]
-            module = target.rpartition(".")[0]
-            if name in reference.public(reference.source(module)):
-                assert f"::: {module}\n" in made[f"api/{package}/{room}.md"]
+@pytest.fixture(scope="module")
+def known_flags():
+    """Flags of `crumb`, of the experiments, of methods, and of programs of others."""
+    flags = FOREIGN_FLAGS | {"--method.NAME"}
+    for parser in command_pages.subparsers().values():
+        for action in parser._actions:
+            flags.update(command_pages.names_of(action))
+    for script in (ROOT / "experiments").glob("*.py"):
+        flags |= script_flags(script.name)
+    for entry in STRATEGIES.values():
+        for field in dataclasses.fields(entry.settings):
+            flags.add(f"--method.{field.name}")
+    return flags
 
 
-def test_every_page_is_in_the_navigation(texts, made):
+@EVERY_PAGE
+def test_flags_in_the_text_exist(texts, page, known_flags):
+    codes = re.findall(r"`([^`\n]+)`", prose(texts[page]))
+    flags = re.findall(r"(?<![\w-])--[a-z][\w.-]*", "\n".join(codes))
+    unknown = [flag for flag in flags if flag not in known_flags]
+    assert [flag for flag in unknown if flag.replace("_", "-") not in known_flags] == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_setting_stands_on_a_page(site, command):
+    page = site.built[f"cli/{command}.md"]
+    actions = command_pages.subparsers()[command]._actions
+    positional = {action.dest for action in actions if not action.option_strings}
+    for field in dataclasses.fields(COMMANDS[command].settings):
+        flag = f"`--{field.name.replace('_', '-')}`"
+        assert field.name in positional or flag in page
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_written_as_in_a_terminal(site, command):
+    page = site.built[f"cli/{command}.md"]
+    assert not re.search(r"^crumb .*'", page, re.MULTILINE)
+
+
+# The reference, the navigation and the tables
+
+
+@pytest.mark.parametrize("package", reference.PACKAGES)
+def test_every_exported_name_is_in_the_reference(site, package):
+    for name, target in reference.exported()[package].items():
+        assert f"`{name}`" in site.built["api/index.md"]
+        room = target.removeprefix(f"{package}.").split(".")[0]
+        module = target.rpartition(".")[0]
+        if name in reference.public(reference.source(module)):
+            assert f"::: {module}\n" in site.built[f"api/{package}/{room}.md"]
+
+
+def navigation_entries(part):
+    """The pages of a part of the navigation: a page, a list, or a dictionary."""
+    if isinstance(part, str):
+        return [part]
+    parts = part.values() if isinstance(part, dict) else part
+    entries = []
+    for inner in parts:
+        entries += navigation_entries(inner)
+    return entries
+
+
+def test_every_page_is_once_in_the_navigation(site):
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-
-    def entries(part):
-        if isinstance(part, str):
-            return [part]
-        return [
-            entry
-            for one in (part.values() if isinstance(part, dict) else part)
-            for entry in entries(one)
-        ]
-
-    shown = entries(settings["nav"])
-    written = {name.removeprefix("docs/") for name in texts if name.startswith("docs/")}
-    outside = {links.site_path(name) for name in texts if not name.startswith("docs/")}
-    assert len(shown) == len(set(shown))
-    assert set(shown) == written | outside | set(made)
+    expected = list(site.built)
+    for page in site.written:
+        if page.startswith("docs/"):
+            expected.append(page.removeprefix("docs/"))
+        else:
+            expected.append(links.site_path(page))
+    assert sorted(navigation_entries(settings["nav"])) == sorted(expected)
 
 
-def test_a_page_has_at_most_1500_words(texts):
-    def made(match):
-        return (
-            ""
-            if match[1] == "figure"
-            else result_tables.TABLES[match[1]](*match[2].split())
-        )
-
-    words = {}
-    for name, text in texts.items():
-        shown = re.sub(
-            r"\]\([^)]*\)", "", MARK.sub(made, text)
-        )  # without the targets of links
-        words[name] = sum(bool(re.search(r"\w", word)) for word in shown.split())
-    assert {name: count for name, count in words.items() if count > 1500} == {}
+def marks_of(texts):
+    """Pairs of what is put into pages, and its arguments."""
+    marks = []
+    for text in texts.values():
+        for name, arguments in MARK.findall(text):
+            marks.append((name, arguments.split()))
+    return marks
 
 
-def test_every_table_is_made_and_shown(texts):
-    named = [
-        (kind, arguments.split())
-        for text in texts.values()
-        for kind, arguments in MARK.findall(text)
-    ]
-    assert {kind for kind, _ in named} | {"readme"} == {"figure", *result_tables.TABLES}
-    assert {arguments[0] for kind, arguments in named if kind == "figure"} == set(
-        figures.FIGURES
-    )
-    for kind, arguments in named:
-        if kind in result_tables.TABLES:
-            rows = result_tables.TABLES[kind](*arguments).splitlines()
-            assert len(rows) > 3 and len({row.count("|") for row in rows}) == 1
+MARKS = marks_of(read_pages())
+TABLES_SHOWN = [(name, arguments) for name, arguments in MARKS if name != "figure"]
+
+
+def test_every_table_is_shown():
+    # That of the README is written there.
+    shown = {name for name, _ in TABLES_SHOWN}
+    assert shown | {"readme"} == set(result_tables.TABLES)
+
+
+def test_every_figure_is_shown():
+    shown = {arguments[0] for name, arguments in MARKS if name == "figure"}
+    assert shown == set(figures.FIGURES)
+
+
+@pytest.mark.parametrize(("name", "arguments"), TABLES_SHOWN)
+def test_a_table_has_rows_and_columns(name, arguments):
+    rows = result_tables.TABLES[name](*arguments).splitlines()
+    assert len(rows) > 3
+    assert len({row.count("|") for row in rows}) == 1
