@@ -22,12 +22,12 @@ BOOST = {"Guide": 4, "API": 0.2}
 
 def on_files(files: Files, config) -> Files:
     """Add pages, and the files that pages link to."""
-    made = {**commands.pages(), **notebooks.pages_with_outputs(), **reference.pages()}
+    built = {**commands.pages(), **notebooks.pages_with_outputs(), **reference.pages()}
     sources = [path for path in links.PAGES if (ROOT / path).exists()]
     for path in sources:
         site_path = links.PAGES[path]
-        made[site_path] = links.moved(text_of(path), path, site_path, used=ignore)
-    for site_path, content in made.items():
+        built[site_path] = links.moved(text_of(path), path, site_path, used=ignore)
+    for site_path, content in built.items():
         files.append(File.generated(config, site_path, content=content))
     for page in files.documentation_pages():
         path = f"docs/{page.src_uri}"

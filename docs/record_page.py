@@ -144,19 +144,19 @@ def record(recorder: Recorder, address: str) -> None:
 
 def write(pictures: list, path: Path) -> None:
     """Write pictures as an animated WebP; equal ones in a row are shown as one."""
-    shown = [(pictures[0][0], pictures[0][1])]
+    in_order = [(pictures[0][0], pictures[0][1])]
     for moment, picture in pictures[1:]:
-        if picture.tobytes() != shown[-1][1].tobytes():
-            shown.append((moment, picture))
-    ends = [moment for moment, _ in shown[1:]] + [pictures[-1][0] + 1.5]
+        if picture.tobytes() != in_order[-1][1].tobytes():
+            in_order.append((moment, picture))
+    ends = [moment for moment, _ in in_order[1:]] + [pictures[-1][0] + 1.5]
     # A wait for the server is no more than a second long.
     lengths = [
         min(1000, max(40, round(1000 * (end - start))))
-        for (start, _), end in zip(shown, ends)
+        for (start, _), end in zip(in_order, ends)
     ]
     small = [
         picture.resize((SHOWN, SHOWN * HEIGHT // WIDTH), Image.Resampling.LANCZOS)
-        for _, picture in shown
+        for _, picture in in_order
     ]
     for quality in (80, 65, 50, 35, 20):
         small[0].save(

@@ -210,10 +210,10 @@ def figures_of(
     """The figures that the docstring of this script lists."""
     figures = {}
     for name in ("predict", "teach"):
-        whole = batch[f"{name}{WHOLE}"]
+        total = batch[f"{name}{WHOLE}"]
         figures[f"{name}_over_bare"] = batch[name] / batch["bare"]
-        figures[f"{name}_over_whole"] = batch[name] / whole
-        figures[f"{name}_two_looks"] = batch[f"{name}{TWO_LOOKS}"] / whole
+        figures[f"{name}_over_whole"] = batch[name] / total
+        figures[f"{name}_two_looks"] = batch[f"{name}{TWO_LOOKS}"] / total
     seconds = process.seconds
     figures["cold_start_over_torch"] = seconds["predict"] / seconds["torch"]
     figures["predict_bytes"] = process.predict_bytes
@@ -225,7 +225,7 @@ def figures_of(
 
 def line_of(name: str, seconds: dict[str, float]) -> str:
     """A line of times for people."""
-    texts = [f"{1e3 * value:.0f} ms {what}" for what, value in seconds.items()]
+    texts = [f"{1e3 * value:.0f} ms {step}" for step, value in seconds.items()]
     return f"{name}  " + "  ".join(texts)
 
 

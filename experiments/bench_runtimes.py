@@ -67,14 +67,16 @@ class Opened:
         }
         notes = []
         for name in runtimes:
-            own = SplitModel(model.feature_extractor, model.plastic_layers, model.head)
-            own.eval()
+            split = SplitModel(
+                model.feature_extractor, model.plastic_layers, model.head
+            )
+            split.eval()
             try:
-                notes.append(f"  {name}: {use_runtime(own, name).described}")
+                notes.append(f"  {name}: {use_runtime(split, name).described}")
             except RuntimeRefusedError as error:
                 notes.append(f"  {name} is left out: {error}")
             else:
-                functions[name] = own.extract
+                functions[name] = split.extract
         return cls(functions, notes)
 
 

@@ -305,7 +305,7 @@ def report_step(images: Tensor, options: argparse.Namespace) -> None:
     search = Search.of(model.codebook)
     search.check()
     functions = {"plain": search.plain, "ours": search.ours}
-    part = fastest(functions, options.repeats, clock_of(options))
+    seconds = fastest(functions, options.repeats, clock_of(options))
     times = time_steps(model, images, options)
     step = min(times["step"])
     bare = min(times["bare"])
@@ -313,15 +313,15 @@ def report_step(images: Tensor, options: argparse.Namespace) -> None:
     # The median of rounds, as rounds replay other numbers of maps.
     ratios = [ours / alone for ours, alone in zip(times["step"], times["bare"])]
     figures = {
-        "search_speedup": part["plain"] / part["ours"],
+        "search_speedup": seconds["plain"] / seconds["ours"],
         # Last, because it changes how memory is allocated from then on.
         "search_working_bytes": working_bytes(search.ours),
         "step_over_bare": statistics.median(ratios),
         "step_speedup": plain / step,
     }
-    searched = [f"{1e3 * value:.1f} ms {name}" for name, value in part.items()]
-    milliseconds = {"plain": plain, "ours": step, "bare": bare}
-    stepped = [f"{1e3 * value:.1f} ms {name}" for name, value in milliseconds.items()]
+    searched = [f"{1e3 * value:.1f} ms {name}" for name, value in seconds.items()]
+    step_seconds = {"plain": plain, "ours": step, "bare": bare}
+    stepped = [f"{1e3 * value:.1f} ms {name}" for name, value in step_seconds.items()]
     lines = [
         "search: " + ", ".join(searched),
         "stream step: " + ", ".join(stepped),

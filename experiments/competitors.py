@@ -56,7 +56,7 @@ def label_of(name: str, runs: Sequence[FinishedRun]) -> str:
     if name != "ranpac":
         return name
     settings = [run.result.get("strategy_settings", {}) for run in runs]
-    sizes = {own["projection"] for own in settings if own.get("projection")}
+    sizes = {method["projection"] for method in settings if method.get("projection")}
     if not sizes:
         return name
     return f"ranpac ({' '.join(f'{size:,}' for size in sorted(sizes))} projections)"
@@ -145,7 +145,7 @@ def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
         output,
         TABLE,
         header,
-        [line_of(name, own, protocols) for name, own in methods.items()],
+        [line_of(name, method, protocols) for name, method in methods.items()],
         csv_rows_of(findings),
         bars({title: series}, title, ACCURACY, (0, 100)),
     )

@@ -96,9 +96,9 @@ def cells_of(options: CommonOptions) -> list[Cell]:
     cells = []
     for stream in options.roots:
         budget = int(RunPlan.of(options.settings(stream, preset=OURS)).budget)
-        for name, own in EXPERTS.items():
+        for name, method in EXPERTS.items():
             share = budget if name == OURS else budget // 2
-            settings = {**own, **SHARED, "budget_bytes": share}
+            settings = {**method, **SHARED, "budget_bytes": share}
             folder = options.output / stream / name
             cells.append(Cell(name, stream, SHARED["protocol"], folder, settings))
     return cells

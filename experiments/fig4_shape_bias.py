@@ -359,31 +359,31 @@ def main() -> int:
             "--pretraining-only needs --pretrained, --control-pretrained and "
             "--test-root"
         )
-    shown: list[Bar] = []
+    bars: list[Bar] = []
     if has_pretraining:
         pair = pretrained(
             chosen.pretrained, chosen.control_pretrained, chosen.test_root, style_root
         )
-        shown += bars_of("pretraining", [pair])
+        bars += bars_of("pretraining", [pair])
     failed: dict[Path, str] = {}
     listed: list[Finding] = []
-    wanted = PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:]
+    protocols = PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:]
     for benchmark in () if chosen.pretraining_only else options.roots:
-        protocol = options.protocols(benchmark, wanted)[0]
+        protocol = options.protocols(benchmark, protocols)[0]
         cells = cells_of(options, benchmark, protocol, chosen)
         findings, failures = options.found(cells)
         failed |= failures
         listed += findings
         by_row = {finding.cell.row: finding for finding in findings}
         runs = streamed(options, by_row, style_root)
-        shown += bars_of(f"{benchmark}, {protocol.replace('_', '-')}", runs)
+        bars += bars_of(f"{benchmark}, {protocol.replace('_', '-')}", runs)
     name = f"fig{chosen.figure}"
     print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB", end="")
     if listed:
         write_recorded(options.output / f"{name}_runs.csv", recorded_runs_of(listed))
     title = f"Figure {chosen.figure}: below 0, CRUMB is harmed more than its control"
-    figure = picture(shown, title)
-    write_table(options.output, name, HEADER, lines_of(shown), figure=figure)
+    figure = picture(bars, title)
+    write_table(options.output, name, HEADER, lines_of(bars), figure=figure)
     return exit_code(failed)
 
 

@@ -121,10 +121,10 @@ def stage_of(classifier: Classifier, order: Order, classes: int) -> Stage:
     evidence = classifier.evidence(order.features[test[is_taught]])
     names = np.array(frames.class_name)[test[is_taught]]
     accuracy = float(right(classifier, evidence, names).mean())
-    others = torch.cat([order.features[test[~is_taught]], order.novel])
-    if not len(others):
+    unknown = torch.cat([order.features[test[~is_taught]], order.novel])
+    if not len(unknown):
         return Stage(classes, accuracy, None, None)
-    strange = classifier.evidence(others)
+    strange = classifier.evidence(unknown)
     familiarity = classifier.confidence.familiarity
     return Stage(
         classes,

@@ -219,8 +219,12 @@ def scene_images(scenes: Scenes) -> list[Image.Image]:
         first_of_class.setdefault(target.name, index)
     images: list[Image.Image] = []
     for name, index in first_of_class.items():
-        others = [other for other in first_of_class.values() if other != index]
-        images += _images_of_class(scenes, name, index, others)
+        candidates = [
+            index_of_class
+            for index_of_class in first_of_class.values()
+            if index_of_class != index
+        ]
+        images += _images_of_class(scenes, name, index, candidates)
     return [*images, *(scenes.photo() for _ in range(EMPTY))]
 
 
@@ -236,16 +240,16 @@ def _images_of_class(
         others: indices of the objects of other classes that are taught.
     """
     views = scenes.taught[index].views
-    own = scenes.taught[index].photos[0]
+    photo = scenes.taught[index].photos[0]
     held_out = next(views for label, views in scenes.held_out if label == name)
-    images = [scenes.shown(view, own) for view in views[:8]]
+    images = [scenes.shown(view, photo) for view in views[:8]]
     images += [scenes.shown(view, scenes.photo()) for view in views[8:12]]
     for view in views[12:16]:
-        other = scenes.taught[scenes.draws.choice(others)]
-        images.append(scenes.shown(view, other.photos[0]))
+        target = scenes.taught[scenes.draws.choice(others)]
+        images.append(scenes.shown(view, target.photos[0]))
     images += [scenes.shown(view, scenes.photo()) for view in held_out[:4]]
     moved = IMAGES_OF_CLASS["shown"] + IMAGES_OF_CLASS["own scene"]
-    images += [_moved(scenes, own) for _ in range(moved)]
+    images += [_moved(scenes, photo) for _ in range(moved)]
     return images
 
 
@@ -333,7 +337,7 @@ def familiarities(
         Familiarity of the images of each of `SCENES`, and after the scene was shown as
         nothing, of ``known, shown``.
     """
-    own = np.isin(scenes.labels, classes)
+    of_classes = np.isin(scenes.labels, classes)
     has_object = scenes.labels >= 0
     classifier = scenes.taught(learner, classes)
 
@@ -345,17 +349,17 @@ def familiarities(
     held_out = scenes.of_use("held out")
     own_scene = scenes.of_use("own scene")
     result = {
-        "known": ask(known & own),
-        "held out": ask(held_out & own),
-        "own scene": ask(own_scene & own),
+        "known": ask(known & of_classes),
+        "held out": ask(held_out & of_classes),
+        "own scene": ask(own_scene & of_classes),
         "empty": ask(scenes.of_use("empty")),
     }
-    if not own[has_object].all():
-        result["never taught"] = ask((known | held_out) & ~own & has_object)
+    if not of_classes[has_object].all():
+        result["never taught"] = ask((known | held_out) & ~of_classes & has_object)
     if learner.method in ("rda", "slda"):
-        classifier.learn_nothing(scenes.features[scenes.of_use("shown") & own])
-        result["own scene, shown"] = ask(own_scene & own)
-        result["known, shown"] = ask(known & own)
+        classifier.learn_nothing(scenes.features[scenes.of_use("shown") & of_classes])
+        result["own scene, shown"] = ask(own_scene & of_classes)
+        result["known, shown"] = ask(known & of_classes)
     return result
 
 
@@ -374,9 +378,13 @@ def scene_rows(
             pairs = itertools.combinations(range(scenes.classes), 2)
             results = [familiarities(learner, scenes, pair) for pair in pairs]
             for use in (*SCENES, "known, shown"):
-                own = [result for result in results if use in result]
-                known = mean_of(1 - share_below_zero(result[use]) for result in own)
-                area = mean_of(auroc(result["known"], result[use]) for result in own)
+                with_use = [result for result in results if use in result]
+                known = mean_of(
+                    1 - share_below_zero(result[use]) for result in with_use
+                )
+                area = mean_of(
+                    auroc(result["known"], result[use]) for result in with_use
+                )
                 figures = [f"{known:.5f}", f"{area:.5f}"]
                 rows.append([chosen.backbone, method, split, use, *figures])
                 print(*rows[-1], file=sys.stderr)
@@ -402,8 +410,8 @@ def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
             for start in range(0, 8, count):
                 classes = range(start, start + count)
                 classifier = scenes.taught(learner, classes)
-                own = np.isin(scenes.labels, classes)
-                is_known = scenes.of_use("known") & own
+                of_classes = np.isin(scenes.labels, classes)
+                is_known = scenes.of_use("known") & of_classes
                 is_empty = scenes.of_use("empty")
                 known[count].append(typicality(classifier, scenes.features[is_known]))
                 empty[count].append(typicality(classifier, scenes.features[is_empty]))

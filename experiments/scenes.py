@@ -241,9 +241,9 @@ def summary(rows: Sequence[Row]) -> str:
     for row in rows:
         by_case.setdefault(tuple(row[name] for name in names), []).append(row)
     lines = []
-    for case, own in by_case.items():
-        splits = {row["split"] for row in own}
-        cells = [percent_text(own, way) for way in WAYS]
+    for case, case_rows in by_case.items():
+        splits = {row["split"] for row in case_rows}
+        cells = [percent_text(case_rows, way) for way in WAYS]
         lines.append([*case, str(len(splits)), *cells])
     return table([*names, "splits", *WAYS[:-1], "empty called known"], lines)
 
@@ -370,8 +370,8 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     path = options.output / "scenes.csv"
     rows = read_rows(path)
-    done = {tuple(row[name] for name in CASE) for row in rows}
-    todo = [case for case in cases_of(options) if case.cells not in done]
+    finished = {tuple(row[name] for name in CASE) for row in rows}
+    todo = [case for case in cases_of(options) if case.cells not in finished]
     if todo and not options.table_only:
         objects = cut_outs(options.eth80)
         photos = half_of(options.photos, options.development)

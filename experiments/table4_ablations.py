@@ -137,9 +137,9 @@ def paper_number(
         The number and its data set: the benchmark itself where Table 3 has the row,
         otherwise CORe50.
     """
-    own = paper.find("table3", benchmark, protocol, OF_TABLE3.get(name, ""))
-    if own is not None and dataset in (None, benchmark):
-        return own, benchmark
+    paper_value = paper.find("table3", benchmark, protocol, OF_TABLE3.get(name, ""))
+    if paper_value is not None and dataset in (None, benchmark):
+        return paper_value, benchmark
     return paper.find(TABLE, PAPER_DATASET, protocol, name), PAPER_DATASET
 
 

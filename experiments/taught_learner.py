@@ -234,12 +234,12 @@ def accuracies_of(
 ) -> dict[str, dict[int, float]]:
     """Accuracy in percent of each row by number of the run."""
     accuracies = {"run": {run.number: run.final for run in finding.runs}}
-    given = given_of(options)
+    source = given_of(options)
     benchmark = options.benchmark
     table_of = get_benchmark(benchmark).table
     for number in accuracies["run"]:
         frames = table_of(options.roots[benchmark], number)
-        rows = taught_rows(given, frames) | unequal_rows(given, frames, number)
+        rows = taught_rows(source, frames) | unequal_rows(source, frames, number)
         for row, accuracy in rows.items():
             accuracies.setdefault(row, {})[number] = accuracy
     return accuracies

@@ -496,10 +496,10 @@ def eth80_values(options: argparse.Namespace, work: Path) -> dict[str, Compute]:
 def values(options: argparse.Namespace, work: Path) -> Iterator[tuple[str, Compute]]:
     """Names of the values that are asked for, with what computes them."""
     only = set(options.only)
-    for part, computes in values_by_part(options, work).items():
+    for group, computes in values_by_part(options, work).items():
         for name, compute in computes.items():
-            full_name = f"{part}/{name}"
-            if not only or part in only or full_name in only:
+            full_name = f"{group}/{name}"
+            if not only or group in only or full_name in only:
                 yield full_name, compute
 
 
@@ -575,11 +575,11 @@ def differences_of(
 
 def print_missing(recorded: dict[str, Any], computed: set[str]) -> int:
     """Print values of the computed parts that only the file has; return how many."""
-    parts = {name.split("/")[0] for name in computed}
+    computed_parts = {name.split("/")[0] for name in computed}
     missing = [
         name
         for name in recorded
-        if name.split("/")[0] in parts and name not in computed
+        if name.split("/")[0] in computed_parts and name not in computed
     ]
     for name in missing:
         print(f"{name}: only in the file")

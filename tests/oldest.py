@@ -14,13 +14,13 @@ if __name__ == "__main__":
         ("options", "install_requires"),
         ("options.extras_require", "test"),
     ):
-        found = re.findall(
+        bounds = re.findall(
             r"^\s*([\w.-]+)(?:\[\w+\])? *>= *([\w.]+)",
             settings[section][name],
             re.MULTILINE,
         )
         for package, version in dict(
-            found
+            bounds
         ).items():  # with any later numbers: not all have a release .0
             print(
                 f"{package}=={version}.*"

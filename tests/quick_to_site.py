@@ -49,13 +49,13 @@ def steps(folder: Path) -> dict[str, list[str]]:
 def main(folder: Path) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     times, failed = folder / "seconds.csv", 0
-    done = (
+    process = (
         dict(line.split(",") for line in times.read_text().splitlines())
         if times.exists()
         else {}
     )
     for name, command in steps(folder).items():
-        if name not in done:
+        if name not in process:
             start = time.monotonic()
             with open(folder / f"{name}.txt", "w") as said:
                 ended = subprocess.run(
@@ -64,15 +64,15 @@ def main(folder: Path) -> int:
                     stdout=said,
                     stderr=subprocess.STDOUT,
                 )
-            done[name] = f"{time.monotonic() - start:.0f}"
+            process[name] = f"{time.monotonic() - start:.0f}"
             if ended.returncode:
-                done[name] += f" failed: see {said.name}"
+                process[name] += f" failed: see {said.name}"
                 failed += 1
             else:
                 with open(times, "a") as file:
-                    file.write(f"{name},{done[name]}\n")
-        print(f"{name:24}{done[name]:>6}", flush=True)
-    print(f"{'all':24}{sum(int(text.split()[0]) for text in done.values()):>6}")
+                    file.write(f"{name},{process[name]}\n")
+        print(f"{name:24}{process[name]:>6}", flush=True)
+    print(f"{'all':24}{sum(int(text.split()[0]) for text in process.values()):>6}")
     return int(failed > 0)
 
 

@@ -62,12 +62,12 @@ def write_mnist(root: Path, per_class: int = 6) -> None:
     images = random.integers(0, 60, (len(labels), 28, 28), dtype=np.uint8)
     for image, label in zip(images, labels):
         image[2 * label : 2 * label + 6] += 180
-    for part in ("train", "t10k"):
-        name = f"{part}-images-idx3-ubyte"
+    for split in ("train", "t10k"):
+        name = f"{split}-images-idx3-ubyte"
         content = {
             name: struct.pack(">IIII", 2051, len(labels), 28, 28) + images.tobytes()
         }
-        content[f"{part}-labels-idx1-ubyte"] = (
+        content[f"{split}-labels-idx1-ubyte"] = (
             struct.pack(">II", 2049, len(labels)) + labels.tobytes()
         )
         for file, data in content.items():

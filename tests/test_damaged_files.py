@@ -51,16 +51,16 @@ def sums(tensors):
 def write_clips(root):
     """Three classes of two objects of two frames, of which each class has another format."""
     for label, ending in enumerate((".png", ".jpg", ".tif")):
-        for one in range(4):
+        for seed in range(4):
             path = (
                 root
                 / "abc"[label]
-                / f"object{one // 2}"
+                / f"object{seed // 2}"
                 / "clip"
-                / f"{one % 2}{ending}"
+                / f"{seed % 2}{ending}"
             )
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.roll(PHOTO, 10 * label + one)).save(path)
+            Image.fromarray(np.roll(PHOTO, 10 * label + seed)).save(path)
     return root
 
 
@@ -121,10 +121,10 @@ def maps(folder):
 
     def act(_):
         with MapStore(folder, model, 9, "images", progress=False) as store:
-            found = store.dataset(
+            dataset = store.dataset(
                 torch.utils.data.TensorDataset(images), np.arange(9), [0] * 9
             )
-            return torch.stack([values for values, _ in found]).numpy().tobytes()
+            return torch.stack([values for values, _ in dataset]).numpy().tobytes()
 
     act(None)
     return sorted(folder.iterdir()), act
@@ -141,11 +141,11 @@ def learners(folder):
         learner.save(path)
 
     def act(path):
-        one = Learner.load(path)
+        learner = Learner.load(path)
         return (
-            one.predict(PHOTO),
-            one.classes,
-            [dict(lesson.images) for lesson in one.lessons],
+            learner.predict(PHOTO),
+            learner.classes,
+            [dict(lesson.images) for lesson in learner.lessons],
         )
 
     return paths, act
@@ -217,14 +217,14 @@ def images(folder):
 
     def act(_):
         table = ClipFolderFrames(root)
-        found = (
+        problem = (
             tuple(table),
             [np.asarray(table.read(row)).tobytes() for row in range(len(table))],
         )
-        if usual and found != usual[0]:
+        if usual and problem != usual[0]:
             again()  # says that images were changed
-        usual.append(found)
-        return found
+        usual.append(problem)
+        return problem
 
     return paths, act
 
@@ -239,17 +239,17 @@ KINDS += [
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     """A function that gives the files and the act of a kind, made once, and the right result of each file."""
-    made = {}
+    prepared_kinds = {}
 
     def of(kind):
-        if kind not in made:
+        if kind not in prepared_kinds:
             folder = tmp_path_factory.mktemp(kind.__name__)
             paths, act = kind(folder)
             kept = {
                 path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
             }
-            made[kind] = folder, paths, act, kept, cache(act)
-        return made[kind]
+            prepared_kinds[kind] = folder, paths, act, kept, cache(act)
+        return prepared_kinds[kind]
 
     return of
 

@@ -68,15 +68,15 @@ def files_of(*folders, suffixes=(".py",)):
 
 @pytest.mark.parametrize("options", [["check"], ["format", "--check"]], ids=" ".join)
 def test_ruff(options):
-    done = run("ruff", *options, "--no-cache", ".")
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run("ruff", *options, "--no-cache", ".")
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.slow  # a hook of pre-commit and a workflow do it too
 def test_mypy():
     # Writing a cache takes as long as a third of the check.
-    done = run("mypy", "--cache-dir", os.devnull)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = run("mypy", "--cache-dir", os.devnull)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 def test_mypy_excepts_nothing():
@@ -91,8 +91,8 @@ def test_the_oldest_python_has_all_that_is_used():
     command = [vermin, f"--target={oldest}-", "--violations", "--eval-annotations"]
     folders = (*PACKAGES, ROOT / "experiments", ROOT / "examples")
     command += [path.name for path in folders]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

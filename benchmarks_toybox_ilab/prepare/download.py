@@ -68,20 +68,20 @@ def download(
         if md5 is not None:
             _check_existing(file, md5)
         return file
-    part = file.with_name(f"{file.name}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
+    partial_file = file.with_name(f"{file.name}.part")
+    partial_file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        expected = _fetch(url, part, progress)
+        expected = _fetch(url, partial_file, progress)
     except _NETWORK_ERRORS as error:
         reason = str(error) or type(error).__name__
-        raise DownloadError(_failure(url, part, reason)) from error
-    size = part.stat().st_size
+        raise DownloadError(_failure(url, partial_file, reason)) from error
+    size = partial_file.stat().st_size
     if expected and size < expected:
         reason = f"the connection ended after {size} of {expected} bytes"
-        raise DownloadError(_failure(url, part, reason))
+        raise DownloadError(_failure(url, partial_file, reason))
     if md5 is not None:
-        _check_new(url, file, part, md5)
-    os.replace(part, file)
+        _check_new(url, file, partial_file, md5)
+    os.replace(partial_file, file)
     return file
 
 

@@ -86,5 +86,5 @@ def add_rest(digest: Any, file: BinaryIO) -> None:
 
     `hashlib.file_digest` needs Python 3.11.
     """
-    while part := file.read(2**20):
-        digest.update(part)
+    while block := file.read(2**20):
+        digest.update(block)

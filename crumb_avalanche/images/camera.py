@@ -187,8 +187,8 @@ def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
             return
         except BlockingIOError as error:  # macOS: there is no frame yet
             if time.monotonic() - last > PATIENCE:
-                what = f"gives no frame in {PATIENCE:g} seconds"
-                raise _error(device, what) from error
+                problem = f"gives no frame in {PATIENCE:g} seconds"
+                raise _error(device, problem) from error
             time.sleep(0.01)
         except Exception as error:
             raise _error(device, "stops", error) from error

@@ -133,7 +133,7 @@ def _without_magic(pattern: Path) -> Path:
 
 
 def _natural_key_of_path(path: Path) -> list:
-    return [natural_key(part) for part in path.parts]
+    return [natural_key(name) for name in path.parts]
 
 
 # Class folders

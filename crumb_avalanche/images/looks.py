@@ -117,8 +117,8 @@ class LookWeights:
 
     def __init__(self, views: int):
         steps = STEPS[views]
-        parts = itertools.product(range(steps + 1), repeat=views)
-        weightings = [part for part in parts if sum(part) == steps]
+        steps_of_views = itertools.product(range(steps + 1), repeat=views)
+        weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
         self._grid = torch.tensor(weightings, dtype=torch.float64) / steps
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
 

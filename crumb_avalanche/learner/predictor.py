@@ -253,9 +253,9 @@ class Predictor:
             )
         ((path, image),) = first_two
         boxes = boxes_of(detector(image))
-        parts = ((path, cut_out(image, box)) for box in boxes)
+        cuts = ((path, cut_out(image, box)) for box in boxes)
         answers: list[Answer] = []
-        for answer in self.predict_all(Clip(path, None, parts)):
+        for answer in self.predict_all(Clip(path, None, cuts)):
             answers += answer.frames or (answer,)
         pairs = zip(answers, boxes, strict=True)
         return [replace(answer, box=box) for answer, box in pairs]
@@ -353,7 +353,7 @@ class Predictor:
                 values = self._compute(pixels)
                 ranked, known = self._ranked_window(recent, seconds, values, window)
                 (label, share), *others = ranked
-                shown = "unknown" if known is False else f"class {label}"
+                name = "unknown" if known is False else f"class {label}"
                 yield Watched(
                     label,
                     share,
@@ -361,7 +361,7 @@ class Predictor:
                     tuple(others),
                     path,
                     time=seconds,
-                    changed=changes.observe(shown, seconds),
+                    changed=changes.observe(name, seconds),
                     dropped=dropped,
                 )
 
@@ -447,11 +447,10 @@ class Predictor:
         """
         self.check_teachable()
         self._check_taught()
-        pixels = [
-            some
-            for clip in clips_of(photo)
-            for _, some in batches(clip.frames, 2, self._transform)
-        ]
+        pixels = []
+        for clip in clips_of(photo):
+            for _, batch in batches(clip.frames, 2, self._transform):
+                pixels.append(batch)
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:

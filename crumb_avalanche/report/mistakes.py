@@ -250,9 +250,9 @@ def places_table(table: FrameTable, predictions: Predictions) -> Table:
     right: Counter[int] = Counter()
     for index, row in enumerate(predictions["row"].tolist()):
         label = predictions["label"][index]
-        shown = (label, table.object_name[row])
+        group = (label, table.object_name[row])
         # An index of KINDS: a learned clip is of a learned object.
-        kind = (shown in objects) + ((*shown, table.session[row]) in clips)
+        kind = (group in objects) + ((*group, table.session[row]) in clips)
         asked[kind] += 1
         right[kind] += int(label == predictions["answer"][index])
     rows = []
@@ -371,8 +371,8 @@ def _uncertain(classes: Sequence[ClassCounts]) -> list[str]:
     """Name classes that were tested on few images or one object."""
     uncertain = []
     for counts in classes:
-        few = counts.tested < FEW_TESTED or counts.tested_objects == 1
-        if counts.tested and few:
+        is_uncertain = counts.tested < FEW_TESTED or counts.tested_objects == 1
+        if counts.tested and is_uncertain:
             images = counted(counts.tested, "image")
             objects = counted(counts.tested_objects, "object")
             uncertain.append(f"{counts.name} ({images} of {objects})")

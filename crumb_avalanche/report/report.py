@@ -152,8 +152,8 @@ def _write_files(output: Path, contents: dict[str, bytes]) -> None:
     try:
         with _removed_if_it_fails(output), locked(output), ExitStack() as writers:
             refuse_others(output, FILES, {PAGE: MARK})
-            others = [name for name in contents if name != PAGE]
-            for name in (*others, PAGE):  # contexts end in reverse: the page first
+            stale = [name for name in contents if name != PAGE]
+            for name in (*stale, PAGE):  # contexts end in reverse: the page first
                 file = writers.enter_context(atomic_write(output / name))
                 file.write(contents[name])
                 file.flush()  # a full disk shows before the first one is replaced
@@ -350,18 +350,18 @@ def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
     for number, streams in enumerate(streams_of(groups)):
         for stream in streams:
             numbers_on.setdefault(stream, []).append(number)
-    parts = []
+    sections = []
     for index, (stream, numbers) in enumerate(numbers_on.items()):
-        shown = [groups[number] for number in numbers]
-        parts.append(
+        page_groups = [groups[number] for number in numbers]
+        sections.append(
             StreamPart(
                 name=stream.name,
-                figures=_figures(shown, stream, numbers, index),
-                table=group_tables.curves_table(shown),
+                figures=_figures(page_groups, stream, numbers, index),
+                table=group_tables.curves_table(page_groups),
                 numbers=numbers,
             )
         )
-    return parts
+    return sections
 
 
 def _figures(

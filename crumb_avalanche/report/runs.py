@@ -269,8 +269,8 @@ def _runs_below(top: Path) -> FoundRuns:
 def _natural_order(name: str) -> list[str | int]:
     """Return a key that orders the numbers in a name by their value."""
     # The parts alternate between text and digits, so keys compare.
-    parts = re.split(r"(\d+)", name)
-    return [int(part) if part.isdecimal() else part for part in parts]
+    pieces = re.split(r"(\d+)", name)
+    return [int(piece) if piece.isdecimal() else piece for piece in pieces]
 
 
 def _nothing_finished(top: Path, started: list[Path]) -> str:
@@ -396,14 +396,14 @@ def streams_of(groups: Sequence[Group]) -> list[list[Stream]]:
     learned = dict.fromkeys(
         group.stream for group in groups if group.stream.protocol != JOINT
     )
-    shown = []
+    columns = []
     for group in groups:
         streams = [group.stream]
         if group.stream.protocol == JOINT:
             same = [stream for stream in learned if stream.has_images_of(group.stream)]
             streams = same or streams
-        shown.append(streams)
-    return shown
+        columns.append(streams)
+    return columns
 
 
 def differences(groups: Sequence[Group]) -> list[str]:

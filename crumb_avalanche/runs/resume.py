@@ -142,11 +142,11 @@ class Resume:
             runtime=text(),
         )
         check(kind, notes)
-        done = notes["position"]["experience"]
+        learned = notes["position"]["experience"]
         progress = record(
-            matrix=each(each(PERCENT), done),
-            accuracy_after=each(maybe(PERCENT), done),
-            ledgers=each(PLAIN_VALUES, done),
+            matrix=each(each(PERCENT), learned),
+            accuracy_after=each(maybe(PERCENT), learned),
+            ledgers=each(PLAIN_VALUES, learned),
             trials=each(TRIAL),
             tuning_seconds=SECONDS,
             seconds=SECONDS,

@@ -321,8 +321,9 @@ class SeenAccuracy:
     def __str__(self) -> str:
         if self.of_all is None:
             return "not tested"
-        each = " ".join(f"{value:.0f}" for value in self.of_each)
-        return f"{self.of_all:6.2f} % over all seen classes (by experience: {each})"
+        accuracies = " ".join(f"{value:.0f}" for value in self.of_each)
+        over_all = f"{self.of_all:6.2f} % over all seen classes"
+        return f"{over_all} (by experience: {accuracies})"
 
 
 def evaluate(session: Session, number: int) -> SeenAccuracy:
@@ -336,8 +337,8 @@ def evaluate(session: Session, number: int) -> SeenAccuracy:
         tests = tests[: number + 1]
     with preserve_rng_state():
         metrics = session.strategy.eval(tests, num_workers=session.plan.workers)
-    each = [100 * accuracy_on(metrics, test.current_experience) for test in tests]
-    return SeenAccuracy(each, 100 * accuracy_on(metrics))
+    accuracies = [100 * accuracy_on(metrics, test.current_experience) for test in tests]
+    return SeenAccuracy(accuracies, 100 * accuracy_on(metrics))
 
 
 def accuracy_on(metrics: dict[str, float], experience: int | None = None) -> float:

@@ -193,8 +193,8 @@ def _sha256(path: Path) -> str:
 
 def _result_sha256(result: dict[str, Any]) -> str:
     """SHA-256 of all entries but itself, in any order."""
-    others = {name: value for name, value in result.items() if name != _RESULT_SHA256}
-    as_read = json.loads(json.dumps(others))  # keys are texts then, tuples are lists
+    entries = {name: value for name, value in result.items() if name != _RESULT_SHA256}
+    as_read = json.loads(json.dumps(entries))  # keys are texts then, tuples are lists
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
@@ -375,13 +375,13 @@ def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
     result = read_result(folder)
     hashes = provenance(plan)
     asked = result_settings(flat(vars(plan)))
-    done = read_settings(folder)
+    finished = read_settings(folder)
     # A file is compared by its content, which may be at another path.
     for name in hashes.keys() & result["provenance"].keys():
         asked[name] = hashes[name]
-        done[name] = result["provenance"][name]
+        finished[name] = result["provenance"][name]
     if plan.runtime == "auto":
-        asked["runtime"] = done.get("runtime")  # whichever it chose
+        asked["runtime"] = finished.get("runtime")  # whichever it chose
     # Only reading all images again would find those that were left out.
     if not result["bad_frames"]:
         frames = _table_hash(
@@ -394,10 +394,11 @@ def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
             plan.new_class,
         )
         asked[FRAMES] = frames or result[FRAMES]
-        done[FRAMES] = result[FRAMES]
+        finished[FRAMES] = result[FRAMES]
     for name, value in asked.items():
-        if done.get(name) != value:
-            difference = _difference(plan, name, done.get(name), value, name in hashes)
+        recorded = finished.get(name)
+        if recorded != value:
+            difference = _difference(plan, name, recorded, value, name in hashes)
             raise FinishedRunError(
                 f"{folder} holds a finished run {difference}; use another --output, or "
                 "start over with crumb run "

@@ -258,14 +258,14 @@ class RunSettings(ranges.InRange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [
+        named = [
             name
             for name in ("budget_images", "budget_bytes", "mem_size")
             if getattr(self, name) is not None
         ]
-        if len(given) > 1:
+        if len(named) > 1:
             raise ValueError(
-                f"{' and '.join(given)} are both given; set the memory by one of them"
+                f"{' and '.join(named)} are both given; set the memory by one of them"
             )
         if not isinstance(self.method, dict):
             raise ValueError(
@@ -278,8 +278,8 @@ class RunSettings(ranges.InRange):
         if self.runs is None:
             return [self.run]
         numbers: list[int] = []
-        for part in self.runs.split(","):
-            numbers += self._numbers_of(part.strip())
+        for text in self.runs.split(","):
+            numbers += self._numbers_of(text.strip())
         return list(dict.fromkeys(numbers))
 
     def _numbers_of(self, part: str) -> range:

@@ -57,12 +57,12 @@ def method_label(name: str) -> str:
 
 def megabytes(lines: Sequence[Line]) -> str:
     """Format the largest memory of runs."""
-    most = max(floats(lines, "memory_bytes"))
-    if most == 0:
+    largest = max(floats(lines, "memory_bytes"))
+    if largest == 0:
         return ""
-    if most >= 1e8:
-        return f"{most / 1e6:.0f} MB"
-    return f"{most / 1e6:.2f} MB"
+    if largest >= 1e8:
+        return f"{largest / 1e6:.0f} MB"
+    return f"{largest / 1e6:.2f} MB"
 
 
 def recommended_lines(benchmark: str) -> dict[str, Lines]:
@@ -78,9 +78,9 @@ def recommended(small: str = "") -> str:
     for by_row in by_stream.values():
         recorded |= dict.fromkeys(by_row)
     labelled = [row for row in RECOMMENDED_ROWS if row in recorded]
-    others = [row for row in recorded if row not in RECOMMENDED_ROWS]
+    unrecommended = [row for row in recorded if row not in RECOMMENDED_ROWS]
     rows = []
-    for row in (*labelled, *others):
+    for row in (*labelled, *unrecommended):
         cells = [RECOMMENDED_ROWS.get(row, f"`{row}`")]
         for stream, by_row in by_stream.items():
             lines = by_row.get(row, [])
@@ -135,9 +135,9 @@ def methods_side_by_side() -> str:
     for row, parts in method_times().items():
         total = sum(parts.values())
         learning = parts["search"] + parts["P"] + parts["replay"]
-        rest = total - parts["F"] - learning
+        remaining = total - parts["F"] - learning
         cells = [README_ROWS[row], speeds[row]]
-        for time in (parts["F"], learning, rest):
+        for time in (parts["F"], learning, remaining):
             cells.append(f"{100 * time / total:.0f} %")
         rows.append(cells)
     header = ["method", "images/s, by those of streaming LDA"]

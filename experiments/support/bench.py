@@ -66,7 +66,7 @@ def fastest(
     for _ in range(1 + repeats):
         for name, function in functions.items():
             times[name].append(seconds(function, clock))
-    return {name: min(some[1:]) for name, some in times.items()}
+    return {name: min(durations[1:]) for name, durations in times.items()}
 
 
 def report(
@@ -90,26 +90,28 @@ def photos(
             patches.resize((pixels, pixels), Image.Resampling.BICUBIC), np.float32
         )
         for clip in range(clips):
-            place = folder / f"class{number}" / f"object{clip}" / "clip"
-            place.mkdir(parents=True)
+            clip_folder = folder / f"class{number}" / f"object{clip}" / "clip"
+            clip_folder.mkdir(parents=True)
             random = np.random.default_rng([number, clip])
             for image in range(images):
                 noisy = np.clip(
                     smooth + random.normal(0, noise, smooth.shape), 0, 255
                 ).astype(np.uint8)
-                Image.fromarray(noisy).save(place / f"{image:03d}.jpg", quality=90)
+                Image.fromarray(noisy).save(
+                    clip_folder / f"{image:03d}.jpg", quality=90
+                )
     return folder
 
 
 def in_new_process(script: str, *arguments: object, **environment: str) -> dict:
     """Run a script in a new process, where no memory of another measurement is resident; read its last line as JSON."""
     command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(
+    process = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, **environment}
     )
-    if done.returncode:
-        raise RuntimeError(f"{command} failed: {done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+    if process.returncode:
+        raise RuntimeError(f"{command} failed: {process.stderr}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def resident(field: str) -> int:

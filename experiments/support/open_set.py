@@ -204,15 +204,15 @@ def run_stream(
     confidence = classifier.confidence
     test = table.rows("test")
     held_out = test[np.isin(table.labels[test], taught_labels)]
-    others = np.setdiff1d(test, held_out)
+    remaining = np.setdiff1d(test, held_out)
     evidence = classifier.evidence(features[held_out])
     names = np.array(table.classes)[table.labels[held_out]]
     correct = torch.from_numpy(right(classifier, evidence, names))
     familiarity = confidence.familiarity(evidence)
     unknown_rejected = None
     area = None
-    if len(others):
-        strange = confidence.familiarity(classifier.evidence(features[others]))
+    if len(remaining):
+        strange = confidence.familiarity(classifier.evidence(features[remaining]))
         unknown_rejected = share_below_zero(strange)
         area = auroc(familiarity, strange)
     probabilities = confidence.probabilities(evidence).amax(1)

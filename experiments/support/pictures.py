@@ -185,13 +185,13 @@ def _plot_line(
     axes: Axes, points: Mapping[float, Sequence[float]], style: dict[str, Any]
 ) -> Any:
     """Plot a line through the means of its points; return its handle."""
-    places = sorted(points)
-    means = [fmean(points[place]) for place in places]
-    if len(places) == 1:
+    positions = sorted(points)
+    means = [fmean(points[position]) for position in positions]
+    if len(positions) == 1:
         without_marker = {**style, "marker": ""}
         return axes.axhline(means[0], **without_marker)
-    errors = [pstdev(points[place]) for place in places]
-    return axes.errorbar(places, means, yerr=errors, ms=4, capsize=2, **style)
+    errors = [pstdev(points[position]) for position in positions]
+    return axes.errorbar(positions, means, yerr=errors, ms=4, capsize=2, **style)
 
 
 def set_title(figure: Figure, title: str) -> None:

@@ -207,11 +207,11 @@ def differences(first: Path, second: Path) -> list[str]:
 def _different_tensors(first: Path, second: Path) -> list[str]:
     """List the tensors of two learner files that differ, or that only one has."""
     tensors = read_tensors(first)[0] if first.exists() else {}
-    others = read_tensors(second)[0] if second.exists() else {}
+    second_tensors = read_tensors(second)[0] if second.exists() else {}
     lines = []
-    for name in sorted(tensors.keys() | others.keys()):
-        in_both = name in tensors and name in others
-        if not in_both or not torch.equal(tensors[name], others[name]):
+    for name in sorted(tensors.keys() | second_tensors.keys()):
+        in_both = name in tensors and name in second_tensors
+        if not in_both or not torch.equal(tensors[name], second_tensors[name]):
             lines.append(f"{LEARNER}: {name}")
     return lines
 
@@ -219,20 +219,21 @@ def _different_tensors(first: Path, second: Path) -> list[str]:
 def _predictions_differ(first: Path, second: Path) -> bool:
     """Whether two runs answered otherwise, or about other images."""
     predictions = read_predictions(first)
-    others = read_predictions(second)
+    second_arrays = read_predictions(second)
     return not all(
-        np.array_equal(values, others[name]) for name, values in predictions.items()
+        np.array_equal(values, second_arrays[name])
+        for name, values in predictions.items()
     )
 
 
 def _different_results(first: Path, second: Path) -> list[str]:
     """List the entries of two results that differ."""
     result = json.loads(first.read_text())
-    other = json.loads(second.read_text())
+    second_entries = json.loads(second.read_text())
     lines = []
-    for name in sorted(result.keys() | other.keys()):
+    for name in sorted(result.keys() | second_entries.keys()):
         value = result.get(name)
-        other_value = other.get(name)
+        other_value = second_entries.get(name)
         if name not in IGNORED and value != other_value:
             lines.append(f"{RESULT}: {name} is {value!r} and {other_value!r}")
     return lines

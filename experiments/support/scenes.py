@@ -226,10 +226,12 @@ class Scenes:
 
     def _asked_of_taught(self, target: TaughtObject) -> Iterator[Asked]:
         """Yield further views of a taught object, on its own and on another's photo."""
-        others = [other.photos[0] for other in self.taught if other.name != target.name]
+        backgrounds = [
+            other.photos[0] for other in self.taught if other.name != target.name
+        ]
         for view in target.views[TAUGHT : TAUGHT + KNOWN_SHOWN]:
             yield Asked("same", target.name, self.shown(view, target.photos[0]))
-            photo = others[self.draws.integers(len(others))]
+            photo = backgrounds[self.draws.integers(len(backgrounds))]
             yield Asked("other", target.name, self.shown(view, photo))
 
     def _asked_of_held_out(self, name: str, view: View) -> Iterator[Asked]:

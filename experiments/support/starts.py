@@ -78,9 +78,11 @@ class Starts:
                 self.mix(start)
             for name in MIXED.get(start, (start,)):
                 if name != STOCK and not self.file(name):
-                    own = row.get("pretraining", {}) if name == start else {}
-                    pretraining.setdefault(name, own)
-        return [self._command(name, own) for name, own in pretraining.items()]
+                    arguments = row.get("pretraining", {}) if name == start else {}
+                    pretraining.setdefault(name, arguments)
+        return [
+            self._command(name, arguments) for name, arguments in pretraining.items()
+        ]
 
     def _command(self, name: str, own: dict) -> str:
         """The command that makes a start."""

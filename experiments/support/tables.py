@@ -289,10 +289,11 @@ def publish(
     """
     print(f"\n{heading}")
     sections = [f"# {heading}\n"]
-    for shown in text_tables(findings):
-        print(f"\n{shown.title}\n" + table(shown.header, shown.lines))
-        lines = markdown([shown.header, ["---"] * len(shown.header), *shown.lines])
-        sections.append(f"\n## {shown.title}\n\n{lines}")
+    for text_table in text_tables(findings):
+        header = text_table.header
+        print(f"\n{text_table.title}\n" + table(header, text_table.lines))
+        lines = markdown([header, ["---"] * len(header), *text_table.lines])
+        sections.append(f"\n## {text_table.title}\n\n{lines}")
     print(f"\n{LEGEND}")
     sections.append(f"\n{LEGEND}\n")
     write_text(output / f"{name}.md", "".join(sections))

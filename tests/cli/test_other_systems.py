@@ -95,12 +95,12 @@ def test_teach_predict_change_and_export(place, tmp_path):
         json.dumps(value, default=str) for value in (MODULES, FUNCTIONS, commands)
     ]
     program = [sys.executable, "-c", HIDDEN, *arguments]
-    done = subprocess.run(program, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "hidden []" in done.stdout
-    assert "red: 6 images" in done.stdout
-    assert "forgot pink" in done.stdout
-    assert '"label": "blue"' in done.stdout
-    assert "Traceback" not in done.stderr
+    process = subprocess.run(program, capture_output=True, text=True)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "hidden []" in process.stdout
+    assert "red: 6 images" in process.stdout
+    assert "forgot pink" in process.stdout
+    assert '"label": "blue"' in process.stdout
+    assert "Traceback" not in process.stderr
     assert not list(tmp_path.glob(".*.lock"))
     assert (tmp_path / "mine.onnx").exists() == has_onnx

@@ -201,8 +201,10 @@ def test_a_page_without_an_output(mine, place, tmp_path):
     words = [sys.executable, "-m", "crumb_avalanche.cli", "predict", mine]
     words += [place / "photos" / "red.png", "--html", page]
     command = shlex.join(map(str, words))
-    done = subprocess.run(f"{command} >&-", shell=True, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, f"written: {page}\n")
+    process = subprocess.run(
+        f"{command} >&-", shell=True, capture_output=True, text=True
+    )
+    assert (process.returncode, process.stderr) == (0, f"written: {page}\n")
     assert "red.png" in Page(page.read_text()).text
 
 
@@ -273,5 +275,5 @@ def test_predict_imports_only_what_it_needs(mine, place, tmp_path):
     )
     command = [sys.executable, "-c", program, "predict", mine]
     command += [place / "photos" / "red.png", "--html", tmp_path / "page.html"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[] 0", done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[-1] == "[] 0", process.stdout

@@ -212,11 +212,11 @@ def test_an_output_of_another_kind_stays(
 @pytest.fixture
 def fill(mine, place, clips, tiny, tmp_path):
     """A function that fills paths into a command; RUN and PRETRAIN are small ones."""
-    other = tmp_path / "other.safetensors"
-    other.write_bytes(mine.read_bytes())
+    second_file = tmp_path / "other.safetensors"
+    second_file.write_bytes(mine.read_bytes())
     paths = {
         "mine": mine,
-        "other": other,
+        "other": second_file,
         "photos": place / "photos",
         "tree": place / "tree",
         "run": fake_run(tmp_path / "run"),

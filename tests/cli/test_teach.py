@@ -324,13 +324,13 @@ def test_the_only_lesson_is_taken_back(images, place, new, tmp_path, done, refus
 
 
 def test_merge(mine, images, place, new, tmp_path, done):
-    other = tmp_path / "other.safetensors"
-    both = tmp_path / "both.safetensors"
-    done("teach", other, images["green"], "--label", "lawn", *new)
-    assert "4 classes" in done("learner", "merge", mine, other, "--output", both)
-    assert names_of(both) == ["blue", "green", "red", "lawn"]
-    done("learner", "forget", both, "green")
-    answer = done("predict", both, place / "photos" / "green.png")
+    second = tmp_path / "other.safetensors"
+    merged = tmp_path / "both.safetensors"
+    done("teach", second, images["green"], "--label", "lawn", *new)
+    assert "4 classes" in done("learner", "merge", mine, second, "--output", merged)
+    assert names_of(merged) == ["blue", "green", "red", "lawn"]
+    done("learner", "forget", merged, "green")
+    answer = done("predict", merged, place / "photos" / "green.png")
     assert "green.png  lawn" in answer
 
 
@@ -463,12 +463,12 @@ def other_learners(place, tmp_path, other_weights, done):
 def test_learners_that_cannot_be_merged(
     mine, other_learners, tmp_path, refused, name, words
 ):
-    other = other_learners(name)
-    before = [mine.read_bytes(), other.read_bytes()]
+    learner = other_learners(name)
+    before = [mine.read_bytes(), learner.read_bytes()]
     merged = tmp_path / "merged.safetensors"
-    err = refused(words, "learner", "merge", mine, other, "--output", merged)
+    err = refused(words, "learner", "merge", mine, learner, "--output", merged)
     assert err.count("\n") == 1
-    assert [mine.read_bytes(), other.read_bytes()] == before
+    assert [mine.read_bytes(), learner.read_bytes()] == before
     assert not merged.exists()
     assert not list(tmp_path.glob(".*"))
 

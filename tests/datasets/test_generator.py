@@ -143,9 +143,9 @@ def contents(stream):
     """
     experiences = []
     for experience in stream:
-        items = []
+        samples = []
         for image, label, task in experience.dataset:
-            items.append((*image[:2, 0, 0].tolist(), int(label), int(task)))
+            samples.append((*image[:2, 0, 0].tolist(), int(label), int(task)))
         experiences.append(
             {
                 "present": set(experience.classes_in_this_experience),
@@ -153,7 +153,7 @@ def contents(stream):
                 "seen": set(experience.classes_seen_so_far),
                 "future": set(experience.future_classes),
                 "task": experience.task_label,
-                "items": sorted(items),
+                "items": sorted(samples),
             }
         )
     return experiences

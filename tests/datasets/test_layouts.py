@@ -120,8 +120,8 @@ def test_groups_of_classes(name):
 
 def all_places():
     for name, layout in LAYOUTS.items():
-        for place in ("", name, *layout.places):
-            yield name, place
+        for folder in ("", name, *layout.places):
+            yield name, folder
 
 
 @pytest.mark.parametrize(("name", "place"), all_places())

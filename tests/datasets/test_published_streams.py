@@ -169,10 +169,10 @@ def contents(stream):
     """Return the pixel in the corner and the label of each item, by experience."""
     experiences = []
     for experience in stream:
-        items = []
+        samples = []
         for image, label, *_ in experience.dataset:
-            items.append((image[:, 0, 0].tolist(), int(label)))
-        experiences.append(items)
+            samples.append((image[:, 0, 0].tolist(), int(label)))
+        experiences.append(samples)
     return experiences
 
 
@@ -218,7 +218,7 @@ def test_the_mixture_of_factors_is_that_of_avalanche(mixture, monkeypatch):
     theirs = host_openloris.OpenLORIS(**arguments)
     train = contents(ours.train_stream)
     assert ours.n_classes == 3
-    assert {len(items) for items in train} == {3}
+    assert {len(frames) for frames in train} == {3}
     assert train == contents(theirs.train_stream)
     assert contents(ours.test_stream) == contents(theirs.test_stream)
 

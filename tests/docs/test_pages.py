@@ -22,10 +22,37 @@ README = ROOT / "README.md"
 MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
 PROGRAMS = set(
-    ["cd", "cp", "docker", "mkdir", "mkdocs", "mosquitto", "mosquitto_pub", "mosquitto_sub", "node", "npm", "pip", "pipx", "pre-commit", "pytest", "rattler-build", "tar"]
+    [
+        "cd",
+        "cp",
+        "docker",
+        "mkdir",
+        "mkdocs",
+        "mosquitto",
+        "mosquitto_pub",
+        "mosquitto_sub",
+        "node",
+        "npm",
+        "pip",
+        "pipx",
+        "pre-commit",
+        "pytest",
+        "rattler-build",
+        "tar",
+    ]
 )
 FOREIGN_FLAGS = set(
-    ["--check", "--config", "--help", "--hypothesis-profile", "--keep-cr", "--print-config", "--skip", "--strict", "--version"]
+    [
+        "--check",
+        "--config",
+        "--help",
+        "--hypothesis-profile",
+        "--keep-cr",
+        "--print-config",
+        "--skip",
+        "--strict",
+        "--version",
+    ]
 )
 
 
@@ -321,9 +348,9 @@ def navigation_entries(part):
     """The pages of a part of the navigation: a page, a list, or a dictionary."""
     if isinstance(part, str):
         return [part]
-    parts = part.values() if isinstance(part, dict) else part
+    inner_parts = part.values() if isinstance(part, dict) else part
     entries = []
-    for inner in parts:
+    for inner in inner_parts:
         entries += navigation_entries(inner)
     return entries
 
@@ -354,13 +381,13 @@ TABLES_SHOWN = [(name, arguments) for name, arguments in MARKS if name != "figur
 
 def test_every_table_is_shown():
     # That of the README is written there.
-    shown = {name for name, _ in TABLES_SHOWN}
-    assert shown | {"readme"} == set(result_tables.TABLES)
+    in_pages = {name for name, _ in TABLES_SHOWN}
+    assert in_pages | {"readme"} == set(result_tables.TABLES)
 
 
 def test_every_figure_is_shown():
-    shown = {arguments[0] for name, arguments in MARKS if name == "figure"}
-    assert shown == set(figures.FIGURES)
+    in_pages = {arguments[0] for name, arguments in MARKS if name == "figure"}
+    assert in_pages == set(figures.FIGURES)
 
 
 @pytest.mark.parametrize(("name", "arguments"), TABLES_SHOWN)

@@ -91,13 +91,13 @@ def test_the_recipe_has_the_version():
 
 def test_the_recipe_has_the_bounds(setup):
     named = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
-    wanted = set()
+    expected = set()
     for line in setup["options"]["install_requires"].splitlines():
         if line and not line.startswith("#"):
             name, bound = re.split(r"[ ;]", line)[:2]
-            wanted.add(f"{named.get(name, name)} {bound.removeprefix('==')}")
+            expected.add(f"{named.get(name, name)} {bound.removeprefix('==')}")
     python, *bounds = read_yaml("conda/recipe.yaml")["requirements"]["run"]
-    assert set(bounds) == wanted
+    assert set(bounds) == expected
     assert python.startswith("python >=${{ python_min }},")
 
 

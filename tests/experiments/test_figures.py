@@ -61,8 +61,8 @@ def test_perturbations_shuffle_locations_or_remove_half_of_the_features():
     after = feature_perturbation(maps, torch.Generator().manual_seed(1))
     gone = (after == 0).flatten(2).all(2)
     assert gone.sum(1).tolist() == [4, 4, 4] and not torch.equal(gone[0], gone[1])
-    kept = ~gone[:, :, None, None].expand_as(maps)
-    assert torch.equal(after[kept], maps[kept])
+    remaining = ~gone[:, :, None, None].expand_as(maps)
+    assert torch.equal(after[remaining], maps[remaining])
 
 
 def test_answers_and_drops_of_batches():
@@ -77,8 +77,8 @@ def test_answers_and_drops_of_batches():
     perturbed = {**plain, "answer": np.where(np.arange(200) < 150, 0, 1)}
     drops = drops_of(plain, perturbed)
     assert drops.shape == (2,) and drops.mean() == pytest.approx(0.25)
-    some = {name: values[:30] for name, values in perturbed.items()}
-    assert drops_of(plain, some).shape == (1,), "other images, fewer batches"
+    first_images = {name: values[:30] for name, values in perturbed.items()}
+    assert drops_of(plain, first_images).shape == (1,), "other images, fewer batches"
 
 
 def test_advantage_by_hand():
@@ -93,17 +93,23 @@ def test_advantage_by_hand():
             passed=False,
         ),
     ]
-    found = advantage_of(runs, "spatial")
-    assert found.mean == pytest.approx((-0.15 + 0.1) / 2) and found.runs == 2
-    assert found.error == pytest.approx(0.125)  # deviation 0.25 / sqrt 2, by sqrt 2
+    advantages = advantage_of(runs, "spatial")
+    assert advantages.mean == pytest.approx((-0.15 + 0.1) / 2) and advantages.runs == 2
+    assert advantages.error == pytest.approx(
+        0.125
+    )  # deviation 0.25 / sqrt 2, by sqrt 2
     assert (
-        found.s4 == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3]))
-        and found.s4.pairs == 3
+        advantages.s4
+        == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3]))
+        and advantages.s4.pairs == 3
     )
-    assert found.over_runs.units == pytest.approx((-0.15, 0.1)), (
+    assert advantages.over_runs.units == pytest.approx((-0.15, 0.1)), (
         "one split, so the run is the unit"
     )
-    assert (found.crumb, found.control) == (pytest.approx(1.1 / 3), pytest.approx(0.3))
+    assert (advantages.crumb, advantages.control) == (
+        pytest.approx(1.1 / 3),
+        pytest.approx(0.3),
+    )
     assert advantage_of(runs, "style") is None and advantage_of([], "spatial") is None
     bars = bars_of("a stream", runs)
     assert bars[0].filtered.runs == 1 and bars[1].all_runs is None
@@ -139,12 +145,12 @@ def test_pretrained_networks(tmp_path):
         epochs=1,
     )
     for name, weight in (("crumb", 1.0), ("control", 0.0)):
-        own = dict(
+        settings = dict(
             output=str(tmp_path / f"{name}.safetensors"),
             codebook_weight=weight,
             codebook_dim=8,
         )
-        pretrain.main(PretrainSettings(**own, **common, threads=1, progress=False))
+        pretrain.main(PretrainSettings(**settings, **common, threads=1, progress=False))
     options = [
         "--pretraining-only",
         "--output",
@@ -159,19 +165,19 @@ def test_pretrained_networks(tmp_path):
         tmp_path / "images",
     ]
     options += ["--test-root", tmp_path / "images"]
-    done = called("fig4_shape_bias", *options)
-    assert done.returncode == 0, done.stderr
+    printed = called("fig4_shape_bias", *options)
+    assert printed.returncode == 0, printed.stderr
     with open(tmp_path / "out" / "fig4.csv") as file:
         rows = {row["perturbation"]: row for row in csv.DictReader(file)}
     assert {row["condition"] for row in rows.values()} == {"pretraining"}
     if rows["style"]["runs"]:  # the same images in the same style: no drop
         assert float(rows["style"]["drop, CRUMB"]) == 0
     noise(tmp_path / "images" / "worm" / "1.png", 9)
-    done = called("fig4_shape_bias", *options)
+    printed = called("fig4_shape_bias", *options)
     assert (
-        done.returncode == 1
-        and "has 3 classes, but" in done.stderr
-        and "was made with 2" in done.stderr
+        printed.returncode == 1
+        and "has 3 classes, but" in printed.stderr
+        and "was made with 2" in printed.stderr
     )
 
 
@@ -272,13 +278,17 @@ def test_wilcoxon_by_hand():
 
 
 def test_tests_without_variance_or_pairs():
-    one = np.array([1.0, 2.0])
-    assert paired_t_test(one, one) == wilcoxon_test(one, one) == Comparison(2, 0.0, 1.0)
-    assert paired_t_test(one, one + 3) == Comparison(2, 3.0, 0.0)
-    assert paired_t_test(one[:1], one[:1]).p is None
+    ours = np.array([1.0, 2.0])
     assert (
-        paired_t_test(one[:0], one[:0])
-        == wilcoxon_test(one[:0], one[:0])
+        paired_t_test(ours, ours)
+        == wilcoxon_test(ours, ours)
+        == Comparison(2, 0.0, 1.0)
+    )
+    assert paired_t_test(ours, ours + 3) == Comparison(2, 3.0, 0.0)
+    assert paired_t_test(ours[:1], ours[:1]).p is None
+    assert (
+        paired_t_test(ours[:0], ours[:0])
+        == wilcoxon_test(ours[:0], ours[:0])
         == Comparison(0, 0.0, None)
     )
 
@@ -299,12 +309,18 @@ def test_first_task_filter():
 
 
 def test_an_interval_by_hand():
-    found = paired(
+    comparison = paired(
         dict.fromkeys(range(5), 50.0),
         {run: 51.0 + run for run in range(6)},
         dict.fromkeys(range(6), "one"),
     )
-    assert found.differences == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5} and found.units == (
+    assert comparison.differences == {
+        0: 1,
+        1: 2,
+        2: 3,
+        3: 4,
+        4: 5,
+    } and comparison.units == (
         1,
         2,
         3,
@@ -313,29 +329,39 @@ def test_an_interval_by_hand():
     )
     # Standard deviation sqrt(2.5), so standard error sqrt(0.5); t with four degrees of
     # freedom: 2.776.
-    assert found.mean == 3 and found.interval == pytest.approx(
+    assert comparison.mean == 3 and comparison.interval == pytest.approx(
         (3 - 1.963, 3 + 1.963), abs=1e-3
     )
-    assert found.p == pytest.approx(0.0132, abs=1e-4)  # t = 3 / sqrt(0.5) = 4.243
+    assert comparison.p == pytest.approx(0.0132, abs=1e-4)  # t = 3 / sqrt(0.5) = 4.243
     assert math.isnan(interval([1.0])[1])
 
 
 def test_runs_that_share_a_split_are_one_unit():
-    ours, others = dict.fromkeys(range(4), 10.0), {0: 11.0, 1: 14.0, 2: 13.0, 3: 12.0}
-    found = paired(ours, others, {0: "a", 1: "b", 2: "a", 3: "b"})
-    assert found.units == (2, 3) and list(found.differences.values()) == [1, 4, 3, 2]
-    assert found.mean == 2.5 and found.interval == pytest.approx(
+    ours, theirs = dict.fromkeys(range(4), 10.0), {0: 11.0, 1: 14.0, 2: 13.0, 3: 12.0}
+    comparison = paired(ours, theirs, {0: "a", 1: "b", 2: "a", 3: "b"})
+    assert comparison.units == (2, 3) and list(comparison.differences.values()) == [
+        1,
+        4,
+        3,
+        2,
+    ]
+    assert comparison.mean == 2.5 and comparison.interval == pytest.approx(
         (2.5 - 12.706 * 0.5, 2.5 + 12.706 * 0.5), abs=1e-3
     )
-    assert paired(ours, others, dict.fromkeys(range(4), "a")).units == (1, 4, 3, 2), (
+    assert paired(ours, theirs, dict.fromkeys(range(4), "a")).units == (1, 4, 3, 2), (
         "a fixed test set"
     )
 
 
 def test_verdicts():
     assert paired({0: 1.0}, {1: 2.0}, {0: "", 1: ""}) is None
-    one = paired({0: 1.0}, {0: 2.0}, {0: ""})
-    assert (one.mean, one.interval, one.p, one.verdict(None)) == (
+    comparison = paired({0: 1.0}, {0: 2.0}, {0: ""})
+    assert (
+        comparison.mean,
+        comparison.interval,
+        comparison.p,
+        comparison.verdict(None),
+    ) == (
         1,
         None,
         None,
@@ -354,8 +380,8 @@ def test_verdicts():
 
 
 def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):
-    done = called("verdicts", "--output", tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed = called("verdicts", "--output", tmp_path)
+    assert printed.returncode == 0, printed.stderr
     published = (verdicts.TABLES / "verdicts.csv").read_text()
     assert (tmp_path / "verdicts.csv").read_text() == published
     fewer = [

@@ -163,13 +163,13 @@ def test_scenes(make, tmp_path, monkeypatch, capsys):
     assert len(scenes.features) == 8 * 28 + 40
     (again,) = scenes_of(learner, chosen, True)
     assert torch.allclose(scenes.features, again.features, atol=1e-2)
-    found = familiarities(learner, scenes, (0, 1))
+    scores = familiarities(learner, scenes, (0, 1))
     assert (
-        set(SCENES) <= set(found)
-        and len(found["never taught"]) == 6 * 12
-        and len(found["known"]) == 16
+        set(SCENES) <= set(scores)
+        and len(scores["never taught"]) == 6 * 12
+        and len(scores["known"]) == 16
     )
-    assert (found["own scene, shown"] >= 0).sum() <= (found["own scene"] >= 0).sum()
+    assert (scores["own scene, shown"] >= 0).sum() <= (scores["own scene"] >= 0).sum()
     thresholds(learner, chosen)
     assert re.search(
         r"8 classes: .*\nsmall_cnn: -?[01]\.\d{3}$", capsys.readouterr().out.strip()

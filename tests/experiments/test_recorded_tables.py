@@ -27,8 +27,8 @@ def runs(request):
 
 
 def test_runs_have_the_replay_weight_of_the_preset(runs):
-    others = [run for run in runs if "replay_weight=5.0" not in run.settings.split()]
-    assert others == []
+    unusual = [run for run in runs if "replay_weight=5.0" not in run.settings.split()]
+    assert unusual == []
 
 
 def test_runs_say_where_they_come_from(runs):

@@ -18,14 +18,14 @@ QUICK = ["--quick", "--strategies", "finetune", "--processes", "0"]
 def recorded(tmp_path_factory):
     """A table of one short run of two rows."""
     folder = tmp_path_factory.mktemp("table")
-    done = called("table1_accuracy", *QUICK, "--output", folder)
-    assert done.returncode == 0, done.stderr
+    printed = called("table1_accuracy", *QUICK, "--output", folder)
+    assert printed.returncode == 0, printed.stderr
     return folder / "table1_runs.csv"
 
 
 def test_a_run_repeats_to_the_last_digit(recorded, tmp_path):
-    done = called("repeat", recorded, "--output", tmp_path)
-    assert done.returncode == 0, done.stderr
+    printed = called("repeat", recorded, "--output", tmp_path)
+    assert printed.returncode == 0, printed.stderr
     header, line = (tmp_path / "repeat.csv").read_text().splitlines()
     assert header.startswith("row,run,recorded,repeated,digits that came back,verdict")
     assert ",all,equal," in line
@@ -38,7 +38,7 @@ def test_settings_are_read_back_as_they_were(recorded, tmp_path):
 
 
 def test_settings_of_a_method_are_read_back(tmp_path):
-    given = RunSettings(
+    settings = RunSettings(
         benchmark="toy_shapes",
         strategy="gem",
         weights="none",
@@ -46,7 +46,7 @@ def test_settings_of_a_method_are_read_back(tmp_path):
         learning_rate=1e-5,
         method={"margin": 1.0},
     )
-    line = planned_settings(given)
+    line = planned_settings(settings)
     run = made(settings=line, benchmark="toy_shapes")
     assert planned_settings(settings_of(run, [], None, tmp_path)) == line
 

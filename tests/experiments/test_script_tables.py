@@ -125,9 +125,9 @@ def test_means_differences_and_filter(cells):
 
 def test_lines_and_files(cells, tmp_path, capsys):
     findings = find(cells, [0, 1])
-    (shown,) = text_tables(findings)
-    header = shown.header
-    lines = shown.lines
+    (table,) = text_tables(findings)
+    header = table.header
+    lines = table.lines
     assert lines[0][:7] == ["Ours", "78.22", "82.5 +- 3.5", "+4.3", "2", "82.5", "2"]
     assert lines[1][1:9] == [
         "73.5*",
@@ -174,7 +174,7 @@ def test_correction_counts_a_folder_once(cells, tmp_path):
     third = replace(cells[1], row="Third", folder=tmp_path / "third")
     findings = find([*cells[:2], replace(cells[1], row="Half again"), third], [0, 1])
     for name, tests in (("p_holm", "paired"), ("s4_holm", "s4")):
-        expected = holm([getattr(findings[place], tests).p for place in (1, 3)])
+        expected = holm([getattr(findings[index], tests).p for index in (1, 3)])
         assert [getattr(finding, name) for finding in findings[1:]] == [
             expected[0],
             expected[0],
@@ -209,7 +209,7 @@ def test_runs_that_cannot_be_used_are_named(cells, tmp_path):
 
 def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
     folder = made_run(tmp_path / "rows" / "run1", 170)
-    own = dict(strategy="image_replay", mem_size=200, run=1, threads=1)
+    learning = dict(strategy="image_replay", mem_size=200, run=1, threads=1)
     elsewhere = dict(
         weights="/x/squeezenet.npz",
         dataset_root="/x/eth80",
@@ -217,7 +217,7 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
         feature_cache="/x/cache",
     )
     (folder / "config.yaml").write_text(
-        yaml.safe_dump(vars(RunSettings(**own, **elsewhere)))
+        yaml.safe_dump(vars(RunSettings(**learning, **elsewhere)))
     )
     provenance = {"weights": "sha256:0123456789abcdef"}
     changed(folder, seconds=12.3456, frame_table_sha256="abc", provenance=provenance)
@@ -299,13 +299,13 @@ def test_every_number_of_the_paper_has_its_cell(tmp_path):
         ("cifar100", [2000]),
         ("imagenet", [50_000]),
     ):
-        given = options(tmp_path, "--benchmark", benchmark)
-        cells = cells_of_table3(given, given.protocols(benchmark), counts, None)
-        wanted = [
+        parsed = options(tmp_path, "--benchmark", benchmark)
+        cells = cells_of_table3(parsed, parsed.protocols(benchmark), counts, None)
+        expected = [
             value for key, value in PAPER.items() if key[:2] == ("table3", benchmark)
         ]
         assert sorted(cell.paper.value for cell in cells) == sorted(
-            value.value for value in wanted
+            value.value for value in expected
         )
     assert paper_row(PAPER, "eth80", "class_iid", "crumb", 400)[1] == "core50"
     assert paper_row(PAPER, "cifar100", "class_iid", "crumb", 400) == (None, "cifar100")
@@ -355,7 +355,7 @@ def test_counts_and_bytes_of_buffers():
 
 
 def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):
-    given = options(
+    parsed = options(
         tmp_path,
         "--benchmark",
         "eth80",
@@ -366,13 +366,13 @@ def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):
         "--runs",
         "0-1",
     )
-    done = []
+    started = []
     monkeypatch.setattr(
-        type(given), "do", lambda self, runs, finished=None: done.extend(runs) or {}
+        type(parsed), "do", lambda self, runs, finished=None: started.extend(runs) or {}
     )
-    cells = cells_of(given, ["crumb", "offline"], ["class_instance", "class_iid"])
-    findings, _ = given.found(cells, family="fair")
-    folders = [one.output.removeprefix(f"{tmp_path}/") for one in done]
+    cells = cells_of(parsed, ["crumb", "offline"], ["class_instance", "class_iid"])
+    findings, _ = parsed.found(cells, family="fair")
+    folders = [settings.output.removeprefix(f"{tmp_path}/") for settings in started]
     assert folders[:5] == [
         *(
             "eth80/class_instance/crumb/run0",
@@ -381,10 +381,10 @@ def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):
         ),
         *("cifar100/class_iid/crumb/run0", "cifar100/joint/offline/run0"),
     ]
-    assert [one.run for one in done] == [0] * 5 + [1] * 5, "run by run"
-    assert {one.dataset_root for one in done} == {"A", "B"} and len(findings) == len(
-        cells
-    ) == 6
+    assert [settings.run for settings in started] == [0] * 5 + [1] * 5, "run by run"
+    assert {settings.dataset_root for settings in started} == {"A", "B"} and len(
+        findings
+    ) == len(cells) == 6
 
 
 def test_curves_of_made_runs(tmp_path):
@@ -392,8 +392,10 @@ def test_curves_of_made_runs(tmp_path):
     for run, after in ((0, [90.0, None, 50.0]), (1, [80.0, 70.0, 60.0])):
         changed(made_run(folder / f"run{run}", 100), accuracy_after=after)
     made_run(tmp_path / "eth80" / "joint" / "offline" / "run0", 180, joint=True)
-    given = options(tmp_path, "--benchmark", "eth80")
-    findings = find(cells_of(given, ["crumb", "ewc", "offline"], ["class_iid"]), [0, 1])
+    parsed = options(tmp_path, "--benchmark", "eth80")
+    findings = find(
+        cells_of(parsed, ["crumb", "ewc", "offline"], ["class_iid"]), [0, 1]
+    )
     rows = [row[2:] for row in csv_rows_of(findings)[1:]]
     assert rows[:3] == [
         ["Ours", 0, 1, "90.0000"],
@@ -410,9 +412,7 @@ def test_curves_of_made_runs(tmp_path):
     assert line.get_xydata().tolist() == [[1, 85], [3, 55]], (
         "means of both runs, where both were tested"
     )
-    assert {float(place).is_integer() for place in figure.axes[0].get_xticks()} == {
-        True
-    }
+    assert {float(tick).is_integer() for tick in figure.axes[0].get_xticks()} == {True}
     assert protocols_of("3", "core50") == ["class_instance"] and protocols_of(
         "3", "cifar100"
     ) == ["class_iid"]

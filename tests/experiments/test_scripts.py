@@ -131,16 +131,18 @@ def slow_but(scripts, *quick):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script):
-    done = called(script, "--help")
-    assert done.returncode == 0 and f"{script}.py" in done.stdout, done.stderr
+    printed = called(script, "--help")
+    assert printed.returncode == 0 and f"{script}.py" in printed.stdout, printed.stderr
 
 
 @pytest.mark.parametrize(
     "script", slow_but([*TABLES, *EMPTY], "table1_accuracy", "taught_learner")
 )
 def test_the_table_of_no_runs(script, tmp_path):
-    done = called(script, "--table-only", "--output", tmp_path, "--benchmark", "eth80")
-    assert done.returncode == 0, done.stderr
+    printed = called(
+        script, "--table-only", "--output", tmp_path, "--benchmark", "eth80"
+    )
+    assert printed.returncode == 0, printed.stderr
     if script in TABLES:
         assert (tmp_path / f"{TABLES[script]}.csv").exists()
         assert (tmp_path / f"{TABLES[script]}.png").exists()
@@ -150,8 +152,8 @@ def test_the_table_of_no_runs(script, tmp_path):
 @pytest.mark.parametrize("script", slow_but(QUICK, "buffer_sizes", "scenes"))
 def test_quick(script, tmp_path):
     options, files = QUICK[script]
-    done = called(script, "--quick", "--output", tmp_path, *options)
-    assert done.returncode == 0, done.stderr
+    printed = called(script, "--quick", "--output", tmp_path, *options)
+    assert printed.returncode == 0, printed.stderr
     assert not [name for name in files if not (tmp_path / name).stat().st_size]
     with open(tmp_path / files[0]) as file:
         assert list(csv.reader(file))[1]
@@ -165,30 +167,30 @@ def test_a_table_is_made_again_without_runs(script, tmp_path):
     words = ["--quick", "--output", tmp_path, *options]
     assert called(script, *words).returncode == 0
     before = (tmp_path / files[0]).read_bytes()
-    done = called(script, "--table-only", *words)
-    assert done.returncode == 0, done.stderr
+    printed = called(script, "--table-only", *words)
+    assert printed.returncode == 0, printed.stderr
     assert (tmp_path / files[0]).read_bytes() == before
 
 
 def test_quick_says_that_its_numbers_mean_nothing(tmp_path):
     words = ["--quick", "--table-only", "--output", tmp_path]
-    done = called("table3_codes_vs_images", *words)
-    lines = done.stdout.splitlines()
+    printed = called("table3_codes_vs_images", *words)
+    lines = printed.stdout.splitlines()
     assert lines[0] == lines[-1] == SMOKE_TEST
 
 
 def test_quick_figures_that_mean_something_have_no_warning(tmp_path):
-    done = called("buffer_sizes", "--quick", "--output", tmp_path)
-    assert SMOKE_TEST not in done.stdout
+    printed = called("buffer_sizes", "--quick", "--output", tmp_path)
+    assert SMOKE_TEST not in printed.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", FIGURES)
 def test_figures_are_one_object(script):
     options, names = FIGURES[script]
-    done = called(script, "--json", *options)
-    assert done.returncode == 0, done.stderr
-    assert set(names) <= set(json.loads(done.stdout))
+    printed = called(script, "--json", *options)
+    assert printed.returncode == 0, printed.stderr
+    assert set(names) <= set(json.loads(printed.stdout))
 
 
 def test_the_readme_names_every_script():
@@ -248,8 +250,8 @@ def test_the_readme_names_every_script():
     ],
 )
 def test_wrong_options_are_one_line(script, options, words, tmp_path):
-    done = called(script, "--output", tmp_path, *options)
-    assert done.returncode == 1 and words in done.stderr.splitlines()[-1]
+    printed = called(script, "--output", tmp_path, *options)
+    assert printed.returncode == 1 and words in printed.stderr.splitlines()[-1]
 
 
 def options(*given, several=False):
@@ -272,7 +274,7 @@ def test_folders_by_the_options():
 
 
 def test_settings_by_the_options():
-    given = options(
+    parsed = options(
         "--benchmark",
         "core50",
         "--dataset-root",
@@ -282,8 +284,8 @@ def test_settings_by_the_options():
         "--weights",
         "FILE",
     )
-    assert given.runs == [0, 3, 4] and given.benchmark == "core50"
-    settings = given.settings("core50", strategy="ewc")
+    assert parsed.runs == [0, 3, 4] and parsed.benchmark == "core50"
+    settings = parsed.settings("core50", strategy="ewc")
     assert (settings.benchmark, settings.dataset_root, settings.weights) == (
         "core50",
         "IMAGES",
@@ -315,12 +317,12 @@ def test_settings_by_the_options():
 
 
 def test_protocols_by_the_options():
-    given = options("--benchmark", "core50", "cifar100", several=True)
-    assert given.protocols("core50") == [
+    parsed = options("--benchmark", "core50", "cifar100", several=True)
+    assert parsed.protocols("core50") == [
         "class_instance",
         "class_iid",
-    ] and given.protocols("cifar100") == ["class_iid"]
-    assert given.protocols("cifar100", ["class_instance"]) == []
+    ] and parsed.protocols("cifar100") == ["class_iid"]
+    assert parsed.protocols("cifar100", ["class_instance"]) == []
     assert options("--quick").protocols("toy_shapes_short") == ["class_instance"]
 
 
@@ -352,13 +354,13 @@ def test_rows_are_those_of_the_paper_and_change_existing_settings():
     assert [name for name in ROWS if name != "Tiny-ImageNet pretrain"] == paper
     for name, row in ROWS.items():
         if "needs" in row:
-            own = {
+            pretraining = {
                 "CIFAR100 pretrain": " or --cifar100-start",
                 "Tiny-ImageNet pretrain": " or --tiny-imagenet-start",
             }
             assert (
                 settings_of_row(name)
-                == f"needs {row['needs']}: --starts{own.get(name, '')}"
+                == f"needs {row['needs']}: --starts{pretraining.get(name, '')}"
             )
         else:
             RunPlan.of(replace(RunSettings(), **settings_of_row(name)))
@@ -424,24 +426,27 @@ def test_the_table_of_made_runs(tmp_path):
         "half_capacity",
         "no_replay",
     }
-    found = {finding.cell.row: finding for finding in find(cells, [0])}
+    by_row = {finding.cell.row: finding for finding in find(cells, [0])}
     assert (
-        found["256 blocks"].mean
-        == found["Ours"].mean
-        == found["Vanilla pretrain"].mean
+        by_row["256 blocks"].mean
+        == by_row["Ours"].mean
+        == by_row["Vanilla pretrain"].mean
         == 75
     )
-    assert found["Vanilla pretrain"].cell.note == "the same runs as Ours"
+    assert by_row["Vanilla pretrain"].cell.note == "the same runs as Ours"
     assert (
-        found["Half capacity"].paired.mean == -15
-        and found["Half capacity"].p_holm is None
+        by_row["Half capacity"].paired.mean == -15
+        and by_row["Half capacity"].p_holm is None
     )
-    assert found["No replay"].mean is None
-    assert found["Pretrain weights"].cell.note == "needs CRUMB pretraining: --starts"
+    assert by_row["No replay"].mean is None
+    assert by_row["Pretrain weights"].cell.note == "needs CRUMB pretraining: --starts"
     # Without the file of Ours, runs that another call left are not tested against.
-    some = starts(tmp_path / "no")
+    missing_starts = starts(tmp_path / "no")
     ours, half = find(
-        cells_of(names[:2], options_of_table4(tmp_path), ["class_iid"], some, 200), [0]
+        cells_of(
+            names[:2], options_of_table4(tmp_path), ["class_iid"], missing_starts, 200
+        ),
+        [0],
     )
     assert ours.mean is None and half.mean is None and half.paired is None
 
@@ -449,19 +454,19 @@ def test_the_table_of_made_runs(tmp_path):
 def test_starts_that_exist(tmp_path):
     written_start(tmp_path, "ours", epochs=1)
     written_start(tmp_path, "init_uniform", epochs=1)
-    some = starts(tmp_path)
+    existing_starts = starts(tmp_path)
     for name in ("Ours", "Ours p.t. + im. rep.", "Freeze memory"):
-        assert settings_of_row(name, some)["pretrained"] == str(
+        assert settings_of_row(name, existing_starts)["pretrained"] == str(
             tmp_path / "ours.safetensors"
         )
-    assert "pretrained" not in settings_of_row("Vanilla pretrain", some)
-    assert settings_of_row("Uniform init.", some)["pretrained"] == str(
+    assert "pretrained" not in settings_of_row("Vanilla pretrain", existing_starts)
+    assert settings_of_row("Uniform init.", existing_starts)["pretrained"] == str(
         tmp_path / "init_uniform.safetensors"
     )
-    assert settings_of_row("Ours - direct loss", some).startswith(
+    assert settings_of_row("Ours - direct loss", existing_starts).startswith(
         "needs CRUMB pretraining: "
     )
-    assert settings_of_row("Ours - direct loss", some).endswith(
+    assert settings_of_row("Ours - direct loss", existing_starts).endswith(
         "no_direct_loss.safetensors"
     )
     alone = starts(cifar100=tmp_path / "ours.safetensors")
@@ -472,8 +477,10 @@ def test_starts_that_exist(tmp_path):
     assert alone.described.endswith(
         "without CRUMB pretraining, but where the row says otherwise"
     )
-    done = called("table4_ablations", "--cifar100-start", tmp_path / "none.safetensors")
+    printed = called(
+        "table4_ablations", "--cifar100-start", tmp_path / "none.safetensors"
+    )
     assert (
-        "--cifar100-start" in done.stderr
-        and "no such file; make it with crumb pretrain" in done.stderr
+        "--cifar100-start" in printed.stderr
+        and "no such file; make it with crumb pretrain" in printed.stderr
     )

@@ -147,19 +147,19 @@ class Chromium:
 
     def _receive(self):
         while b"\0" not in self._rest:
-            part = os.read(self._in, 1 << 20)
-            assert part, "the browser ended"
-            self._rest += part
-        one, _, self._rest = self._rest.partition(b"\0")
-        return json.loads(one)
+            received = os.read(self._in, 1 << 20)
+            assert received, "the browser ended"
+            self._rest += received
+        message, _, self._rest = self._rest.partition(b"\0")
+        return json.loads(message)
 
     def evaluate(self, script):
         """Run JavaScript in the page and return its value."""
-        done = self.send(
+        reply = self.send(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
-        assert "exceptionDetails" not in done, done["exceptionDetails"]
-        return done["result"].get("value")
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def open(self, path):
         """Open a file, after which ``events`` are those of its page."""
@@ -179,8 +179,8 @@ class Chromium:
 
     def mouse(self, kind, selector):
         """Move to an element, or press (``mousePressed``) or release the button there."""
-        place = "{const r = document.querySelector('%s').getBoundingClientRect(); [r.x + r.width / 2, r.y + r.height / 2]}"
-        x, y = self.evaluate(place % selector)
+        centre = "{const r = document.querySelector('%s').getBoundingClientRect(); [r.x + r.width / 2, r.y + r.height / 2]}"
+        x, y = self.evaluate(centre % selector)
         self.send(
             "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1
         )

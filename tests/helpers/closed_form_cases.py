@@ -197,8 +197,8 @@ class MahalanobisReference(Reference):
     @staticmethod
     def distances(points, mean, covariance):
         variance = covariance.diagonal().mean()
-        others = covariance[~torch.eye(D, dtype=torch.bool)].mean()
-        shrunk = covariance + 2 * variance * EYE + others * (1 - EYE)
+        off_diagonal = covariance[~torch.eye(D, dtype=torch.bool)].mean()
+        shrunk = covariance + 2 * variance * EYE + off_diagonal * (1 - EYE)
         deviations = shrunk.diagonal().sqrt()
         correlation = EYE
         if variance > 1e-10 * mean.square().mean():
@@ -371,8 +371,8 @@ class DiscriminantReference(GaussianReference):
         shrunk = self.shrunk(common, length)
         densities = []
         for mean, covariance in zip(self.means(), self.covariances()):
-            own = covariance[-length:, -length:]
-            blended = self.rest * shrunk + self.own * own
+            head_covariance = covariance[-length:, -length:]
+            blended = self.rest * shrunk + self.own * head_covariance
             gaussian = MultivariateNormal(mean[-length:], blended)
             densities.append(gaussian.log_prob(features))
         return torch.stack(densities, 1)
@@ -413,8 +413,8 @@ class SpanReference(DiscriminantReference):
         points = (features.double() - centre) @ projection
         densities = []
         for mean, covariance in zip(means, self.covariances()):
-            own = projection.T @ covariance @ projection
-            blended = 0.7 * torch.eye(projection.shape[1]) + 0.3 * own
+            projected = projection.T @ covariance @ projection
+            blended = 0.7 * torch.eye(projection.shape[1]) + 0.3 * projected
             gaussian = MultivariateNormal((mean - centre) @ projection, blended)
             densities.append(gaussian.log_prob(points))
         return torch.stack(densities, 1)
@@ -422,10 +422,10 @@ class SpanReference(DiscriminantReference):
 
 def axes_of(means):
     """Axes of the space that ``(C, D)`` centred means span, ``(D, r)``."""
-    most = len(means) - 1
+    largest = len(means) - 1
     _, lengths, axes = torch.linalg.svd(means, full_matrices=False)
-    longer = lengths[:most] > 1e-5 * lengths[0]
-    return axes[:most][longer].T
+    longer = lengths[:largest] > 1e-5 * lengths[0]
+    return axes[:largest][longer].T
 
 
 def discriminant(*arguments, **changes):

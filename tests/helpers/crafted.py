@@ -54,9 +54,9 @@ def places(value, path=()):
         inner = enumerate(value[:3])
     else:
         return
-    for key, part in inner:
+    for key, entry in inner:
         yield (*path, key)
-        yield from places(part, (*path, key))
+        yield from places(entry, (*path, key))
 
 
 def tensor_of(draw, tensor):
@@ -105,11 +105,11 @@ def wrong(draw, value):
     if isinstance(value, Tensor) and draw(st.integers(0, 4)):
         return tensor_of(draw, value)
     if isinstance(value, dict) and value and draw(st.booleans()):
-        key, other = (draw(st.sampled_from(list(value))) for _ in range(2))
+        key, second = (draw(st.sampled_from(list(value))) for _ in range(2))
         return {
             **value,
-            key: value[other],
-            **({f"{key}2": value[other]} if draw(st.booleans()) else {}),
+            key: value[second],
+            **({f"{key}2": value[second]} if draw(st.booleans()) else {}),
         }
     if isinstance(value, list | tuple) and value and draw(st.booleans()):
         return (

@@ -306,9 +306,9 @@ def icub_names(parts=ICUB_PARTS, objects=range(1, 11), frames: int = 21) -> list
     """
     left = []
     right = []
-    for part, categories in parts.items():
+    for split, categories in parts.items():
         for category, number, clip in product(categories, objects, ICUB_CLIPS):
-            folder = f"{part}/{category}/{category}{number}/{clip}"
+            folder = f"{split}/{category}/{category}{number}/{clip}"
             for day in (2, 10):
                 left += icub_clip(folder, day, range(frames))
                 right += icub_clip(folder, day, range(2), "right")

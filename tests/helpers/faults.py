@@ -54,7 +54,7 @@ def damaged(draw, data: bytes) -> bytes:
         new = bytes([data[start] ^ draw(st.integers(1, 255))]) + data[start + 1 :]
     elif how == "digit" and (
         digits := [
-            place for place, byte in enumerate(data[:20_000]) if 48 <= byte <= 57
+            position for position, byte in enumerate(data[:20_000]) if 48 <= byte <= 57
         ]
     ):
         start = draw(st.sampled_from(digits))
@@ -73,8 +73,8 @@ def damaged(draw, data: bytes) -> bytes:
             "left out": b"",
         }
         new = spans.get(how, draw(st.binary(min_size=1, max_size=64))) + data[end:]
-    found = data[:start] + new
-    return found if found != data else data + b"\0"
+    damaged = data[:start] + new
+    return damaged if damaged != data else data + b"\0"
 
 
 def is_ours(error: BaseException) -> bool:
@@ -85,10 +85,10 @@ def is_ours(error: BaseException) -> bool:
         isinstance(error, OSError) and cured(error)
     ):
         return True
-    place = error.__traceback__
-    while place is not None and place.tb_next is not None:
-        place = place.tb_next
-    return place is None or place.tb_frame.f_code.co_filename.startswith(OURS)
+    traceback = error.__traceback__
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback is None or traceback.tb_frame.f_code.co_filename.startswith(OURS)
 
 
 def check(
@@ -102,15 +102,15 @@ def check(
     ):
         warnings.simplefilter("always")
         try:
-            found = act()
+            result = act()
         except Exception as error:
             if not is_ours(error):
                 raise
             return
     said = [
-        str(one.message) for one in caught if one.category is UserWarning
+        str(warning.message) for warning in caught if warning.category is UserWarning
     ] + err.getvalue().splitlines()
-    assert right(found) or said, f"silent: {what}"
+    assert right(result) or said, f"silent: {what}"
 
 
 @contextlib.contextmanager

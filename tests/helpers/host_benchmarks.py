@@ -66,9 +66,9 @@ def of_classes(data: LabelledImages, first: int, count: int = PER_EXPERIENCE):
     rows = [
         row for row, label in enumerate(data.targets) if first <= label < first + count
     ]
-    part = Subset(data, rows)
-    part.targets = [data.targets[row] for row in rows]
-    return as_classification_dataset(part)
+    subset = Subset(data, rows)
+    subset.targets = [data.targets[row] for row in rows]
+    return as_classification_dataset(subset)
 
 
 def host_benchmark(
@@ -90,9 +90,9 @@ def host_benchmark(
             **order,
         )
     if kind == "class_incremental":
-        parts = {"train": train, "test": test}
+        datasets = {"train": train, "test": test}
         return class_incremental_benchmark(
-            parts, class_order=list(range(n_classes)), num_experiences=experiences
+            datasets, class_order=list(range(n_classes)), num_experiences=experiences
         )
     streams = {
         name: [
@@ -233,16 +233,16 @@ def _icarl(model, optimizer, **arguments):
 
 
 def _slda(model, criterion, evaluator, train_mb_size, eval_mb_size, **_):
-    own = dict(
+    arguments = dict(
         criterion=criterion,
         evaluator=evaluator,
         train_mb_size=train_mb_size,
         eval_mb_size=eval_mb_size,
     )
-    own |= dict(
+    arguments |= dict(
         input_size=8, num_classes=N_CLASSES, output_layer_name="plastic_layers.flatten"
     )
-    return supervised.StreamingLDA(slda_model=model, **own)
+    return supervised.StreamingLDA(slda_model=model, **arguments)
 
 
 def _rwalk(**arguments):

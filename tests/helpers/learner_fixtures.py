@@ -48,7 +48,7 @@ def served(tmp_path_factory, weights_file):
     ) as client:
         yield (
             client,
-            lambda: [(one.name, one.images) for one in shared.learner.classes],
+            lambda: [(info.name, info.images) for info in shared.learner.classes],
             path,
         )
     shared.close()

@@ -29,8 +29,8 @@ class NotedBar:
         return [step[2:] for step in self.seen]
 
     def update(self, count=1):
-        title, unit, done, total = self.seen[-1]
-        self.seen.append((title, unit, done + count, total))
+        title, unit, before, total = self.seen[-1]
+        self.seen.append((title, unit, before + count, total))
         if self.numbers[-1] == self._stop:
             raise KeyboardInterrupt
 

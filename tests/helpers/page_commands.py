@@ -74,7 +74,7 @@ def script_flags(script: str) -> set[str]:
     parsers.
     """
     folder = ROOT / "experiments"
-    paths, found = [folder / script], set()
+    paths, flags = [folder / script], set()
     text = paths[0].read_text()
     modules = ("common_options", "bench", "open_set")
     paths += [
@@ -83,5 +83,5 @@ def script_flags(script: str) -> set[str]:
         if f"support.{module}" in text
     ]
     for path in paths:
-        found.update(re.findall(r"(?<![\w-])--[a-z][\w-]*", path.read_text()))
-    return found
+        flags.update(re.findall(r"(?<![\w-])--[a-z][\w-]*", path.read_text()))
+    return flags

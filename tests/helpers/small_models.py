@@ -64,14 +64,14 @@ def make_stream(
     """Experiences of ten rendered training frames a class: two objects, one clip of five frames each, in order."""
     from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
 
-    shown = dict(
+    drawn = dict(
         objects_per_class=2,
         sessions=2,
         frames_per_clip=5,
         size=SIZE,
         held_out_sessions=(1,),
     )
-    table = ToyShapesFrames(classes=classes, **shown)
+    table = ToyShapesFrames(classes=classes, **drawn)
     table.reader = DrawnOnce()
     transform = pixel_transform(SIZE)
     return make_benchmark(

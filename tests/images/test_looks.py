@@ -57,8 +57,8 @@ def resized(pixels):
 
 def test_a_look_is_the_middle_resized():
     pixels = noise_pixels()
-    whole, half = looks_at(pixels, 1.0, 0.5)
-    assert torch.equal(whole, resized(pixels))
+    full, half = looks_at(pixels, 1.0, 0.5)
+    assert torch.equal(full, resized(pixels))
     assert torch.equal(half, resized(pixels[4:12, 6:18]))
 
 
@@ -76,8 +76,8 @@ def test_a_look_keeps_small_details():
 
 def test_the_whole_image_is_not_stacked():
     pixels = noise_pixels()
-    whole = Looks().transform(8, "bilinear")(Image.fromarray(pixels))
-    assert torch.equal(whole, resized(pixels))
+    image = Looks().transform(8, "bilinear")(Image.fromarray(pixels))
+    assert torch.equal(image, resized(pixels))
 
 
 @pytest.mark.parametrize("shares", [(), (0.5,) * 4, (0.05,), (1.1,)])
@@ -261,11 +261,11 @@ def test_undo_takes_losses_of_looks_back(noise_learner):
 
 
 def test_other_looks_are_not_merged(learner, weights_file):
-    other = learner_of(weights_file, (1.0,))
+    second = learner_of(weights_file, (1.0,))
     learner.teach(pictures(RED, BLUE), "red")
-    other.teach(pictures(RED, BLUE), "red")
+    second.teach(pictures(RED, BLUE), "red")
     with pytest.raises(ValueError, match="looks"):
-        learner.merge(other)
+        learner.merge(second)
 
 
 def test_evidence_lies_within_the_looks(learner):

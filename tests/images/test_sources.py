@@ -301,8 +301,8 @@ def write_ring(root, number=12):
     folders = [root / str(index) for index in range(number)]
     for folder in folders:
         save(folder / "1.png")
-        for other in folders:
-            link(folder / f"to{other.name}", other)
+        for target in folders:
+            link(folder / f"to{target.name}", target)
     return folders
 
 

@@ -82,9 +82,9 @@ def cups(make):
     """A learner of the class cup, and another one of the class Cup."""
     learner = make()
     learner.teach(images(0), "cup")
-    other = make()
-    other.teach(images(1), "Cup")
-    return learner, other
+    second = make()
+    second.teach(images(1), "Cup")
+    return learner, second
 
 
 def names(learner):
@@ -98,9 +98,9 @@ def test_teaching_a_near_twin(cups):
 
 
 def test_merging_a_near_twin(cups):
-    learner, other = cups
+    learner, second = cups
     with pytest.raises(DoubtfulNameError):
-        learner.merge(other)
+        learner.merge(second)
 
 
 def test_near_twins_in_one_lesson(cups):
@@ -120,12 +120,12 @@ def test_renaming_to_a_near_twin(cups):
 
 
 def test_near_twins_that_are_meant(cups):
-    learner, other = cups
+    learner, second = cups
     learner.teach(images(1), "mug")
     learner.rename("mug", "Cup", new_class=True)
     assert names(learner) == ["cup", "Cup"]
-    other.merge(learner, new_class=True)
-    assert names(other) == ["Cup", "cup"]
+    second.merge(learner, new_class=True)
+    assert names(second) == ["Cup", "cup"]
 
 
 @pytest.mark.parametrize(

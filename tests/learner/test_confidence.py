@@ -244,38 +244,38 @@ def of_few_classes():
 
     And the familiarity of images of six classes before the three.
     """
-    both = Confidence()
+    summed = Confidence()
     for seed in range(8):
         lesson = random_lesson(seed, label=seed % 2, classes=2, spread=5.0)
-        both.observe(lesson, seed % 2)
-    early = both.familiarity(random_lesson(50, classes=6))
+        summed.observe(lesson, seed % 2)
+    early = summed.familiarity(random_lesson(50, classes=6))
     late = Confidence()
     for seed in range(100, 120):
         lesson = random_lesson(seed, label=seed % 3, classes=3)
-        both.observe(lesson, seed % 3)
+        summed.observe(lesson, seed % 3)
         late.observe(lesson, seed % 3)
-    return both, late, early
+    return summed, late, early
 
 
 def test_records_of_few_classes(of_few_classes):
     """They do not count once there are more than twice as many."""
-    both, late, early = of_few_classes
+    summed, late, early = of_few_classes
     now = random_lesson(50, classes=6)
-    assert both.temperature(now) == late.temperature(now)
-    assert torch.equal(both.familiarity(now), late.familiarity(now))
+    assert summed.temperature(now) == late.temperature(now)
+    assert torch.equal(summed.familiarity(now), late.familiarity(now))
     assert not torch.equal(early, late.familiarity(now))
 
 
 def test_records_of_few_classes_and_images(of_few_classes):
-    both, late, _ = of_few_classes
+    summed, late, _ = of_few_classes
     now = random_lesson(50, classes=6, counts=[10_000] * 6)
-    assert torch.equal(both.familiarity(now), late.familiarity(now))
+    assert torch.equal(summed.familiarity(now), late.familiarity(now))
 
 
 def test_records_of_half_of_the_classes(of_few_classes):
-    both, late, _ = of_few_classes
+    summed, late, _ = of_few_classes
     now = random_lesson(50, classes=4)
-    assert both.temperature(now) != late.temperature(now)
+    assert summed.temperature(now) != late.temperature(now)
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10))
@@ -354,18 +354,18 @@ def test_forget():
     """It leaves nothing of a class."""
     confidence = observed(range(12))
     confidence.forget(2)
-    others = Confidence()
+    merged = Confidence()
     for seed in (0, 1, 3, 4, 5, 7, 8, 9, 11):
         lesson = random_lesson(seed, label=seed % 4)
-        others.observe(without_class_two(lesson), seed % 4)
-    assert len(confidence) == len(others) == 9 * 12
+        merged.observe(without_class_two(lesson), seed % 4)
+    assert len(confidence) == len(merged) == 9 * 12
     state = confidence.state_dict()
     assert 2 not in state["labels"]
     assert 2 not in state["rivals"]
     asked = without_class_two(random_lesson(77))
-    expected = others.temperature(asked)
+    expected = merged.temperature(asked)
     assert confidence.temperature(asked) == pytest.approx(expected)
-    assert torch.allclose(confidence.familiarity(asked), others.familiarity(asked))
+    assert torch.allclose(confidence.familiarity(asked), merged.familiarity(asked))
 
 
 def test_state_round_trip():
@@ -416,9 +416,9 @@ def test_merge_renumbers():
 
 
 def test_merge_leaves_the_other_one():
-    other = observed(range(8))
-    Confidence().merge(other, {0: 0, 1: 7, 2: 2})
-    assert same(other, observed(range(8)))
+    second = observed(range(8))
+    Confidence().merge(second, {0: 0, 1: 7, 2: 2})
+    assert same(second, observed(range(8)))
 
 
 def test_merge_of_two_classes_into_one():

@@ -75,8 +75,10 @@ def test_drawn_weights(float64, backbone):
     torch.set_default_dtype(torch.float32)
     torch.manual_seed(0)
     expected = split_backbone(backbone, weights=None, n_classes=3, image_size=64)
-    for weight, other in zip(model.parameters(), expected.parameters(), strict=True):
-        assert torch.equal(weight, other)
+    for weight, expected_weight in zip(
+        model.parameters(), expected.parameters(), strict=True
+    ):
+        assert torch.equal(weight, expected_weight)
 
 
 def test_new_head(model, float64):

@@ -61,8 +61,8 @@ def data(count=200, seed=0, classes=(0, 1, 3)):
 def trained(name):
     statistics = BUILD[name]()
     features, labels = data()
-    for part in torch.arange(len(labels)).split(13):
-        statistics.update(features[part], labels[part])
+    for rows in torch.arange(len(labels)).split(13):
+        statistics.update(features[rows], labels[rows])
     return statistics
 
 
@@ -190,11 +190,13 @@ def test_leverage_of_random_projection():
         + 0.1 * statistics.gram.double().diagonal().mean() * torch.eye(30)
     )
     hidden = statistics.project(fresh)
-    found = evidence(statistics, fresh)
+    evidence_found = evidence(statistics, fresh)
     leverage = ((hidden @ torch.linalg.inv(gram)) * hidden).sum(1)
     largest = statistics.scores(fresh)[:, [0, 1, 3]].amax(1)
-    assert torch.allclose(found.typicality[:, 0], largest)
-    assert torch.allclose(found.typicality[:, 1], largest / leverage.sqrt(), rtol=1e-4)
+    assert torch.allclose(evidence_found.typicality[:, 0], largest)
+    assert torch.allclose(
+        evidence_found.typicality[:, 1], largest / leverage.sqrt(), rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", BUILD)

@@ -229,8 +229,8 @@ def test_undo_after_forget(make_any):
 
 def test_history_of_merged_learners(make_any):
     learner = teach(make_any(), [lesson_of(9, 3, 6)])
-    other = teach(make_any(), [lesson_of(seed, seed % 3, 6) for seed in range(6)])
-    learner.merge(other)
+    second = teach(make_any(), [lesson_of(seed, seed % 3, 6) for seed in range(6)])
+    learner.merge(second)
     assert [lesson.number for lesson in learner.lessons] == list(range(1, 8))
     assert learner.undoable == []
 

@@ -124,11 +124,11 @@ def is_like(learner, other):
 
 def check_interrupted(change, learners, number, path):
     """Interrupt a change before the line of a number; the learner has to be whole."""
-    before, other = learners
+    before, second = learners
     learner = copy.deepcopy(before)
     after = copy.deepcopy(before)
-    CHANGES[change](after, other)
-    Lines(number).call(CHANGES[change], learner, other)
+    CHANGES[change](after, second)
+    Lines(number).call(CHANGES[change], learner, second)
     assert is_like(learner, before) or is_like(learner, after)
     learner.save(path, pictures=True)
     assert is_like(Learner.load(path), learner)
@@ -218,12 +218,12 @@ def test_save_after_an_interrupted_one(interrupted):
 def test_save_of_another_after_an_interrupted_one(interrupted):
     """The work of others is not replaced."""
     learner, path = interrupted
-    other = Learner.load(path)
-    other.forget("cup")
-    other.save(path)
+    second = Learner.load(path)
+    second.forget("cup")
+    second.save(path)
     with pytest.raises(ReplacedError):
         learner.save(path)
-    assert Learner.load(path).classes == other.classes
+    assert Learner.load(path).classes == second.classes
 
 
 def test_first_save_after_one_that_failed(learners, tmp_path, monkeypatch):

@@ -307,9 +307,9 @@ def test_merge_of_lessons_at_one_instant(make, monkeypatch):
     """They are not the same for that."""
     monkeypatch.setattr(lesson_module, "now", lambda: "2026-01-01T00:00:00+00:00")
     learner = taught(make())
-    other = taught(make())
-    assert learner.lessons == other.lessons
-    learner.merge(other)
+    second = taught(make())
+    assert learner.lessons == second.lessons
+    learner.merge(second)
     assert list(counts(learner).values()) == [12] * 4
 
 
@@ -351,17 +351,17 @@ def test_merge_with_itself(make):
 def test_merge_of_a_learner_in_a_lesson(make):
     """What another thread is teaching is taken without the lesson under way."""
     learner = taught(make(), classes=2)
-    other = make()
-    other.teach(images(5), "c5")
+    second = make()
+    second.teach(images(5), "c5")
 
     def merge(count):
-        thread = threading.Thread(target=learner.merge, args=(other,))
+        thread = threading.Thread(target=learner.merge, args=(second,))
         thread.start()
         thread.join()
 
-    other.teach(images(6), "c6", progress=merge)
+    second.teach(images(6), "c6", progress=merge)
     assert counts(learner) == {"c0": 6, "c1": 6, "c5": 6}
-    assert counts(other) == {"c5": 6, "c6": 6}
+    assert counts(second) == {"c5": 6, "c6": 6}
 
 
 # Budget

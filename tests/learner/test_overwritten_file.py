@@ -23,8 +23,8 @@ def content(request, make, tmp_path):
         return b""
     path = tmp_path / "other.safetensors"
     taught(make("ncm"), classes=2).save(path)
-    whole = path.read_bytes()
-    return whole if request.param == "another learner" else bytes(len(whole))
+    content = path.read_bytes()
+    return content if request.param == "another learner" else bytes(len(content))
 
 
 @pytest.mark.parametrize(

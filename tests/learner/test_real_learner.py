@@ -35,10 +35,10 @@ EVERY = 6  # photo of an object that is taught or asked about
 def numbered_views(archive):
     """Yield class, number and view name of each photo of ETH-80, by name of the file."""
     for name in sorted(archive.namelist()):
-        parts = name.split("/")
-        if len(parts) == 3 and name.endswith(".jpg"):
-            label = parts[1].rstrip("0123456789")
-            yield name, label, parts[1][len(label) :], parts[2]
+        folders = name.split("/")
+        if len(folders) == 3 and name.endswith(".jpg"):
+            label = folders[1].rstrip("0123456789")
+            yield name, label, folders[1][len(label) :], folders[2]
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def photos(tmp_path_factory):
         for name, label, number, view in numbered_views(archive):
             asked = "5" if label == "car" else "4"
             if label in CLASSES and number in ("1", "2", "3", asked):
-                part = "test" if number == asked else "learn"
-                target = folder / part / label / number / view
+                split = "test" if number == asked else "learn"
+                target = folder / split / label / number / view
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(name))
     return folder

@@ -697,7 +697,7 @@ def test_others_are_not_merged(other, facts):
     assert equal(held(statistics), before)
 
 
-@pytest.mark.parametrize("other", [other for other, _ in OTHERS])
+@pytest.mark.parametrize("other", [method for method, _ in OTHERS])
 def test_states_of_others_are_not_loaded(other):
     statistics = feed(StreamingLDA(4, D), *images(60, 4))
     before = held(statistics)

@@ -128,10 +128,10 @@ def state(strategy):
 
 def assert_same(first, second):
     tree, tensors = first
-    other_tree, others = second
+    other_tree, second_tensors = second
     assert tree == other_tree
-    assert tensors.keys() == others.keys()
-    assert all(torch.equal(tensors[key], others[key]) for key in tensors)
+    assert tensors.keys() == second_tensors.keys()
+    assert all(torch.equal(tensors[key], second_tensors[key]) for key in tensors)
 
 
 def logits_of(strategy, stream):

@@ -90,8 +90,8 @@ class DefinedRda:
         left_out = outside / (outside + self.rows[label].square().sum())
         share = self.own[label]
         isotropic = 1 - share + share * left_out
-        own = share * rows.T @ rows / self.counts[label]
-        return isotropic * torch.eye(CLASSES - 1) + own
+        of_class = share * rows.T @ rows / self.counts[label]
+        return isotropic * torch.eye(CLASSES - 1) + of_class
 
     def log_densities(self, features):
         points = (features.double() - self.centre) @ self.projection
@@ -170,8 +170,8 @@ def test_what_srda_leaves_out_has_the_common_shape():
         outside = scatters.outside[label]
         left_out = float(outside / (outside + rows.square().sum()))
         assert 0.05 < left_out < 0.6
-        own = rows.T @ rows / len(group) + left_out * common
-        gaussian = MultivariateNormal(group.mean(0), 0.5 * own + 0.5 * common)
+        of_group = rows.T @ rows / len(group) + left_out * common
+        gaussian = MultivariateNormal(group.mean(0), 0.5 * of_group + 0.5 * common)
         prior = torch.tensor(len(group) / len(labels), dtype=torch.float64).log()
         expected.append(gaussian.log_prob(fresh().double()) + prior)
     scores = statistics.scores(fresh())
@@ -355,8 +355,8 @@ class MergedParts:
         self.complete = self.learned(features, labels, [slice(60)])
         self.merged = self.learned(features, labels, [slice(23)])
         # Begins with classes 0 and 1, too.
-        parts = [slice(24, 60), slice(23, 24)]
-        self.merged.merge(self.learned(features, labels, parts))
+        blocks = [slice(24, 60), slice(23, 24)]
+        self.merged.merge(self.learned(features, labels, blocks))
 
     @staticmethod
     def learned(features, labels, batches):

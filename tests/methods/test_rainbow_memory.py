@@ -157,8 +157,8 @@ def foreign_boxes():
     images, mixed = mixes()
     for mix in mixed:
         foreign = mix.images != images
-        for index, other in enumerate(mix.others.tolist()):
-            if other != index:
+        for index, partner in enumerate(mix.others.tolist()):
+            if partner != index:
                 yield foreign[index, 0], 1 - mix.own
 
 
@@ -327,7 +327,11 @@ def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_siz
         assert len(memory) == mem_size
         assert len(choice.images) == classes * (mem_size // classes)
         for label, image in choice.images:
-            alike = [torch.equal(image, row) for row, other in memory if other == label]
+            alike = [
+                torch.equal(image, row)
+                for row, image_label in memory
+                if image_label == label
+            ]
             assert any(alike)
     assert len(scores) > 1  # the network is sure of some frames and not of others
 

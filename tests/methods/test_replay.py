@@ -423,7 +423,7 @@ def test_the_rest_are_the_last_of_each_class():
     targets = list(experience.dataset.targets)
     last = []
     for label, count in (Counter(targets) - Counter(offers.labels[:12])).items():
-        positions = [index for index, other in enumerate(targets) if other == label]
+        positions = [index for index, target in enumerate(targets) if target == label]
         last += positions[-count:]
     expected = model.features(images_of(experience)[sorted(last)])
     torch.testing.assert_close(torch.stack(offers.maps[12:]), expected)

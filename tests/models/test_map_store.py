@@ -143,21 +143,23 @@ def test_maps_that_another_process_computed_meanwhile_are_skipped(
     tmp_path, model, pixels, images, monkeypatch
 ):
     monkeypatch.setattr("crumb_avalanche.models.map_store.FILL_BATCH", 2)
-    other = store_of(tmp_path, model)  # of another process: they share the file alone
+    second_store = store_of(
+        tmp_path, model
+    )  # of another process: they share the file alone
     extract, batches = model.extract, []
 
     def shared(batch):
         batches.append(len(batch))
         if len(batches) == 2:
             monkeypatch.setattr(model, "extract", extract)
-            other.dataset(images, ROWS, [0] * 6)
+            second_store.dataset(images, ROWS, [0] * 6)
         return extract(batch)
 
     monkeypatch.setattr(model, "extract", shared)
     ours = store_of(tmp_path, model)
     maps = ours.dataset(images, ROWS, [0] * 6)
     # Of three batches the second is computed by both.
-    assert batches == [2, 2] and other.filled == ours.filled == 4
+    assert batches == [2, 2] and second_store.filled == ours.filled == 4
     assert torch.equal(stacked(maps), extract(pixels))
 
 

@@ -241,14 +241,14 @@ def test_a_map_hook_in_evaluation(model, pixels, records):
 
 
 def test_map_hooks_share_a_record_until_removed(model, pixels, records):
-    others = []
-    handle = model.register_map_hook(others.append)
+    references = []
+    handle = model.register_map_hook(references.append)
     model.train()(pixels)
-    assert records[0] is others[0]
+    assert records[0] is references[0]
     handle.remove()
     model(pixels)
     assert len(records) == 2
-    assert len(others) == 1
+    assert len(references) == 1
 
 
 @pytest.mark.parametrize(
@@ -316,9 +316,9 @@ def test_folding_leaves_what_a_cache_keeps(model, pixels):
 
 def test_the_folded_scale_is_part_of_the_state(model, make_model, pixels):
     model.eval().fold_feature_scale(model.features(pixels))
-    other = make_model(seed=1)
-    other.load_state_dict(model.state_dict())
-    assert torch.equal(other.eval()(pixels), model(pixels))
+    second = make_model(seed=1)
+    second.load_state_dict(model.state_dict())
+    assert torch.equal(second.eval()(pixels), model(pixels))
 
 
 def test_constant_maps_cannot_be_folded(model):

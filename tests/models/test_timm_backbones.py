@@ -174,17 +174,18 @@ def test_copies_answer_alike(split, copied):
 def test_tokens_that_are_no_patches():
     model = split_backbone("timm:small_dinov2", None, n_classes=2).eval()
     maps = torch.randn(2, *model.map_shape)
-    places = model.places(maps)
-    assert torch.equal(places.flatten(2), maps[:, :, 5:, 0])
-    other = maps.clone()
-    other[:, :, :5] += 1000
+    grid = model.places(maps)
+    assert torch.equal(grid.flatten(2), maps[:, :, 5:, 0])
+    moved = maps.clone()
+    moved[:, :, :5] += 1000
     of_map = FeatureMoments(maps=True, deviations=True)
-    features, changed = of_map.of_maps(model, maps), of_map.of_maps(model, other)
+    features = of_map.of_maps(model, maps)
+    changed = of_map.of_maps(model, moved)
     assert torch.equal(features[:, :64], changed[:, :64])  # means and deviations
     assert not torch.allclose(
         features[:, 64:], changed[:, 64:]
     )  # the class token, at the head
-    torch.testing.assert_close(features[:, :32], places.mean((2, 3)))
+    torch.testing.assert_close(features[:, :32], grid.mean((2, 3)))
 
 
 CONVNEXT = "timm:test_convnext.r160_in1k"

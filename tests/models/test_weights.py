@@ -156,10 +156,10 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, suffix):
         else:
             write(path, state)
         contents.append(path.read_bytes())
-    done = threading.Event()
+    finished = threading.Event()
 
     def overwrite():
-        while not done.is_set():
+        while not finished.is_set():
             for content in contents:
                 with open(path, "r+b") as file:
                     file.write(content)
@@ -174,7 +174,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, suffix):
                 continue
             assert any(same_state(state, written) for written in states)
     finally:
-        done.set()
+        finished.set()
         writer.join()
 
 
@@ -354,7 +354,7 @@ def test_the_hash_ignores_strides():
 
 
 def test_the_hash_depends_on_every_value():
-    other = network(1)
+    second = network(1)
     with torch.no_grad():
-        other[1].running_mean[2] += 1e-6
-    assert weights_hash(network(1)) != weights_hash(other)
+        second[1].running_mean[2] += 1e-6
+    assert weights_hash(network(1)) != weights_hash(second)

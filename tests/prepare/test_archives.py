@@ -314,7 +314,7 @@ names_of_members = (
 @st.composite
 def members(draw):
     """Some members of an archive."""
-    made = []
+    folders = []
     for _ in range(draw(st.integers(1, 5))):
         kind = draw(st.sampled_from(KINDS))
         if kind == "bomb":
@@ -324,8 +324,8 @@ def members(draw):
         else:
             content = draw(st.binary(max_size=3000))
         link = draw(st.sampled_from(LINKS))
-        made.append(Made(draw(names_of_members), kind, content, link))
-    return made
+        folders.append(Made(draw(names_of_members), kind, content, link))
+    return folders
 
 
 def zip_of(members):
@@ -496,13 +496,15 @@ def test_a_broken_connection_is_reported(server, tmp_path):
     server.stop_after = 300_000
     with pytest.raises(DownloadError) as raised:
         download(f"{server.url}/x.zip", tmp_path / "x.zip", server.md5)
-    part = tmp_path / "x.zip.part"
+    partial_file = tmp_path / "x.zip.part"
     assert names(tmp_path) == ["x.zip.part"]
-    assert part.read_bytes() == CONTENT[:300_000]
+    assert partial_file.read_bytes() == CONTENT[:300_000]
     message = str(raised.value)
     assert f"cannot download {server.url}/x.zip: the connection ended" in message
     assert "after 300000 of 1024000 bytes" in message
-    assert f"300.0 kB are kept in {part} and the same command resumes" in message
+    assert (
+        f"300.0 kB are kept in {partial_file} and the same command resumes" in message
+    )
     assert "download the file elsewhere and give it with --source" in message
 
 
@@ -578,8 +580,8 @@ def test_an_error_of_the_network(tmp_path, monkeypatch):
 
 
 def test_a_redirection_is_followed(server, tmp_path):
-    with LocalServer(b"elsewhere") as other:
-        server.redirect = f"{other.url}/x.zip"
+    with LocalServer(b"elsewhere") as second_server:
+        server.redirect = f"{second_server.url}/x.zip"
         assert download(server.url, tmp_path / "x.zip").read_bytes() == b"elsewhere"
 
 

@@ -53,8 +53,8 @@ def read_csv(root, name):
 @pytest.fixture
 def server(tmp_path, publish):
     """A server of two objects of CORe50 in an archive, where `prepare` finds it."""
-    made = write_files(tmp_path / "made", CORE50)
-    content = pack(tmp_path / "x.zip", made, "core50_128x128/").read_bytes()
+    download = write_files(tmp_path / "made", CORE50)
+    content = pack(tmp_path / "x.zip", download, "core50_128x128/").read_bytes()
     with LocalServer(content) as server:
         publish("core50", f"{server.url}/core50_128x128.zip", server.md5)
         yield server
@@ -98,8 +98,8 @@ def test_a_download_is_listed(tmp_path, run, said, server):
 def mine(tmp_path):
     """An archive of one's own, with other files beside the images."""
     beside = ["s1/o1/notes.txt", "__MACOSX/s1/o1/C_01_01_010.png"]
-    made = write_files(tmp_path / "made", [*CORE50, *beside])
-    return pack(tmp_path / "mine.zip", made, "wrapped/core50_128x128/")
+    download = write_files(tmp_path / "made", [*CORE50, *beside])
+    return pack(tmp_path / "mine.zip", download, "wrapped/core50_128x128/")
 
 
 def test_an_archive_with_other_files(tmp_path, run, mine):
@@ -352,8 +352,8 @@ def test_images_of_imagenet_that_are_not_sorted(tmp_path, run):
 
 
 def test_an_archive_of_imagenet_that_is_not_sorted(tmp_path, run):
-    made = write_files(tmp_path / "val", ["ILSVRC2012_val_1.JPEG"])
-    archive = pack(tmp_path / "ILSVRC2012_img_val.tar.gz", made)
+    download = write_files(tmp_path / "val", ["ILSVRC2012_val_1.JPEG"])
+    archive = pack(tmp_path / "ILSVRC2012_img_val.tar.gz", download)
     words = r"holds nothing of imagenet.*torchvision.datasets.ImageNet\(root, split"
     with pytest.raises(FrameTableError, match=words):
         run("imagenet", tmp_path / "root", archive)

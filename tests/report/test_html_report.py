@@ -39,21 +39,21 @@ def test_all_groups_are_in_the_summary(page):
 
 
 def test_every_number_of_the_csv_is_shown(folder, page):
-    shown = []
+    texts = []
     for row in page.tables["runs-table"]:
         values = {}
         for name, cell in row.items():
             values[name] = cell["text"] if cell["value"] is None else cell["value"]
-        shown.append(values)
-    assert shown == csv_of(folder)
+        texts.append(values)
+    assert texts == csv_of(folder)
 
 
 @pytest.mark.parametrize("name", ["final_accuracy", "memory_bytes", "train_seconds"])
 def test_numbers_are_shown_as_in_the_csv(folder, page, name):
-    shown = [
+    visible = [
         float(text.replace(",", "")) for text in page.column_of("runs-table", name)
     ]
-    assert shown == [float(line[name]) for line in csv_of(folder)]
+    assert visible == [float(line[name]) for line in csv_of(folder)]
 
 
 def test_it_is_html_in_ascii(text):

@@ -69,8 +69,8 @@ def test_unread_files_count_from_a_twentieth(unread, is_said):
 
 
 def test_few_test_images_are_not_trusted():
-    few = class_counts("b", clips=5, tested=19)
-    (line,) = advice([class_counts(), few], 0)
+    small_class = class_counts("b", clips=5, tested=19)
+    (line,) = advice([class_counts(), small_class], 0)
     assert "1 of 2" in line
     assert "b (19 images of 2 objects)" in line
 

@@ -165,12 +165,12 @@ def test_a_full_disk_leaves_no_half_report(tmp_path, room):
 
 def test_a_full_disk_keeps_the_report_before(tmp_path):
     run = fake_run(tmp_path / "run")
-    other = fake_run(tmp_path / "other", strategy="finetune")
+    second = fake_run(tmp_path / "other", strategy="finetune")
     report(run)
     before = {path: path.read_bytes() for path in run.iterdir()}
     words = "the report cannot be written to"
     with full_disk(40_000), pytest.raises(ValueError, match=words):
-        report(run, other, output=run)
+        report(run, second, output=run)
     assert {path: path.read_bytes() for path in run.iterdir()} == before
 
 

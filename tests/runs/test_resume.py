@@ -258,9 +258,9 @@ def test_a_tuned_rate_is_not_tuned_again(crumb, done, tiny, tmp_path, monkeypatc
         session, "tune", lambda *args, **kwargs: pytest.fail("tuned again")
     )
     done(*command, tmp_path / "cut")
-    whole = read_json(tmp_path / "whole", "result")["learning_rate_trials"]
-    assert len(whole) == 2
-    assert read_json(tmp_path / "cut", "result")["learning_rate_trials"] == whole
+    expected = read_json(tmp_path / "whole", "result")["learning_rate_trials"]
+    assert len(expected) == 2
+    assert read_json(tmp_path / "cut", "result")["learning_rate_trials"] == expected
     assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
 
 
@@ -294,7 +294,7 @@ def test_a_resumed_run_keeps_its_runtime(
     faster = f"onnxruntime {version}"
     settings = flags(mem_size=8, first_epochs=1, checkpoint_every=2, runtime="auto")
     monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
-    whole, _ = ran(tmp_path / "whole", *settings)
+    expected, _ = ran(tmp_path / "whole", *settings)
     cut_off(5, *tiny, *settings, *flags(output=tmp_path / "cut"))
     monkeypatch.setenv("CRUMB_RUNTIME", "torch")
     resumed, out = ran(tmp_path / "cut", *settings)
@@ -303,7 +303,7 @@ def test_a_resumed_run_keeps_its_runtime(
     config = (tmp_path / "cut" / "config.yaml").read_text()
     assert f"# runtime {faster}, " in config
     assert yaml.safe_load(config)["runtime"] == "onnxruntime"
-    assert resumed["runtime"] == whole["runtime"] == faster
-    assert resumed["accuracy_after"] == whole["accuracy_after"]
-    assert resumed["plan_sha256"] == whole["plan_sha256"]
+    assert resumed["runtime"] == expected["runtime"] == faster
+    assert resumed["accuracy_after"] == expected["accuracy_after"]
+    assert resumed["plan_sha256"] == expected["plan_sha256"]
     assert f"runtime {faster}" in done("learner", "show", tmp_path / "cut")

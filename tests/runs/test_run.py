@@ -110,8 +110,8 @@ def test_a_result_has_all_accuracies(finished, experiences):
 
 def test_the_final_accuracy_is_the_mean_of_the_parts(finished):
     # Every test object gives as many frames.
-    parts = finished.result["final_accuracy_per_experience"]
-    assert finished.result["final_accuracy"] == pytest.approx(sum(parts) / 2)
+    accuracies = finished.result["final_accuracy_per_experience"]
+    assert finished.result["final_accuracy"] == pytest.approx(sum(accuracies) / 2)
 
 
 def test_the_config_has_the_defaults(finished):
@@ -120,8 +120,8 @@ def test_the_config_has_the_defaults(finished):
 
 def test_the_ledger_adds_up(finished):
     ledger = finished.json("ledger")
-    parts = ("buffer_bytes", "label_bytes", "codebook_bytes", "statistics_bytes")
-    assert ledger["memory_bytes"] == sum(ledger[name] for name in parts)
+    names = ("buffer_bytes", "label_bytes", "codebook_bytes", "statistics_bytes")
+    assert ledger["memory_bytes"] == sum(ledger[name] for name in names)
 
 
 def test_the_ledger_has_every_experience(finished, experiences):
@@ -129,9 +129,9 @@ def test_the_ledger_has_every_experience(finished, experiences):
 
 
 def test_the_matrix_ends_with_the_final_accuracies(finished, experiences):
-    parts = finished.result["final_accuracy_per_experience"]
+    accuracies = finished.result["final_accuracy_per_experience"]
     assert len(finished.matrix) == experiences
-    assert finished.matrix[-1][1:] == [f"{value:.4f}" for value in parts]
+    assert finished.matrix[-1][1:] == [f"{value:.4f}" for value in accuracies]
 
 
 def test_unseen_classes_are_empty_in_the_matrix(finished, experiences):
@@ -201,8 +201,8 @@ BUDGET = [*flags(budget_images=5), *SHORT]
     ],
 )
 def test_every_strategy_gets_the_same_bytes(run, tmp_path, strategy, size):
-    done = run(tmp_path, "--strategy", strategy, *BUDGET)
-    assert done.result["mem_size"] == size
+    finished = run(tmp_path, "--strategy", strategy, *BUDGET)
+    assert finished.result["mem_size"] == size
 
 
 def test_a_budget_without_room_is_refused(refused, tiny, tmp_path):
@@ -431,7 +431,7 @@ def test_quantized_maps_are_evaluated(run, tmp_path, plain):
 
 def test_the_reference_preset_on_a_squeezenet(run, tmp_path):
     settings = flags(preset="reference", backbone="squeezenet1_1", image_size=64)
-    done = run(tmp_path, *settings, *SHORT)
+    finished = run(tmp_path, *settings, *SHORT)
     expected = {
         "replay_weight": 5.0,
         "clamp_gradients": 10.0,
@@ -439,7 +439,7 @@ def test_the_reference_preset_on_a_squeezenet(run, tmp_path):
         "head_kernel": 3,
         "selection_rule": "reference",
     }
-    assert done.settings.items() >= expected.items()
+    assert finished.settings.items() >= expected.items()
 
 
 @pytest.fixture(scope="module")
@@ -449,8 +449,8 @@ def several(run, tmp_path_factory):
     settings = [*flags(strategy="finetune"), *SHORT]
 
     def call(runs):
-        done = run(folder, *settings, *flags(runs=runs))
-        return json.loads((folder / "summary.json").read_text()), done.out
+        finished = run(folder, *settings, *flags(runs=runs))
+        return json.loads((folder / "summary.json").read_text()), finished.out
 
     call.command = [*settings, *flags(output=folder)]
     call.folder = folder
@@ -560,7 +560,7 @@ def test_every_benchmark_runs(done, tmp_path, name, reference):
 def test_videos_need_no_preparation(done, tmp_path, more, frames):
     pytest.importorskip("av")
     clips = tmp_path / "clips"
-    paths = [clips / name / item for name in ("cup", "dice") for item in "ab"]
+    paths = [clips / name / instance for name in ("cup", "dice") for instance in "ab"]
     for path in paths:
         write_video(path / "kitchen.mp4", seconds=2)
     settings = flags(
@@ -573,7 +573,7 @@ def test_videos_need_no_preparation(done, tmp_path, more, frames):
 @pytest.fixture
 def small_demo(monkeypatch, clips, tmp_path):
     """The command of the demo on few images and two strategies."""
-    few = partial(
+    few_images = partial(
         ToyShapesFrames,
         objects_per_class=2,
         sessions=2,
@@ -581,7 +581,7 @@ def small_demo(monkeypatch, clips, tmp_path):
         frames_per_clip=1,
     )
     settings = partial(demo.RunSettings, dataset_root=str(clips))
-    monkeypatch.setattr(demo, "ToyShapesFrames", few)
+    monkeypatch.setattr(demo, "ToyShapesFrames", few_images)
     monkeypatch.setattr(demo, "BENCHMARK", "clip_folder")
     monkeypatch.setattr(demo, "RunSettings", settings)
     monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "rda"))

@@ -46,12 +46,13 @@ def test_fair_keeps_the_trials(tuned):
 
 
 def test_fair_learns_as_with_a_given_rate(tuned, ran, tmp_path):
-    result, _ = tuned
-    settings = flags(learning_rate=result["learning_rate"], mem_size=8, first_epochs=1)
-    given, _ = ran(tmp_path / "given", *settings)
-    assert given["learning_rate_trials"] == []
-    assert given["tuning_seconds"] == 0
-    assert given["accuracy_after"] == result["accuracy_after"]
+    tuned_result, _ = tuned
+    rate = tuned_result["learning_rate"]
+    settings = flags(learning_rate=rate, mem_size=8, first_epochs=1)
+    result, _ = ran(tmp_path / "given", *settings)
+    assert result["learning_rate_trials"] == []
+    assert result["tuning_seconds"] == 0
+    assert result["accuracy_after"] == tuned_result["accuracy_after"]
     learned = tensors_of(tmp_path / "given")
     expected = tensors_of(tmp_path / "tuned")
     assert all(torch.equal(learned[name], expected[name]) for name in expected)
@@ -196,7 +197,7 @@ def test_rows_of_the_paper_run_on_small_images(done, clips, tmp_path, strategy):
         settings["first_epochs"] = 8
     if strategy == "memory_recall":
         settings["image_size"] = 64
-    others = flags(
+    changed = flags(
         benchmark="clip_folder",
         dataset_root=clips,
         preset="paper",
@@ -206,7 +207,7 @@ def test_rows_of_the_paper_run_on_small_images(done, clips, tmp_path, strategy):
         progress=False,
         output=tmp_path,
     )
-    done("run", *others, *flags(**settings))
+    done("run", *changed, *flags(**settings))
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())
     row = paper_settings(strategy, "clip_folder")
     assert written["method"].items() >= row.pop("method").items()

@@ -166,12 +166,12 @@ def compiled(served, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_generated_client_compiles(compiled):
-    done = compiled(CLIENT)
-    assert done.returncode == 0, done.stdout
+    process = compiled(CLIENT)
+    assert process.returncode == 0, process.stdout
 
 
 @pytest.mark.slow
 def test_a_wrong_name_does_not_compile(compiled):
-    done = compiled(CLIENT.replace("confidence", "confidences"))
-    assert done.returncode
-    assert "confidences" in done.stdout
+    process = compiled(CLIENT.replace("confidence", "confidences"))
+    assert process.returncode
+    assert "confidences" in process.stdout

@@ -203,7 +203,7 @@ def test_a_server_takes_and_gives_a_learner(taught, tmp_path):
             "HF_HOME": str(tmp_path),
             "HF_TOKEN": "x",
         }
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(path)],
             env={**os.environ, **settings},
             capture_output=True,
@@ -211,6 +211,6 @@ def test_a_server_takes_and_gives_a_learner(taught, tmp_path):
             timeout=200,
         )
         server.shutdown()
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.splitlines()[-1] == "['mug', 'shoe', 'tie'] 4"
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert process.stdout.splitlines()[-1] == "['mug', 'shoe', 'tie'] 4"
     assert server.files.keys() >= {"README.md", "config.json", "learner.safetensors"}

@@ -281,8 +281,8 @@ def published_draws(run):
         np.random.shuffle(clips)
         experiences.append(
             [
-                (NUMBERED[label], f"o{item}", f"s{session}")
-                for item, session, label in clips
+                (NUMBERED[label], f"o{instance}", f"s{session}")
+                for instance, session, label in clips
             ]
         )
     return experiences

@@ -80,9 +80,9 @@ def path(tmp_path_factory):
 @given(TENSORS, TEXTS)
 def test_the_library_reads_our_files(path, described, metadata):
     tensors = {name: random_tensor(*value) for name, value in described.items()}
-    found = load_file(written(path, tensors, metadata))
-    assert found.keys() == tensors.keys()
-    assert all(same_bytes(found[name], tensors[name]) for name in tensors)
+    loaded = load_file(written(path, tensors, metadata))
+    assert loaded.keys() == tensors.keys()
+    assert all(same_bytes(loaded[name], tensors[name]) for name in tensors)
 
 
 @given(TENSORS, TEXTS)
@@ -90,9 +90,9 @@ def test_we_read_files_of_the_library(path, described, metadata):
     tensors = {name: random_tensor(*value) for name, value in described.items()}
     metadata = {"format": "test-1", **metadata}  # without any, its header is broken
     save_file(tensors, path, metadata)
-    found, texts = read(path)
-    assert list(found) == sorted(tensors)
-    assert all(same_bytes(found[name], tensors[name]) for name in tensors)
+    loaded, texts = read(path)
+    assert list(loaded) == sorted(tensors)
+    assert all(same_bytes(loaded[name], tensors[name]) for name in tensors)
     assert texts == metadata
 
 

@@ -228,9 +228,9 @@ def test_another_spelling_of_the_header_is_damage(tmp_path, old, new):
     content = path.read_bytes()
     size = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + size]
-    other = header.replace(old, new)
-    assert other != header
-    path.write_bytes(len(other).to_bytes(8, "little") + other + content[8 + size :])
+    changed = header.replace(old, new)
+    assert changed != header
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + size :])
     with pytest.raises(TensorFileError, match=r"metadata of .* are damaged"):
         read_tensors(path)
 
@@ -239,18 +239,18 @@ def test_another_spelling_of_the_header_is_damage(tmp_path, old, new):
 def test_a_file_that_is_replaced_while_it_is_read(tmp_path, read):
     """What is read is one of the files, never a part of each."""
     path = tmp_path / "a.safetensors"
-    done = threading.Event()
+    finished = threading.Event()
 
     def replace():
         for number in range(300):
             values = torch.full((1000,), number)
             write_state(path, {"x": values}, {"number": str(number)})
-        done.set()
+        finished.set()
 
     write_state(path, {"x": torch.zeros(1000, dtype=torch.int64)}, {"number": "0"})
     writer = threading.Thread(target=replace)
     writer.start()
-    while not done.is_set():
+    while not finished.is_set():
         content, metadata = read(path)
         assert (content["x"] == int(metadata["number"])).all()
     writer.join()

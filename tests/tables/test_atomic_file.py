@@ -166,8 +166,8 @@ def test_threads_may_write_one_file(tmp_path, bulk):
 def _namespaces_work():
     if shutil.which("unshare") is None:
         return False
-    done = subprocess.run([*NAMESPACE, "true"], capture_output=True)
-    return done.returncode == 0
+    process = subprocess.run([*NAMESPACE, "true"], capture_output=True)
+    return process.returncode == 0
 
 
 @pytest.mark.slow

@@ -99,7 +99,7 @@ photos = st.dictionaries(
     st.just(PHOTO),
     max_size=2,
 )
-others = st.dictionaries(
+folders = st.dictionaries(
     st.sampled_from(
         [
             "labels.txt",
@@ -139,7 +139,7 @@ def merged(*trees):
     return entries
 
 
-files = st.builds(merged, photos, others, clutter)
+files = st.builds(merged, photos, folders, clutter)
 
 
 def folder(inside):
@@ -200,13 +200,13 @@ def test_any_tree_ends_in_its_clips_or_in_one_line(tree):
             assert "holds no photo and no video" in str(error)
             assert "\n" not in str(error)
             return
-        shown = {}
+        listed = {}
         for clip in clips:
             path = relative(clip.path, root)
-            shown[path] = {relative(file, root) for file in clip.files}
+            listed[path] = {relative(file, root) for file in clip.files}
             label = None if "." in expected else path.split("/")[0]
             assert clip.label == label
-        assert shown == expected
+        assert listed == expected
 
 
 @settings(max_examples=100)

@@ -148,12 +148,12 @@ def test_classes_that_are_not_those_of_the_table(classes):
 
 def test_other_labels_for_the_same_rows():
     table = FrameTable([CUP, BALL])
-    other = table.with_classes(["cup", "ball"])
-    assert other.classes == ("cup", "ball")
-    assert other.labels.tolist() == [0, 1]
-    assert not other.labels.flags.writeable
-    assert other.content_hash() == table.content_hash()
-    assert other.rows(class_name="ball").tolist() == [1]
+    renamed = table.with_classes(["cup", "ball"])
+    assert renamed.classes == ("cup", "ball")
+    assert renamed.labels.tolist() == [0, 1]
+    assert not renamed.labels.flags.writeable
+    assert renamed.content_hash() == table.content_hash()
+    assert renamed.rows(class_name="ball").tolist() == [1]
 
 
 def test_other_labels_leave_the_table():
@@ -271,9 +271,9 @@ def test_hashes_are_the_same_everywhere(arguments):
 )
 def test_every_column_changes_the_content_hash(change):
     table = FrameTable([BALL, CUP, CUP_TEST])
-    other = FrameTable([BALL, CUP, replace(CUP_TEST, **change)])
-    assert table.content_hash() != other.content_hash()
-    assert (table.frames_hash() != other.frames_hash()) == ("path" in change)
+    changed = FrameTable([BALL, CUP, replace(CUP_TEST, **change)])
+    assert table.content_hash() != changed.content_hash()
+    assert (table.frames_hash() != changed.frames_hash()) == ("path" in change)
 
 
 @pytest.fixture
@@ -357,7 +357,7 @@ def change(draw, rows):
     elif kind == "twice":
         rows.append(list(row))
     elif len(rows) > 1:
-        return [other for other in rows if other is not row]
+        return [candidate for candidate in rows if candidate is not row]
     return rows
 
 

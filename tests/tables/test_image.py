@@ -241,8 +241,8 @@ def page():
 
 
 def test_the_first_of_several_pages(tmp_path, page):
-    others = [Image.new("RGB", (2, 2), (shade,) * 3) for shade in (90, 140)]
-    page.save(tmp_path / "a.tif", save_all=True, append_images=others)
+    second_frames = [Image.new("RGB", (2, 2), (shade,) * 3) for shade in (90, 140)]
+    page.save(tmp_path / "a.tif", save_all=True, append_images=second_frames)
     words = r"a\.tif: only the first of its images is used"
     with pytest.warns(UserWarning, match=words):
         assert read(tmp_path / "a.tif")[0][0] == [40] * 3

@@ -185,13 +185,13 @@ def write_crafted(path, changed):
 @given(data=st.data())
 def test_crafted_checkpoints(tmp_path_factory, data):
     """One written by hand is read as it is, or passed over with a line."""
-    parts = {
+    values = {
         "settings": SETTINGS,
         "notes": {"number": 1},
         "state": {**TENSORS, "list": [1, {"a": 2}]},
     }
     files = CheckpointFolder(tmp_path_factory.mktemp("crafted"), SETTINGS)
-    if not write_crafted(files.path(0), crafted(data.draw, parts)):
+    if not write_crafted(files.path(0), crafted(data.draw, values)):
         return
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -366,5 +366,7 @@ def test_the_new_batch_weighs_its_share_of_the_classes(make_model, make_stream):
         pytest.approx(1 / 3, rel=1e-4),
         1,
     )  # one new class beside two old ones
-    each = strategy.memory.balanced.images_for_each(model, strategy.storage_policy)
-    assert len(steps) == int(20 * each // REPLAYED)
+    images_for_each = strategy.memory.balanced.images_for_each(
+        model, strategy.storage_policy
+    )
+    assert len(steps) == int(20 * images_for_each // REPLAYED)

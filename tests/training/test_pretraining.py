@@ -116,10 +116,10 @@ def test_a_saved_file_is_read_as_written(make_model, images, tmp_path):
     save_pretrained(path, model, made_with)
     state, read = read_pretrained(path)
     assert read == made_with
-    other = make_model(seed=1)
-    check_and_load(other, state, str(path))
-    assert weights_hash(other) == weights_hash(model)
-    assert torch.equal(other.eval()(images.tensors[0]), model(images.tensors[0]))
+    second = make_model(seed=1)
+    check_and_load(second, state, str(path))
+    assert weights_hash(second) == weights_hash(model)
+    assert torch.equal(second.eval()(images.tensors[0]), model(images.tensors[0]))
 
 
 class Interrupted(Exception):

@@ -170,12 +170,12 @@ def test_groups_train_as_one(make_model, make_stream):
     whole, grouped = make_model(), make_model()
     head = [*grouped.plastic_layers.head.parameters()]
     in_head = {id(weight) for weight in head}
-    others = [
+    references = [
         weight
         for weight in grouped.parameters()
         if weight.requires_grad and id(weight) not in in_head
     ]
-    groups = [{"params": head}, {"params": others}]
+    groups = [{"params": head}, {"params": references}]
     one_group = torch.optim.SGD(whole.parameters(), lr=0.05)
     two_groups = torch.optim.SGD(groups, lr=0.05)
     make(StreamStrategy, whole, optimizer=one_group).train(make_stream().train_stream)

@@ -195,15 +195,15 @@ def test_a_wrapped_model_says_what_to_give(make_model, make_stream):
 
 def labelled_stream(dtype):
     images, labels = coloured().tensors
-    parts = []
+    events = []
     for chosen in (labels < 2, labels >= 2):
         data = TensorDataset(images[chosen], labels[chosen].to(dtype))
-        parts.append(
+        events.append(
             make_avalanche_dataset(
                 data, data_attributes=[DataAttribute(data.tensors[1], "targets")]
             )
         )
-    return benchmark_from_datasets(train=parts, test=parts)
+    return benchmark_from_datasets(train=events, test=events)
 
 
 def test_labels_may_be_of_16_bits(make_model):

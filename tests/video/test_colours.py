@@ -116,9 +116,9 @@ def test_transparency_is_laid_on_white(tmp_path, name, codec, pixel_format):
     frames = [frame.reformat(format=pixel_format) for _ in range(3)]
     path = write(tmp_path / name, codec, pixel_format, frames)
     images = list(sampled_frames(path, 10))
-    shown = [image.getpixel((10, 24)) for image in images]
+    colours = [image.getpixel((10, 24)) for image in images]
     hidden = [image.getpixel((54, 24)) for image in images]
-    assert np.array(shown) == pytest.approx(np.array([(200, 0, 0)] * 3), abs=3)
+    assert np.array(colours) == pytest.approx(np.array([(200, 0, 0)] * 3), abs=3)
     assert hidden == [(255, 255, 255)] * 3
 
 

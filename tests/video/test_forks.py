@@ -38,7 +38,7 @@ def leave_to_an_error(video):
         next(frames)
         raise RuntimeError
     except RuntimeError as error:
-        kept = error  # noqa: F841  # refers to this frame, which refers to it
+        cycle = error  # noqa: F841  # refers to this frame, which refers to it
 
 
 def leave_at_the_damage(video):
@@ -47,7 +47,7 @@ def leave_at_the_damage(video):
     try:
         list(sampled_frames(video, fps=10))
     except VideoError as error:
-        kept = error  # noqa: F841
+        cycle = error  # noqa: F841
 
 
 @pytest.mark.parametrize(
