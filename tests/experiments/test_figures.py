@@ -165,19 +165,19 @@ def test_pretrained_networks(tmp_path):
         tmp_path / "images",
     ]
     options += ["--test-root", tmp_path / "images"]
-    printed = called("fig4_shape_bias", *options)
-    assert printed.returncode == 0, printed.stderr
+    process = called("fig4_shape_bias", *options)
+    assert process.returncode == 0, process.stderr
     with open(tmp_path / "out" / "fig4.csv") as file:
         rows = {row["perturbation"]: row for row in csv.DictReader(file)}
     assert {row["condition"] for row in rows.values()} == {"pretraining"}
     if rows["style"]["runs"]:  # the same images in the same style: no drop
         assert float(rows["style"]["drop, CRUMB"]) == 0
     noise(tmp_path / "images" / "worm" / "1.png", 9)
-    printed = called("fig4_shape_bias", *options)
+    process = called("fig4_shape_bias", *options)
     assert (
-        printed.returncode == 1
-        and "has 3 classes, but" in printed.stderr
-        and "was made with 2" in printed.stderr
+        process.returncode == 1
+        and "has 3 classes, but" in process.stderr
+        and "was made with 2" in process.stderr
     )
 
 
@@ -380,8 +380,8 @@ def test_verdicts():
 
 
 def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):
-    printed = called("verdicts", "--output", tmp_path)
-    assert printed.returncode == 0, printed.stderr
+    process = called("verdicts", "--output", tmp_path)
+    assert process.returncode == 0, process.stderr
     published = (verdicts.TABLES / "verdicts.csv").read_text()
     assert (tmp_path / "verdicts.csv").read_text() == published
     fewer = [

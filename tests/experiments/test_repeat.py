@@ -18,14 +18,14 @@ QUICK = ["--quick", "--strategies", "finetune", "--processes", "0"]
 def recorded(tmp_path_factory):
     """A table of one short run of two rows."""
     folder = tmp_path_factory.mktemp("table")
-    printed = called("table1_accuracy", *QUICK, "--output", folder)
-    assert printed.returncode == 0, printed.stderr
+    process = called("table1_accuracy", *QUICK, "--output", folder)
+    assert process.returncode == 0, process.stderr
     return folder / "table1_runs.csv"
 
 
 def test_a_run_repeats_to_the_last_digit(recorded, tmp_path):
-    printed = called("repeat", recorded, "--output", tmp_path)
-    assert printed.returncode == 0, printed.stderr
+    process = called("repeat", recorded, "--output", tmp_path)
+    assert process.returncode == 0, process.stderr
     header, line = (tmp_path / "repeat.csv").read_text().splitlines()
     assert header.startswith("row,run,recorded,repeated,digits that came back,verdict")
     assert ",all,equal," in line

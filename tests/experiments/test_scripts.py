@@ -131,18 +131,18 @@ def slow_but(scripts, *quick):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script):
-    printed = called(script, "--help")
-    assert printed.returncode == 0 and f"{script}.py" in printed.stdout, printed.stderr
+    process = called(script, "--help")
+    assert process.returncode == 0 and f"{script}.py" in process.stdout, process.stderr
 
 
 @pytest.mark.parametrize(
     "script", slow_but([*TABLES, *EMPTY], "table1_accuracy", "taught_learner")
 )
 def test_the_table_of_no_runs(script, tmp_path):
-    printed = called(
+    process = called(
         script, "--table-only", "--output", tmp_path, "--benchmark", "eth80"
     )
-    assert printed.returncode == 0, printed.stderr
+    assert process.returncode == 0, process.stderr
     if script in TABLES:
         assert (tmp_path / f"{TABLES[script]}.csv").exists()
         assert (tmp_path / f"{TABLES[script]}.png").exists()
@@ -152,8 +152,8 @@ def test_the_table_of_no_runs(script, tmp_path):
 @pytest.mark.parametrize("script", slow_but(QUICK, "buffer_sizes", "scenes"))
 def test_quick(script, tmp_path):
     options, files = QUICK[script]
-    printed = called(script, "--quick", "--output", tmp_path, *options)
-    assert printed.returncode == 0, printed.stderr
+    process = called(script, "--quick", "--output", tmp_path, *options)
+    assert process.returncode == 0, process.stderr
     assert not [name for name in files if not (tmp_path / name).stat().st_size]
     with open(tmp_path / files[0]) as file:
         assert list(csv.reader(file))[1]
@@ -167,30 +167,30 @@ def test_a_table_is_made_again_without_runs(script, tmp_path):
     words = ["--quick", "--output", tmp_path, *options]
     assert called(script, *words).returncode == 0
     before = (tmp_path / files[0]).read_bytes()
-    printed = called(script, "--table-only", *words)
-    assert printed.returncode == 0, printed.stderr
+    process = called(script, "--table-only", *words)
+    assert process.returncode == 0, process.stderr
     assert (tmp_path / files[0]).read_bytes() == before
 
 
 def test_quick_says_that_its_numbers_mean_nothing(tmp_path):
     words = ["--quick", "--table-only", "--output", tmp_path]
-    printed = called("table3_codes_vs_images", *words)
-    lines = printed.stdout.splitlines()
+    process = called("table3_codes_vs_images", *words)
+    lines = process.stdout.splitlines()
     assert lines[0] == lines[-1] == SMOKE_TEST
 
 
 def test_quick_figures_that_mean_something_have_no_warning(tmp_path):
-    printed = called("buffer_sizes", "--quick", "--output", tmp_path)
-    assert SMOKE_TEST not in printed.stdout
+    process = called("buffer_sizes", "--quick", "--output", tmp_path)
+    assert SMOKE_TEST not in process.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", FIGURES)
 def test_figures_are_one_object(script):
     options, names = FIGURES[script]
-    printed = called(script, "--json", *options)
-    assert printed.returncode == 0, printed.stderr
-    assert set(names) <= set(json.loads(printed.stdout))
+    process = called(script, "--json", *options)
+    assert process.returncode == 0, process.stderr
+    assert set(names) <= set(json.loads(process.stdout))
 
 
 def test_the_readme_names_every_script():
@@ -250,8 +250,8 @@ def test_the_readme_names_every_script():
     ],
 )
 def test_wrong_options_are_one_line(script, options, words, tmp_path):
-    printed = called(script, "--output", tmp_path, *options)
-    assert printed.returncode == 1 and words in printed.stderr.splitlines()[-1]
+    process = called(script, "--output", tmp_path, *options)
+    assert process.returncode == 1 and words in process.stderr.splitlines()[-1]
 
 
 def options(*given, several=False):
@@ -477,10 +477,10 @@ def test_starts_that_exist(tmp_path):
     assert alone.described.endswith(
         "without CRUMB pretraining, but where the row says otherwise"
     )
-    printed = called(
+    process = called(
         "table4_ablations", "--cifar100-start", tmp_path / "none.safetensors"
     )
     assert (
-        "--cifar100-start" in printed.stderr
-        and "no such file; make it with crumb pretrain" in printed.stderr
+        "--cifar100-start" in process.stderr
+        and "no such file; make it with crumb pretrain" in process.stderr
     )

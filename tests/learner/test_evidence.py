@@ -1,4 +1,4 @@
-"""Distances of images against the formulas over whole matrices, and images of nothing, drawn or of an empty scene."""
+"""How typical images are, by formulas over whole matrices, and images of nothing."""
 
 import copy
 import pickle
@@ -33,7 +33,10 @@ from crumb_avalanche.methods.typicality import (
     Typicality,
 )
 
-D, CLASSES = 12, 5
+D = 12
+CLASSES = 5
+TAUGHT = [0, 1, 3]
+FRESH = 200  # images that are asked about
 BUILD = {
     "rda": lambda: discriminant(CLASSES, D, directions=3),
     "rda, many": lambda: discriminant(CLASSES, D, directions=6),
@@ -43,354 +46,552 @@ BUILD = {
     "ncm": lambda: ClassMeans(CLASSES, D),
     "ranpac": lambda: RandomProjection(CLASSES, D, projection=30, ridge=0.1),
 }
+EVERY_FORM = pytest.mark.parametrize("name", BUILD)
+GAUSSIANS = pytest.mark.parametrize("name", [name for name in BUILD if "da" in name])
+IDENTITY = torch.eye(D, dtype=torch.float64)
 
 
-def data(count=200, seed=0, classes=(0, 1, 3)):
-    """Features of three of five classes, and images far from all of them."""
+def draw(count=FRESH, seed=0, classes=TAUGHT):
+    """Features of some of five classes, and their labels."""
     generator = torch.Generator().manual_seed(seed)
     centres = 4 * torch.randn(CLASSES, D, generator=torch.Generator().manual_seed(9))
-    labels = torch.tensor(classes)[
-        torch.randint(len(classes), (count,), generator=generator)
-    ]
+    drawn = torch.randint(len(classes), (count,), generator=generator)
+    labels = torch.tensor(classes)[drawn]
     mixing = torch.randn(D, D, generator=torch.Generator().manual_seed(8))
-    return centres[labels] + torch.randn(
-        count, D, generator=generator
-    ) @ mixing / 3 + 2, labels
+    noise = torch.randn(count, D, generator=generator) @ mixing
+    return centres[labels] + noise / 3 + 2, labels
+
+
+def features_of(*arguments, **keywords):
+    """The features alone of `draw`."""
+    return draw(*arguments, **keywords)[0]
 
 
 def trained(name):
+    """A closed form that learned 200 images, in batches of 13."""
     statistics = BUILD[name]()
-    features, labels = data()
+    features, labels = draw()
     for rows in torch.arange(len(labels)).split(13):
         statistics.update(features[rows], labels[rows])
     return statistics
 
 
-def covariance(statistics):
-    """The common covariance that a closed form of Gaussians uses, from its statistics."""
-    if isinstance(statistics, StreamingLDA):
-        return 0.95 * statistics.covariance.double() + 0.05 * torch.eye(
-            D, dtype=torch.float64
-        )
+def typicality_of(statistics, features):
+    """Three columns of how typical images are; see `Evidence.typicality`."""
+    return evidence(statistics, features).typicality.T
+
+
+# Gaussians
+
+
+def common_scatter(statistics):
+    """The sum over images of squared deviations, as far as a form has it."""
     if statistics.scatter is not None:
-        common = statistics.scatter.whole()
-    else:
-        rows = torch.cat(
-            [statistics.directions.of_class(label) for label in range(CLASSES)]
-        )
-        outside = statistics.directions.outside.double().sum() / D
-        common = rows.mT @ rows + outside * torch.eye(D, dtype=torch.float64)
-    common = common / 200
-    return common + min(1.0, D / 200) * common.diagonal().mean() * torch.eye(
-        D, dtype=torch.float64
-    )
+        return statistics.scatter.whole()
+    directions = statistics.directions
+    rows = torch.cat([directions.of_class(label) for label in range(CLASSES)])
+    return rows.mT @ rows + directions.outside.double().sum() / D * IDENTITY
 
 
-@pytest.mark.parametrize(
-    "name", ["rda", "rda, many", "rda, of all features", "rda, whole", "slda"]
-)
-def test_distances_of_gaussians(name):
-    statistics, (fresh, _) = trained(name), data(seed=1)
-    means, root = (
-        statistics.means[[0, 1, 3]].double(),
-        torch.linalg.cholesky(torch.linalg.inv(covariance(statistics))),
-    )
-    rows, places = (
-        (fresh.double() - means.mean(0)) @ root,
-        (means - means.mean(0)) @ root,
-    )
-    relative, cosine, plain = evidence(statistics, fresh).typicality.T
-    # In units of the total covariance: 1 plus the covariance of the means, by the part
-    # within the span alone.
-    total = torch.linalg.inv(torch.eye(D, dtype=torch.float64) + places.mT @ places / 3)
-    difference = ((rows @ total) * rows).sum(1) - torch.cdist(
-        rows, places
-    ).square().amin(1)
-    expected = (
-        DISTANCE * difference / places.square().sum(1).mean().sqrt() + RISE * 2 / 3
-    )
-    assert torch.allclose(relative, expected, rtol=1e-4, atol=1e-4)
-    within = rows @ torch.linalg.pinv(places) @ places
-    cosines = [
-        (functional.normalize(some) @ functional.normalize(places).mT).amax(1)
-        for some in (within, rows)
-    ]
-    sides, lines = places - places.roll(1, 0), places.roll(2, 0) - places.roll(1, 0)
-    heights = sides.square().sum(1) - (sides * lines).sum(1) ** 2 / lines.square().sum(
-        1
-    )  # of a triangle, squared
-    outside = 1 / (1 + (OUTSIDE * D / heights.mean()) ** 2)
-    assert torch.allclose(
-        cosine, (1 - outside) * (2 * cosines[0] - 1) + outside * cosines[1], rtol=1e-4
-    )
-    assert torch.allclose(plain, cosines[1], rtol=1e-4)
-    at_mean = evidence(statistics, means[1:2]).typicality[:, 1]
-    assert torch.allclose(at_mean, torch.ones(1, dtype=torch.float64), atol=1e-4)
+def covariance_of(statistics):
+    """The common covariance that a form uses, from its statistics."""
+    if isinstance(statistics, StreamingLDA):
+        return 0.95 * statistics.covariance.double() + 0.05 * IDENTITY
+    covariance = common_scatter(statistics) / FRESH
+    shrinkage = min(1.0, D / FRESH) * covariance.diagonal().mean()
+    return covariance + shrinkage * IDENTITY
 
 
-@pytest.mark.parametrize("name", ["rda", "slda"])
-def test_cosines_are_seen_from_images_of_nothing_and_without_their_directions(name):
-    statistics, (fresh, _), drawn = (
-        trained(name),
-        data(seed=1),
-        data(DRAWN, seed=2, classes=(2, 4))[0],
-    )
-    shown = torch.cat([drawn, data(5, seed=3, classes=(2,))[0]])
-
-    def expected(nothing):
-        rows, middle = (nothing - nothing.mean(0)).double(), nothing.mean(0).double()
-        within = covariance(statistics)
-        strength = STRENGTH * len(rows) / (rows @ torch.linalg.inv(within) * rows).sum()
-        inverse = torch.linalg.inv(within + strength * rows.mT @ rows)
-        images, means = (
-            fresh.double() - middle,
-            statistics.means[[0, 1, 3]].double() - middle,
-        )
-        lengths = [((some @ inverse) * some).sum(1).sqrt() for some in (images, means)]
-        return images @ inverse @ means.mT / lengths[0][:, None] / lengths[1]
-
-    found, plain = evidence(statistics, fresh, shown), evidence(statistics, fresh)
-    assert torch.allclose(found.typicality[:, 2], expected(drawn).amax(1), rtol=1e-4)
-    assert torch.allclose(found.apart, expected(shown).amax(1), rtol=1e-4)
-    assert (
-        torch.equal(found.typicality[:, 0], plain.typicality[:, 0])
-        and plain.apart is None
-    )
-    cosine, apart = (found.typicality - plain.typicality)[:, 1:].T
-    assert (
-        torch.allclose(cosine / apart, cosine[0] / apart[0])
-        and 0 < cosine[0] / apart[0] < 1
-    )
-    assert evidence(statistics, fresh, drawn).apart is None
+def means_of(statistics):
+    return statistics.means[TAUGHT].double()
 
 
-def test_distances_of_class_means_are_of_unit_vectors():
-    statistics, (fresh, _) = trained("ncm"), data(seed=1)
-    means = functional.normalize(statistics.means[[0, 1, 3]].double(), dim=1)
-    values = functional.normalize(fresh.double(), dim=1)
-    relative, cosine, _ = evidence(statistics, 7 * fresh).typicality.T
-    centre = means.mean(0)
-    plane = torch.linalg.qr((means - centre).mT[:, :2]).Q
-    assert torch.allclose(
-        -relative,
-        torch.cdist((values - centre) @ plane, (means - centre) @ plane)
-        .square()
-        .amin(1),
-    )
-    expected = (
-        functional.normalize(values - centre) @ functional.normalize(means - centre).mT
-    )
-    assert torch.allclose(cosine, expected.amax(1))
+class Whitened:
+    """Images and class means where the common covariance is the identity.
+
+    The origin is the mean of the class means.
+
+    Attributes:
+        rows: `(n, D)` of images.
+        means: `(classes, D)`.
+    """
+
+    def __init__(self, statistics, features):
+        means = means_of(statistics)
+        root = torch.linalg.cholesky(torch.linalg.inv(covariance_of(statistics)))
+        self.rows = (features.double() - means.mean(0)) @ root
+        self.means = (means - means.mean(0)) @ root
+
+    def cosines(self, rows):
+        """Cosine of each row with the mean of nearest direction."""
+        directions = functional.normalize(self.means)
+        return (functional.normalize(rows) @ directions.mT).amax(1)
 
 
-def test_leverage_of_random_projection():
-    statistics, (fresh, _) = trained("ranpac"), data(seed=1)
-    gram = (
-        statistics.gram.double()
-        + 0.1 * statistics.gram.double().diagonal().mean() * torch.eye(30)
-    )
+def squared_heights(corners):
+    """Squared heights of a triangle of `(3, D)` corners."""
+    sides = corners - corners.roll(1, 0)
+    bases = corners.roll(2, 0) - corners.roll(1, 0)
+    along = (sides * bases).sum(1) ** 2 / bases.square().sum(1)
+    return sides.square().sum(1) - along
+
+
+@pytest.fixture
+def statistics(name):
+    return trained(name)
+
+
+@pytest.fixture
+def whitened(statistics):
+    return Whitened(statistics, features_of(seed=1))
+
+
+@pytest.fixture
+def typicality(statistics):
+    return typicality_of(statistics, features_of(seed=1))
+
+
+@GAUSSIANS
+def test_the_distance_relative_to_any_class(whitened, typicality):
+    rows, means = whitened.rows, whitened.means
+    # The total covariance is 1 plus the covariance of the means, within their span.
+    total = torch.linalg.inv(IDENTITY + means.mT @ means / 3)
+    to_any = ((rows @ total) * rows).sum(1)
+    to_nearest = torch.cdist(rows, means).square().amin(1)
+    scale = DISTANCE / means.square().sum(1).mean().sqrt()
+    expected = scale * (to_any - to_nearest) + RISE * 2 / 3
+    torch.testing.assert_close(typicality[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@GAUSSIANS
+def test_the_cosine_within_the_span_and_outside(whitened, typicality):
+    rows, means = whitened.rows, whitened.means
+    within = whitened.cosines(rows @ torch.linalg.pinv(means) @ means)
+    height = squared_heights(means).mean()
+    outside = 1 / (1 + (OUTSIDE * D / height) ** 2)
+    expected = (1 - outside) * (2 * within - 1) + outside * whitened.cosines(rows)
+    torch.testing.assert_close(typicality[1], expected, rtol=1e-4, atol=1e-8)
+
+
+@GAUSSIANS
+def test_the_plain_cosine(whitened, typicality):
+    expected = whitened.cosines(whitened.rows)
+    torch.testing.assert_close(typicality[2], expected, rtol=1e-4, atol=1e-8)
+
+
+@GAUSSIANS
+def test_the_cosine_at_a_mean_is_one(statistics):
+    _, cosine, _ = typicality_of(statistics, means_of(statistics)[1:2])
+    assert cosine.tolist() == pytest.approx([1], abs=1e-4)
+
+
+# Other closed forms
+
+
+def test_distances_of_class_means():
+    """They are those of unit vectors, within the plane of the means."""
+    statistics = trained("ncm")
+    fresh = features_of(seed=1)
+    means = functional.normalize(means_of(statistics))
+    rows = functional.normalize(fresh.double()) - means.mean(0)
+    corners = means - means.mean(0)
+    plane = torch.linalg.qr(corners.mT[:, :2]).Q
+    distances = torch.cdist(rows @ plane, corners @ plane).square()
+    relative, _, _ = typicality_of(statistics, 7 * fresh)
+    torch.testing.assert_close(-relative, distances.amin(1))
+
+
+def test_cosines_of_class_means():
+    statistics = trained("ncm")
+    fresh = features_of(seed=1)
+    means = functional.normalize(means_of(statistics))
+    rows = functional.normalize(fresh.double()) - means.mean(0)
+    directions = functional.normalize(means - means.mean(0))
+    cosines = functional.normalize(rows) @ directions.mT
+    _, cosine, _ = typicality_of(statistics, 7 * fresh)
+    torch.testing.assert_close(cosine, cosines.amax(1))
+
+
+def test_leverage_of_a_random_projection():
+    statistics = trained("ranpac")
+    fresh = features_of(seed=1)
+    gram = statistics.gram.double()
+    gram += 0.1 * gram.diagonal().mean() * torch.eye(30)
     hidden = statistics.project(fresh)
-    evidence_found = evidence(statistics, fresh)
     leverage = ((hidden @ torch.linalg.inv(gram)) * hidden).sum(1)
-    largest = statistics.scores(fresh)[:, [0, 1, 3]].amax(1)
-    assert torch.allclose(evidence_found.typicality[:, 0], largest)
-    assert torch.allclose(
-        evidence_found.typicality[:, 1], largest / leverage.sqrt(), rtol=1e-4
+    largest = statistics.scores(fresh)[:, TAUGHT].amax(1)
+    score, by_leverage, _ = typicality_of(statistics, fresh)
+    torch.testing.assert_close(score, largest)
+    torch.testing.assert_close(
+        by_leverage, largest / leverage.sqrt(), rtol=1e-4, atol=0
     )
 
 
-@pytest.mark.parametrize("name", BUILD)
-def test_evidence_covers_the_classes_with_images(name):
-    statistics, (fresh, _) = trained(name), data(seed=1)
-    found = evidence(statistics, fresh)
-    assert found.labels.tolist() == [0, 1, 3] and found.counts.sum() == 200
-    assert torch.allclose(
-        found.scores * statistics.temperature, statistics.scores(fresh)[:, [0, 1, 3]]
-    )
-    assert found.typicality.shape == (200, 3) and found.typicality.isfinite().all()
-
-
-@pytest.mark.parametrize("name", BUILD)
-def test_evidence_follows_updates(name):
-    statistics, (fresh, labels) = trained(name), data(seed=1)
-    before = evidence(statistics, fresh).typicality
-    statistics.update(fresh[:50] + 9, labels[:50])
-    after, anew = (
-        evidence(statistics, fresh).typicality,
-        type(statistics).from_state(statistics.state_dict()),
-    )
-    assert not torch.allclose(before, after)
-    assert torch.allclose(after, evidence(anew, fresh).typicality)
-
-
-@pytest.mark.parametrize("name", BUILD)
-def test_one_image_and_equal_images_give_finite_evidence(name):
-    statistics = BUILD[name]()
-    features, _ = data()
-    with pytest.raises(ValueError, match="no class yet"):
-        evidence(statistics, features)
-    statistics.update(features[:1], torch.tensor([3]))
-    found = evidence(statistics, features)
-    assert found.scores.shape == (200, 1) and found.typicality.isfinite().all()
-    statistics.update(features[:1].repeat(4, 1), torch.tensor([2, 2, 3, 3]))
-    assert all(values.isfinite().all() for values in evidence(statistics, features)[:4])
-
-
-def test_another_closed_form_is_as_typical_as_its_largest_score():
-    statistics = FOAL(CLASSES, D, projection=10)
-    features, labels = data()
+def learned(statistics):
+    features, labels = draw()
     statistics.update(features, labels)
-    found = evidence(statistics, features)
-    assert torch.equal(found.typicality, found.scores.amax(1)[:, None].expand(-1, 3))
+    return statistics
 
 
-class Nearest(ClassMeans):
+def test_another_form_has_its_largest_score():
+    statistics = learned(FOAL(CLASSES, D, projection=10))
+    measured = evidence(statistics, features_of())
+    largest = measured.scores.amax(1)
+    assert torch.equal(measured.typicality, largest[:, None].expand(-1, 3))
+
+
+class FirstMean(ClassMeans):
     """Class means to which an image is typical by its distance from the first one."""
 
     def _typicality(self, features, space):
-        distance = (features - self.means[0].double()).norm(dim=1)
-        return Typicality.of_three(
-            self.solution()(features), -distance, -distance, -distance
-        )
+        closeness = -(features - self.means[0].double()).norm(dim=1)
+        scores = self.solution()(features)
+        return Typicality.of_three(scores, closeness, closeness, closeness)
 
 
 def test_a_method_says_what_typical_is():
-    statistics = Nearest(CLASSES, D)
-    features, labels = data()
-    statistics.update(features, labels)
+    statistics = learned(FirstMean(CLASSES, D))
+    features = features_of()
     distance = (features - statistics.means[0]).double().norm(dim=1)
-    found = evidence(statistics, features).typicality
-    assert torch.allclose(found[:, 0], -distance)
+    relative, _, _ = typicality_of(statistics, features)
+    torch.testing.assert_close(relative, -distance)
 
 
-@pytest.mark.parametrize("name", BUILD)
-def test_copies_are_typical_alike(name):
-    statistics, (fresh, _) = trained(name), data(seed=1)
+# Evidence of any closed form
+
+
+@EVERY_FORM
+def test_evidence_covers_the_taught_classes(statistics):
+    measured = evidence(statistics, features_of(seed=1))
+    assert measured.labels.tolist() == TAUGHT
+    assert measured.counts.sum() == FRESH
+    assert measured.typicality.shape == (FRESH, 3)
+    assert measured.typicality.isfinite().all()
+
+
+@EVERY_FORM
+def test_scores_are_divided_by_the_temperature(statistics):
+    fresh = features_of(seed=1)
+    scores = evidence(statistics, fresh).scores * statistics.temperature
+    torch.testing.assert_close(scores, statistics.scores(fresh)[:, TAUGHT])
+
+
+@EVERY_FORM
+def test_evidence_follows_updates(statistics):
+    fresh, labels = draw(seed=1)
     before = evidence(statistics, fresh).typicality
-    for copied in (
-        copy.deepcopy(statistics),
-        pickle.loads(pickle.dumps(statistics)),
-    ):
-        assert torch.equal(evidence(copied, fresh).typicality, before)
+    statistics.update(fresh[:50] + 9, labels[:50])
+    after = evidence(statistics, fresh).typicality
+    rebuilt = type(statistics).from_state(statistics.state_dict())
+    assert not torch.allclose(before, after)
+    torch.testing.assert_close(after, evidence(rebuilt, fresh).typicality)
+
+
+@EVERY_FORM
+def test_without_a_class_there_is_no_evidence(name):
+    with pytest.raises(ValueError, match="no class yet"):
+        evidence(BUILD[name](), features_of())
+
+
+@EVERY_FORM
+def test_evidence_of_a_single_image(name):
+    statistics = BUILD[name]()
+    features = features_of()
+    statistics.update(features[:1], torch.tensor([3]))
+    measured = evidence(statistics, features)
+    assert measured.scores.shape == (FRESH, 1)
+    assert measured.typicality.isfinite().all()
+
+
+@EVERY_FORM
+def test_evidence_of_equal_images(name):
+    statistics = BUILD[name]()
+    features = features_of()
+    statistics.update(features[:1].repeat(5, 1), torch.tensor([3, 2, 2, 3, 3]))
+    measured = evidence(statistics, features)
+    assert all(values.isfinite().all() for values in measured[:4])
+
+
+def pickled(statistics):
+    return pickle.loads(pickle.dumps(statistics))
+
+
+@EVERY_FORM
+@pytest.mark.parametrize("copied", [copy.deepcopy, pickled])
+def test_copies_are_typical_alike(statistics, copied):
+    fresh = features_of(seed=1)
+    expected = evidence(statistics, fresh).typicality
+    assert torch.equal(evidence(copied(statistics), fresh).typicality, expected)
+
+
+# What of an image speaks for its class
+
+
+def test_explain_of_an_image(make):
+    assert taught(make(), 2).explain(images(0, 1)).shape == (SIZE, SIZE)
 
 
 def test_explain_takes_a_single_image(make):
-    learner = taught(make(), 2)
-    assert learner.explain(images(0, 1)).shape == (SIZE, SIZE)
     with pytest.raises(ValueError, match="single image"):
-        learner.explain(images(0, 3))
+        taught(make(), 2).explain(images(0, 3))
+
+
+def test_explain_before_anything_is_taught(make):
     with pytest.raises(NothingTaughtError):
         make().explain(images(0, 1))
 
 
-def test_the_shares_of_a_location_are_its_part_of_the_margin():
-    layer = torch.rand(1, 3, 4, 5, dtype=torch.float64, requires_grad=True)
-    weights, flat = (
-        torch.rand(3, 2, dtype=torch.float64),
-        torch.rand(1, 2, dtype=torch.float64, requires_grad=True),
-    )
+@pytest.fixture
+def layer():
+    """Maps of an image, `(1, 3, 4, 5)`."""
+    return torch.rand(1, 3, 4, 5, dtype=torch.float64, requires_grad=True)
+
+
+def test_a_location_has_its_part_of_the_margin(layer):
+    weights = torch.rand(3, 2, dtype=torch.float64)
+    flat = torch.rand(1, 2, dtype=torch.float64, requires_grad=True)
     scores = (layer.mean((2, 3)) @ weights + flat)[0]
-    shares, of_flat = shares_of(scores, [layer, flat])
+    of_layer, of_flat = shares_of(scores, [layer, flat])
     direction = weights[:, scores.argmax()] - weights[:, scores.argmin()]
-    expected = (
-        (layer - layer.mean((2, 3), keepdim=True)) * direction[:, None, None]
-    ).sum(1) / 20
-    assert torch.allclose(shares[0], expected) and not of_flat.any()
-    (alone,) = shares_of(
-        (layer.mean((2, 3)) @ weights)[0, :1], [layer]
-    )  # the score, with one class
-    assert alone.shape == (1, 1, 4, 5) and float(alone.sum()) == pytest.approx(
-        0, abs=1e-9
-    )
+    deviations = layer - layer.mean((2, 3), keepdim=True)
+    expected = (deviations * direction[:, None, None]).sum(1) / 20
+    torch.testing.assert_close(of_layer[0], expected)
+    assert not of_flat.any()
 
 
-def test_drawn_images_are_always_the_same_and_different_from_each_other():
+def test_with_one_class_it_is_the_score(layer):
+    scores = layer.mean((2, 3)).sum(1)
+    (shares,) = shares_of(scores, [layer])
+    assert shares.shape == (1, 1, 4, 5)
+    assert float(shares.sum()) == pytest.approx(0, abs=1e-9)
+
+
+# Images of nothing that are drawn
+
+
+def test_drawn_images_are_always_the_same():
+    assert torch.equal(drawn_images(40), drawn_images(40))
+
+
+def test_drawn_images_differ_from_each_other():
     drawn = drawn_images(40)
-    assert drawn.shape == (DRAWN, 3, 40, 40) and drawn.dtype == torch.uint8
-    assert torch.equal(drawn, drawn_images(40))
+    assert drawn.shape == (DRAWN, 3, 40, 40)
+    assert drawn.dtype == torch.uint8
     assert len({image.numpy().tobytes() for image in drawn}) == DRAWN
     assert (drawn.float().std((1, 2, 3)) > 10).all()
 
 
-def test_other_backbones_take_the_mean_of_the_usual_thresholds():
+def test_a_backbone_has_its_usual_threshold():
     assert usual_threshold("efficientnet_lite0") == THRESHOLDS["efficientnet_lite0"]
-    assert usual_threshold("timm:other") == pytest.approx(
-        np.mean(list(THRESHOLDS.values()))
+
+
+def test_other_backbones_take_the_mean_threshold():
+    expected = np.mean(list(THRESHOLDS.values()))
+    assert usual_threshold("timm:other") == pytest.approx(expected)
+
+
+# Images of nothing that are shown
+
+DRAWN_FEATURES = features_of(DRAWN, seed=2, classes=(2, 4))
+SHOWN_FEATURES = torch.cat([DRAWN_FEATURES, features_of(5, seed=3, classes=(2,))])
+WITH_NOTHING = pytest.mark.parametrize("name", ["rda", "slda"])
+
+
+def cosines_apart(statistics, fresh, nothing):
+    """Cosines with the nearest mean, seen from images of nothing.
+
+    Directions in which these differ count little.
+    """
+    middle = nothing.mean(0).double()
+    rows = (nothing - nothing.mean(0)).double()
+    within = covariance_of(statistics)
+    length = (rows @ torch.linalg.inv(within) * rows).sum()
+    strength = STRENGTH * len(rows) / length
+    inverse = torch.linalg.inv(within + strength * rows.mT @ rows)
+    images = fresh.double() - middle
+    means = means_of(statistics) - middle
+    image_lengths = ((images @ inverse) * images).sum(1).sqrt()
+    mean_lengths = ((means @ inverse) * means).sum(1).sqrt()
+    cosines = images @ inverse @ means.mT / image_lengths[:, None] / mean_lengths
+    return cosines.amax(1)
+
+
+@WITH_NOTHING
+def test_cosines_are_seen_from_nothing(statistics):
+    fresh = features_of(seed=1)
+    measured = evidence(statistics, fresh, SHOWN_FEATURES)
+    expected = cosines_apart(statistics, fresh, DRAWN_FEATURES)
+    torch.testing.assert_close(
+        measured.typicality[:, 2], expected, rtol=1e-4, atol=1e-8
     )
 
 
-def test_a_scene_that_was_shown_is_apart_from_what_was_shown_in_it():
-    draws = torch.Generator().manual_seed(0)
-    place, *objects = 4 * torch.randn(4, 400, generator=draws)
-    statistics = StreamingLDA(3, 400, shrinkage=0.05)
-
-    def seen(thing, count=20):
-        return place + thing + torch.randn(count, 400, generator=draws)
-
-    for label, thing in enumerate(objects):
-        statistics.update(seen(thing), torch.full((20,), label))
-    nothing = torch.cat([torch.randn(DRAWN, 400, generator=draws), seen(0, 6)])
-    scene, known = (
-        evidence(statistics, some, nothing) for some in (seen(0), seen(objects[1]))
-    )
-    assert scene.typicality[:, 2].mean() > 0.3 > LEAST_APART > scene.apart.mean()
-    assert known.apart.min() > 0.3
-    unknown = Confidence().known(
-        scene._replace(apart=torch.full((20,), LEAST_APART - 0.01))
-    )
-    assert not unknown.any() and Confidence().known(known).all()
+@WITH_NOTHING
+def test_cosines_apart_from_what_was_shown(statistics):
+    fresh = features_of(seed=1)
+    measured = evidence(statistics, fresh, SHOWN_FEATURES)
+    expected = cosines_apart(statistics, fresh, SHOWN_FEATURES)
+    torch.testing.assert_close(measured.apart, expected, rtol=1e-4, atol=1e-8)
 
 
-@pytest.mark.parametrize("method", ["rda", "slda"])
-def test_a_lesson_of_nothing_is_kept_and_taken_back_and_has_no_name(
-    make, method, tmp_path
-):
-    learner = taught(make(method), 3)
-    before = learner.predict(images(1, 4, seed=3))
+@WITH_NOTHING
+def test_distances_do_not_depend_on_nothing(statistics):
+    fresh = features_of(seed=1)
+    measured = evidence(statistics, fresh, SHOWN_FEATURES).typicality
+    assert torch.equal(measured[:, 0], evidence(statistics, fresh).typicality[:, 0])
+
+
+@WITH_NOTHING
+def test_the_cosine_moves_by_a_share_of_the_plain_one(statistics):
+    fresh = features_of(seed=1)
+    measured = evidence(statistics, fresh, SHOWN_FEATURES).typicality
+    change = measured - evidence(statistics, fresh).typicality
+    ratio = change[:, 1] / change[:, 2]
+    assert 0 < ratio[0] < 1
+    torch.testing.assert_close(ratio, ratio[:1].expand(FRESH))
+
+
+@WITH_NOTHING
+@pytest.mark.parametrize("nothing", [None, DRAWN_FEATURES], ids=["none", "drawn"])
+def test_nothing_is_apart_if_nothing_was_shown(statistics, nothing):
+    assert evidence(statistics, features_of(seed=1), nothing).apart is None
+
+
+class EmptyScene:
+    """Three objects that were learned in a scene, which was shown without them.
+
+    Attributes:
+        scene: evidence of images of the scene alone.
+        known: evidence of images of the second object in it.
+    """
+
+    def __init__(self):
+        self.random = torch.Generator().manual_seed(0)
+        self.background, *objects = 4 * self.noise(4)
+        statistics = StreamingLDA(3, 400, shrinkage=0.05)
+        for label, pattern in enumerate(objects):
+            statistics.update(self.seen(pattern), torch.full((20,), label))
+        nothing = torch.cat([self.noise(DRAWN), self.seen(0, 6)])
+        self.scene = evidence(statistics, self.seen(0), nothing)
+        self.known = evidence(statistics, self.seen(objects[1]), nothing)
+
+    def noise(self, count):
+        return torch.randn(count, 400, generator=self.random)
+
+    def seen(self, pattern, count=20):
+        return self.background + pattern + self.noise(count)
+
+
+@pytest.fixture(scope="module")
+def empty_scene():
+    return EmptyScene()
+
+
+def test_an_empty_scene_looks_typical(empty_scene):
+    assert empty_scene.scene.typicality[:, 2].mean() > 0.3 > LEAST_APART
+
+
+def test_an_empty_scene_is_not_apart(empty_scene):
+    assert empty_scene.scene.apart.mean() < LEAST_APART
+
+
+def test_an_object_in_the_scene_is_apart(empty_scene):
+    assert empty_scene.known.apart.min() > 0.3
+    assert Confidence().known(empty_scene.known).all()
+
+
+def test_what_is_not_apart_is_unknown(empty_scene):
+    apart = torch.full((20,), LEAST_APART - 0.01)
+    assert not Confidence().known(empty_scene.scene._replace(apart=apart)).any()
+
+
+# Lessons of nothing
+
+
+@pytest.fixture(params=["rda", "slda"])
+def learner(make, request):
+    """A learner of three classes that can be shown nothing."""
+    return taught(make(request.param), 3)
+
+
+def ask(learner):
+    return learner.predict(images(1, 4, seed=3))
+
+
+def test_a_lesson_of_nothing(learner):
     lesson = learner.teach_nothing(images(20, 4))
-    assert (lesson.images, lesson.nothing, lesson.clips, lesson.answered) == (
-        {},
-        4,
-        1,
-        0,
-    )
-    assert learner.nothing == 4 and [info.name for info in learner.classes] == [
-        "c0",
-        "c1",
-        "c2",
-    ]
-    answer = learner.predict(images(1, 4, seed=3))
-    assert (answer.label, answer.confidence) == (before.label, before.confidence)
+    assert lesson.images == {}
+    assert (lesson.nothing, lesson.clips, lesson.answered) == (4, 1, 0)
+    assert learner.nothing == 4
+
+
+def test_nothing_is_no_class(learner):
+    learner.teach_nothing(images(20, 4))
+    assert [info.name for info in learner.classes] == ["c0", "c1", "c2"]
+
+
+def test_nothing_does_not_change_the_answer(learner):
+    before = ask(learner)
+    learner.teach_nothing(images(20, 4))
+    after = ask(learner)
+    assert (after.label, after.confidence) == (before.label, before.confidence)
+
+
+def test_a_file_has_what_was_shown_as_nothing(learner, tmp_path):
+    learner.teach_nothing(images(20, 4))
     learner.save(tmp_path / "a.safetensors")
-    again = Learner.load(tmp_path / "a.safetensors")
-    assert (
-        same(again, learner) and again.lessons == learner.lessons and again.nothing == 4
-    )
-    assert again.predict(images(1, 4, seed=3)) == answer
-    assert again.undo().nothing == 4 and again.nothing == 0
-    assert again.predict(images(1, 4, seed=3)) == before
+    loaded = Learner.load(tmp_path / "a.safetensors")
+    assert same(loaded, learner)
+    assert loaded.lessons == learner.lessons
+    assert loaded.nothing == 4
+    assert ask(loaded) == ask(learner)
 
 
-def test_merging_keeps_what_was_shown_as_nothing(make):
-    one, other = taught(make("rda"), 2), make("rda")
-    other.teach_nothing(images(20, 5))  # it may come first
-    other.teach(images(5), "c5")
-    one.merge(other)
-    assert one.nothing == 5 and len(one._classifier.nothing) == DRAWN + 5
+def test_a_lesson_of_nothing_is_taken_back(learner, tmp_path):
+    before = ask(learner)
+    learner.teach_nothing(images(20, 4))
+    learner.save(tmp_path / "a.safetensors")
+    loaded = Learner.load(tmp_path / "a.safetensors")
+    assert loaded.undo().nothing == 4
+    assert loaded.nothing == 0
+    assert ask(loaded) == before
+
+
+@pytest.fixture
+def shown_first(make):
+    """A learner that was shown nothing before anything else."""
+    learner = make("rda")
+    learner.teach_nothing(images(20, 5))
+    learner.teach(images(5), "c5")
+    return learner
+
+
+def test_a_merge_takes_what_was_shown_as_nothing(make, shown_first):
+    learner = taught(make("rda"), 2)
+    learner.merge(shown_first)
+    assert learner.nothing == 5
+    assert len(learner._classifier.nothing) == DRAWN + 5
+
+
+def test_nothing_is_merged_once(make, shown_first):
+    learner = taught(make("rda"), 2)
+    learner.merge(shown_first)
     with pytest.raises(ValueError, match="of the same lessons"):
-        one.merge(other)
+        learner.merge(shown_first)
 
 
 def test_the_latest_images_of_nothing_are_kept(make):
     learner = taught(make("rda"), 1)
-    for number in range(MOST_SHOWN // 8 + 2):
+    lessons = MOST_SHOWN // 8 + 2
+    for number in range(lessons):
         learner.teach_nothing(images(number, 20))
     assert len(learner._classifier.nothing) == DRAWN + MOST_SHOWN
-    assert learner.nothing == 20 * (MOST_SHOWN // 8 + 2)
+    assert learner.nothing == 20 * lessons
 
 
-def test_other_methods_refuse_and_stay_as_they_are(make):
+def test_other_methods_cannot_be_shown_nothing(make):
     learner = taught(make("ncm"), 2)
     with pytest.raises(ValueError, match="rda and slda can"):
         learner.teach_nothing(images(1))
-    assert learner.nothing == 0 and len(learner.lessons) == 2
+    assert learner.nothing == 0
+    assert len(learner.lessons) == 2

@@ -3,12 +3,13 @@
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from flags import flags
 from watched import VARIANTS, Answers, entry_of
 
 from benchmarks_toybox_ilab import ClipFolder, pixel_transform
@@ -40,297 +41,431 @@ KEPT = [*(name for name in STRATEGIES if name not in NOT_KEPT), *VARIANTS]
 # Others are slow here: tests of methods and checkpoints go over the states of all
 # strategies.
 QUICK = ("crumb", "er", "rda")
-REST = [name for name in KEPT if name not in QUICK]
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow) for name in KEPT if name not in QUICK
+]
 SIZE = 32
-LEARNING = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2)
+CLASSES = ["apple", "box", "cup", "dice"]
+LEARNING = LearningSettings(
+    learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epochs=2
+)
 NETWORK = dict(name="small_cnn", n_classes=6, image_size=SIZE)
+
+
+# Runs
 
 
 def run_of(name, clips, folder):
     """Do a run and return its folder."""
     entry, method = entry_of(name)
-    command = [
-        *(
-            "run",
-            "--benchmark",
-            "clip_folder",
-            "--dataset-root",
-            clips,
-            "--weights",
-            "none",
-            "--preset",
-            "paper",
-        ),
-        *(
-            "--backbone",
-            "small_cnn",
-            "--image-size",
-            SIZE,
-            "--batch-size",
-            "4",
-            "--first-epochs",
-            "3",
-        ),
-        *(
-            "--threads",
-            "1",
-            "--progress",
-            "false",
-            "--strategy",
-            entry.name,
-            "--mem-size",
-            "8",
-        ),
-        *(part for key, value in method.items() for part in (f"--method.{key}", value)),
-        *("--learning-rate", "0.003", "--checkpoint", "false", "--output", folder),
-        *("--evaluate-quantized", "true") * (name == "crumb"),
-    ]
-    assert main([str(part) for part in command]) == 0
+    settings = flags(
+        benchmark="clip_folder",
+        dataset_root=clips,
+        weights="none",
+        preset="paper",
+        backbone="small_cnn",
+        image_size=SIZE,
+        batch_size=4,
+        first_epochs=3,
+        threads=1,
+        progress=False,
+        strategy=entry.name,
+        mem_size=8,
+        learning_rate=0.003,
+        checkpoint=False,
+        output=folder,
+    )
+    for setting, value in method.items():
+        settings += [f"--method.{setting}", str(value)]
+    if name == "crumb":
+        settings += ["--evaluate-quantized", "true"]
+    assert main(["run", *settings]) == 0
     return folder
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, clips):
     """A function that returns the folder of a finished run of a strategy."""
-    made = {}
+    folders = {}
 
-    def of(name):
-        if name not in made:
-            made[name] = run_of(
-                name, clips, tmp_path_factory.mktemp(name.replace(" ", "_"))
-            )
-        return made[name]
+    def folder_of(name):
+        if name not in folders:
+            folder = tmp_path_factory.mktemp(name.replace(" ", "_"))
+            folders[name] = run_of(name, clips, folder)
+        return folders[name]
 
-    return of
-
-
-@pytest.mark.parametrize("names", [QUICK, pytest.param(REST, marks=pytest.mark.slow)])
-def test_the_file_alone_gives_the_answers_of_the_run(runs, clips, names):
-    several = 0
-    for name in names:
-        folder, answers = runs(name), Answers()
-        expected = read_predictions(folder)["answer"]
-        several += len(set(expected)) > 1
-        strategy, header = load_learner(folder / LEARNER)
-        transform = pixel_transform(header.transform["size"])
-        stream = ClipFolder(clips, train_transform=transform, eval_transform=transform)
-        strategy.plugins.append(answers)
-        strategy.eval(stream.test_stream)
-        rows = np.concatenate(
-            [list(test.dataset.frame_row) for test in stream.test_stream]
-        )
-        assert np.array_equal(
-            np.asarray(answers.given)[np.argsort(rows, kind="stable")], expected
-        ), name
-        entry, method = entry_of(name)
-        assert header.strategy == entry.name and method.items() <= header.method.items()
-        assert {one["name"] for one in header.classes} == {
-            "apple",
-            "box",
-            "cup",
-            "dice",
-        }
-        result = json.loads((folder / "result.json").read_text())
-        assert sum(one["images"] for one in header.classes) == result["images"]["train"]
-    assert several > len(names) / 2, (
-        "a learner that always says the same proves nothing"
-    )
+    return folder_of
 
 
-@pytest.mark.parametrize("name", ["crumb", "er", "rda"])
-def test_crumb_predict_gives_the_answers_of_the_run(runs, clips, crumb, name):
+def result_of(folder):
+    return json.loads((folder / "result.json").read_text())
+
+
+# The file of a run
+
+
+def answers_of(strategy, header, clips):
+    """What a strategy answers for the tested frames, in the order of their rows."""
+    transform = pixel_transform(header.transform["size"])
+    stream = ClipFolder(clips, train_transform=transform, eval_transform=transform)
+    answers = Answers()
+    strategy.plugins.append(answers)
+    strategy.eval(stream.test_stream)
+    rows = []
+    for experience in stream.test_stream:
+        rows += list(experience.dataset.frame_row)
+    return np.asarray(answers.given)[np.argsort(rows, kind="stable")]
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_a_file_answers_as_its_run(runs, clips, name):
     folder = runs(name)
-    table, said = ClipFolderFrames(clips), read_predictions(folder)
-    photos = [clips / table.path[row] for row in said["row"]]
-    code, out, err = crumb("predict", folder, *photos, "--json", "--threads", "1")
-    assert code == 0, err
-    found = [json.loads(line) for line in out.splitlines()]
-    assert [one["label"] for one in found] == [
-        table.classes[label] for label in said["answer"]
-    ]
-    assert {one["known"] for one in found} == {None} or name == "rda"
-    shares = [
-        one["confidence"] + sum(other["confidence"] for other in one["runners_up"])
-        for one in found
-    ]
-    assert shares == pytest.approx([1] * len(found), abs=1e-4)
-    lines = usage_of(folder, name)
-    assert f"crumb predict {folder} photo.jpg" in lines[0] and holds_weights(
-        folder / LEARNER
-    )
-    assert any("crumb teach" in line and "crumb serve" in line for line in lines) == (
-        name == "rda"
-    )
-    assert bool(cannot_be_taught(read_header(folder / LEARNER))) == (name != "rda")
+    strategy, header = load_learner(folder / LEARNER)
+    answers = answers_of(strategy, header, clips)
+    assert np.array_equal(answers, read_predictions(folder)["answer"])
 
 
-def test_a_run_is_asked_from_python(runs, clips):
-    """By photo, folder and clip alike, with any runtime, and without a random number."""
+@pytest.mark.parametrize("name", QUICK)
+def test_a_run_has_several_answers(runs, name):
+    """A learner that always says the same would prove nothing above."""
+    assert len(set(read_predictions(runs(name))["answer"])) > 1
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_the_header_names_the_method(runs, name):
+    _, header = load_learner(runs(name) / LEARNER)
+    entry, method = entry_of(name)
+    assert header.strategy == entry.name
+    assert method.items() <= header.method.items()
+
+
+@pytest.mark.parametrize("name", [*QUICK, *SLOW])
+def test_the_header_counts_images(runs, name):
+    folder = runs(name)
+    header = read_header(folder / LEARNER)
+    images = {info["name"]: info["images"] for info in header.classes}
+    assert sorted(images) == CLASSES
+    assert sum(images.values()) == result_of(folder)["images"]["train"]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_the_file_has_its_weights(runs, name):
+    assert holds_weights(runs(name) / LEARNER)
+
+
+@pytest.mark.parametrize(("name", "taught"), [("crumb", False), ("rda", True)])
+def test_which_files_can_be_taught(runs, name, taught):
+    header = read_header(runs(name) / LEARNER)
+    assert bool(cannot_be_taught(header)) != taught
+
+
+# crumb predict
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What `crumb predict` prints of the photos that a run was tested on.
+
+    Attributes:
+        answers: a dictionary for each photo.
+        expected: class names that the run answered.
+    """
+
+    answers: list[dict]
+    expected: list[str]
+
+
+@pytest.fixture
+def predicted(runs, clips, done, name):
+    folder = runs(name)
+    table = ClipFolderFrames(clips)
+    predictions = read_predictions(folder)
+    photos = [clips / table.path[row] for row in predictions["row"]]
+    out = done("predict", folder, *photos, "--json", "--threads", "1")
+    return Predicted(
+        answers=list(map(json.loads, out.splitlines())),
+        expected=[table.classes[label] for label in predictions["answer"]],
+    )
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_crumb_predict_answers_as_the_run(predicted):
+    labels = [answer["label"] for answer in predicted.answers]
+    assert labels == predicted.expected
+
+
+@pytest.mark.parametrize("name", ["crumb", "er"])
+def test_a_run_does_not_say_what_is_known(predicted):
+    assert {answer["known"] for answer in predicted.answers} == {None}
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_confidences_add_up(predicted):
+    for answer in predicted.answers:
+        runners_up = [runner["confidence"] for runner in answer["runners_up"]]
+        assert answer["confidence"] + sum(runners_up) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize(("name", "taught"), [("crumb", False), ("rda", True)])
+def test_a_run_says_what_to_do_with_it(runs, name, taught):
+    folder = runs(name)
+    predict, *further = usage_of(folder, name)
+    assert f"crumb predict {folder} photo.jpg" in predict
+    text = "\n".join(further)
+    assert ("crumb teach" in text and "crumb serve" in text) == taught
+
+
+def test_a_page_of_a_run_has_no_heat_maps(runs, clips, crumb, tmp_path):
+    page = tmp_path / "page.html"
+    photos = clips / "apple" / "object0"
+    code, _, err = crumb("predict", runs("er"), photos, "--html", page)
+    assert code == 0
+    assert "not calibrated" in err
+    assert "not calibrated" in page.read_text()
+    assert "There are no heat maps" in page.read_text()
+
+
+# From Python
+
+
+def test_loading_a_run_draws_no_random_numbers(runs):
     folder = runs("er")
     torch.manual_seed(5)
-    expected = torch.get_rng_state(), np.random.get_state()[1].copy()
-    learner = Learner.load(folder)
-    assert torch.equal(torch.get_rng_state(), expected[0]) and np.array_equal(
-        np.random.get_state()[1], expected[1]
-    )
-    together = list(learner.predict_all(clips / "apple" / "object0" / "clip0"))
-    assert len(together) == 5 and {answer.truth for answer in together} == {None}
-    alone = learner.predict(together[2].path)
-    assert alone.label == together[2].label and alone.confidence == pytest.approx(
-        together[2].confidence, rel=1e-4
-    )
-    clip = learner.predict(torch.randint(0, 256, (5, 3, 40, 40), dtype=torch.uint8))
-    assert len(clip.frames) == 5 and clip.known is None
+    of_torch = torch.get_rng_state()
+    of_numpy = np.random.get_state()[1].copy()
+    Learner.load(folder)
+    assert torch.equal(torch.get_rng_state(), of_torch)
+    assert np.array_equal(np.random.get_state()[1], of_numpy)
+
+
+@pytest.fixture
+def er(runs):
+    """The learner of a run of experience replay."""
+    return Learner.load(runs("er"))
+
+
+@pytest.fixture
+def photo(clips):
+    return clips / "apple" / "object0" / "clip0" / "frame2.png"
+
+
+def test_a_folder_is_answered_as_its_photos(er, photo):
+    answers = list(er.predict_all(photo.parent))
+    alone = er.predict(photo)
+    assert len(answers) == 5
+    assert {answer.truth for answer in answers} == {None}
+    assert answers[2].label == alone.label
+    assert answers[2].confidence == pytest.approx(alone.confidence, rel=1e-4)
+
+
+def test_a_clip_is_answered_frame_by_frame(er):
+    clip = er.predict(torch.randint(0, 256, (5, 3, 40, 40), dtype=torch.uint8))
+    assert len(clip.frames) == 5
+    assert clip.known is None
+
+
+def test_another_runtime_answers_the_same(er, photo):
     pytest.importorskip("onnxruntime")
-    assert learner.use_runtime("onnxruntime").name == "onnxruntime"
-    found = learner.predict(together[2].path)
-    assert found.label == alone.label and found.confidence == pytest.approx(
-        alone.confidence, rel=1e-3
-    )
+    expected = er.predict(photo)
+    assert er.use_runtime("onnxruntime").name == "onnxruntime"
+    answer = er.predict(photo)
+    assert answer.label == expected.label
+    assert answer.confidence == pytest.approx(expected.confidence, rel=1e-3)
 
 
 def test_a_run_in_closed_form_is_taught_on(runs, tmp_path):
     learner = Learner.load(runs("rda"))
     learner.teach(np.full((2, 32, 32, 3), 200, np.uint8), "new")
     learner.save(tmp_path / "mine.safetensors")
-    names = [info.name for info in Learner.load(tmp_path / "mine.safetensors").classes]
-    assert names == ["apple", "box", "cup", "dice", "new"]
+    loaded = Learner.load(tmp_path / "mine.safetensors")
+    assert [info.name for info in loaded.classes] == [*CLASSES, "new"]
 
 
-def test_a_run_folder_is_shown_and_not_changed(runs, clips, crumb, tmp_path):
-    folder, file = runs("er"), runs("er") / LEARNER
-    before = file.read_bytes()
-    code, out, _ = crumb("learner", "show", folder)
-    assert code == 0 and all(
-        part in out
-        for part in ("er, of a run", "small_cnn at 32", "apple: ", "8 at most")
-    )
-    assert "can be asked" in out and "learned by er" in out
-    for place, words in (
-        (folder, ["is a folder", f"copy {file}"]),
-        (file, ["learned by er", "crumb predict"]),
-    ):
-        teach, forget = (
-            ("teach", place, clips / "apple", "--label", "x"),
-            ("learner", "forget", place, "apple"),
-        )
-        other = ("export", place) if place == file else ("serve", place, "--port", "0")
-        for command in (teach, forget, other):
-            code, _, err = crumb(*command)
-            assert (
-                code == 1
-                and all(word in err for word in words)
-                and err.count("\n") == 1
-            ), err
-    learner = Learner.load(file)
-    for change in (
-        lambda: learner.teach(clips, "x"),
-        lambda: learner.save(file),
-        lambda: learner.forget("apple"),
-    ):
-        with pytest.raises(LearnerError, match="crumb run --strategy rda"):
-            change()
-    assert (
-        file.read_bytes() == before
-        and not folder.with_name(f"{folder.name}.lock").exists()
-    )
-    code, _, err = crumb(
-        "predict", folder, clips / "apple" / "object0", "--html", tmp_path / "page.html"
-    )
-    text = (tmp_path / "page.html").read_text()
-    assert (
-        code == 0
-        and "There are no heat maps" in text
-        and "not calibrated" in err
-        and "not calibrated" in text
-    )
+# A run is not changed
 
 
-def test_a_folder_whose_files_were_changed_is_not_asked(runs, clips, crumb, tmp_path):
-    shutil.copytree(runs("er"), tmp_path / "run")
-    photo = next(clips.rglob("*.png"))
-    result = tmp_path / "run" / "result.json"
-    for text in (re.sub(r"\d", "7", result.read_text(), count=1), "{", "[" * 200_000):
-        result.write_text(text)
-        code, out, err = crumb("predict", tmp_path / "run", photo)
-        assert (
-            code == 1
-            and not out
-            and "result.json is not what the run wrote" in err
-            and "restore it" in err
-        )
-        assert crumb("predict", tmp_path / "run" / LEARNER, photo)[0] == 0
-    result.unlink()
-    assert crumb("predict", tmp_path / "run", photo)[0] == 0
+@pytest.fixture
+def unchanged(runs):
+    """The folder of a run, which is the same after the test."""
+    folder = runs("er")
+    content = (folder / LEARNER).read_bytes()
+    yield folder
+    assert (folder / LEARNER).read_bytes() == content
+    assert not folder.with_name(f"{folder.name}.lock").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "er, of a run",
+        "small_cnn at 32",
+        "apple: ",
+        "8 at most",
+        "can be asked",
+        "learned by er",
+    ],
+)
+def test_a_run_is_shown(unchanged, done, words):
+    assert words in done("learner", "show", unchanged)
+
+
+CHANGING = {
+    "teach": lambda path, clips: ("teach", path, clips / "apple", "--label", "x"),
+    "forget": lambda path, clips: ("learner", "forget", path, "apple"),
+    "serve": lambda path, clips: ("serve", path, "--port", "0"),
+    "export": lambda path, clips: ("export", path),
+}
+
+
+@pytest.mark.parametrize("command", ["teach", "forget", "serve"])
+def test_the_folder_of_a_run_is_not_changed(unchanged, clips, refused, command):
+    words = CHANGING[command](unchanged, clips)
+    err = refused("is a folder", *words)
+    assert f"copy {unchanged / LEARNER}" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["teach", "forget", "export"])
+def test_the_file_of_a_run_is_not_changed(unchanged, clips, refused, command):
+    words = CHANGING[command](unchanged / LEARNER, clips)
+    err = refused("learned by er", *words)
+    assert "crumb predict" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda learner, path: learner.teach(np.zeros((1, 8, 8, 3), np.uint8), "x"),
+        lambda learner, path: learner.save(path),
+        lambda learner, path: learner.forget("apple"),
+    ],
+    ids=["teach", "save", "forget"],
+)
+def test_the_learner_of_a_run_is_not_changed(unchanged, change):
+    path = unchanged / LEARNER
+    learner = Learner.load(path)
+    with pytest.raises(LearnerError, match="crumb run --strategy rda"):
+        change(learner, path)
+
+
+# Damage
+
+
+@pytest.fixture
+def copied_run(runs, tmp_path):
+    return shutil.copytree(runs("er"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", ["number", "{", "[" * 200_000], ids=len)
+def test_a_changed_result_is_refused(copied_run, photo, refused, crumb, damage):
+    result = copied_run / "result.json"
+    text = damage
+    if damage == "number":
+        text = re.sub(r"\d", "7", result.read_text(), count=1)
+    result.write_text(text)
+    err = refused("result.json is not what the run wrote", "predict", copied_run, photo)
+    assert "restore it" in err
+    # The learner's file is whole.
+    assert crumb("predict", copied_run / LEARNER, photo)[0] == 0
+
+
+def test_a_run_without_a_result_is_asked(copied_run, photo, done):
+    (copied_run / "result.json").unlink()
+    done("predict", copied_run, photo)
 
 
 def new_strategy(name):
     """An untrained strategy on a small network, with the header of its file."""
     entry, method = entry_of(name)
-    model = split_backbone(
-        weights=None, codebook=Codebook(16, 16) if entry.codebook else None, **NETWORK
-    )
-    learning, evaluator = LearningSettings(**LEARNING), EvaluationPlugin(loggers=[])
+    codebook = Codebook(16, 16) if entry.codebook else None
+    model = split_backbone(weights=None, codebook=codebook, **NETWORK)
+    evaluator = EvaluationPlugin(loggers=[])
     strategy = build_strategy(
-        entry.name, model, learning, 0, method=method, evaluator=evaluator
+        entry.name, model, LEARNING, 0, method=method, evaluator=evaluator
     )
-    whole = asdict(entry.method_settings(method))
-    return strategy, LearnerHeader(entry.name, whole, LEARNING, 0, 0, NETWORK, None)
+    settings = asdict(entry.method_settings(method))
+    header = LearnerHeader(entry.name, settings, asdict(LEARNING), 0, 0, NETWORK, None)
+    return strategy, header
 
 
-def test_no_file_of_chance_or_without_a_request(tmp_path, crumb, tiny):
-    with pytest.raises(
-        LearnerError,
-        match="strategy chance has no learner file: its answers are random",
-    ):
+def test_chance_has_no_file(tmp_path):
+    words = "strategy chance has no learner file: its answers are random"
+    with pytest.raises(LearnerError, match=words):
         save_learner(tmp_path / LEARNER, *new_strategy("chance"))
-    for options in (
-        ("--strategy", "chance"),
-        ("--strategy", "ncm", "--keep-learner", "false"),
-    ):
-        code, _, err = crumb(*tiny, *options, "--output", tmp_path / options[1])
-        assert code == 0, err
-        assert (
-            not (tmp_path / options[1] / LEARNER).exists()
-            and (tmp_path / options[1] / "result.json").exists()
-        )
 
 
-def test_files_that_hold_no_learner_are_refused(tmp_path):
-    saved = tmp_path / LEARNER
-    save_learner(saved, *new_strategy("ncm"))
+@pytest.mark.parametrize(
+    "settings",
+    [{"strategy": "chance"}, {"strategy": "ncm", "keep_learner": False}],
+    ids=["chance", "not asked for"],
+)
+def test_a_run_without_a_file(done, tiny, tmp_path, settings):
+    done(*tiny, *flags(output=tmp_path, **settings))
+    assert (tmp_path / "result.json").exists()
+    assert not (tmp_path / LEARNER).exists()
+
+
+@dataclass
+class SavedFile:
+    """The parts of a learner's file, which `write` puts together again."""
+
+    state: dict
+    metadata: dict
+    path: object
+
+    def write(self):
+        write_state(self.path, self.state, self.metadata)
+
+
+@pytest.fixture
+def ncm_file(tmp_path):
+    path = tmp_path / LEARNER
+    save_learner(path, *new_strategy("ncm"))
+    return SavedFile(*read_state(path), path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
     with pytest.raises(LearnerError, match="there is no file"):
         load_learner(tmp_path / "missing.safetensors")
-    state, metadata = read_state(saved)
-    write_state(tmp_path / "other.safetensors", state, {"format": "crumb-checkpoint-1"})
-    with pytest.raises(
-        LearnerError, match="of format 'crumb-checkpoint-1', not crumb-run-learner-1"
-    ):
-        load_learner(tmp_path / "other.safetensors")
-    newer = json.loads(metadata["learner"]) | {"colour": "red"}
-    write_state(saved, state, {**metadata, "learner": json.dumps(newer)})
-    with pytest.raises(LearnerError, match=r"is no valid learner.*\(colour is unknown"):
-        read_header(saved)
-    del state["strategy"]["method"]
-    write_state(saved, state, metadata)
+
+
+def test_a_file_of_another_format(ncm_file):
+    ncm_file.metadata = {"format": "crumb-checkpoint-1"}
+    ncm_file.write()
+    words = "of format 'crumb-checkpoint-1', not crumb-run-learner-1"
+    with pytest.raises(LearnerError, match=words):
+        load_learner(ncm_file.path)
+
+
+def test_a_header_with_an_unknown_entry(ncm_file):
+    header = json.loads(ncm_file.metadata["learner"]) | {"colour": "red"}
+    ncm_file.metadata["learner"] = json.dumps(header)
+    ncm_file.write()
+    words = r"is no valid learner.*\(colour is unknown"
+    with pytest.raises(LearnerError, match=words):
+        read_header(ncm_file.path)
+
+
+def test_a_state_without_its_method(ncm_file):
+    del ncm_file.state["strategy"]["method"]
+    ncm_file.write()
     with pytest.raises(LearnerError, match="does not fit strategy ncm"):
-        load_learner(saved)
+        load_learner(ncm_file.path)
 
 
-def test_weights_that_the_header_does_not_name_are_refused(runs, tmp_path):
-    state, metadata = read_state(runs("er") / LEARNER)
-    name, weights = next(
-        (name, one)
-        for name, one in state["feature_extractor"].items()
-        if one.is_floating_point()
-    )
-    for value, words in (
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
         (float("nan"), "not finite"),
         (0.5, "are not those that its header names"),
-    ):
-        changed = weights.clone()
-        changed.view(-1)[0] = value
-        state["feature_extractor"][name] = changed
-        write_state(tmp_path / LEARNER, state, metadata)
-        with pytest.raises(LearnerError, match=words):
-            load_learner(tmp_path / LEARNER)
+    ],
+)
+def test_weights_that_were_changed(runs, tmp_path, value, words):
+    file = SavedFile(*read_state(runs("er") / LEARNER), tmp_path / LEARNER)
+    tensors = file.state["feature_extractor"].values()
+    weights = next(tensor for tensor in tensors if tensor.is_floating_point())
+    weights.view(-1)[0] = value
+    file.write()
+    with pytest.raises(LearnerError, match=words):
+        load_learner(file.path)

@@ -1,4 +1,4 @@
-"""Answers for frames as they come: smoothed, with the moments that matter, and without frames that come too fast."""
+"""Answers for frames as they come."""
 
 import gc
 import multiprocessing
@@ -27,119 +27,192 @@ def learner(make):
 def thirty_a_second(monkeypatch):
     """A clock that goes on by a thirtieth of a second with each frame."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(
-        watch, "time", SimpleNamespace(monotonic=lambda: next(ticks) / 30)
-    )
+    clock = SimpleNamespace(monotonic=lambda: next(ticks) / 30)
+    monkeypatch.setattr(watch, "time", clock)
 
 
-def shown(*parts):
-    """Frames of classes: pairs of a class and a number of frames."""
-    return [
-        frame
-        for seed, (number, count) in enumerate(parts)
-        for frame in images(number, count, seed=5 + seed)
-    ]
+def frames_of(*shots):
+    """Frames of shots: pairs of a class and a number of frames."""
+    frames = []
+    for seed, (number, count) in enumerate(shots, start=5):
+        frames += list(images(number, count, seed=seed))
+    return frames
 
 
-def test_one_change_of_object_is_one_change_and_a_stray_frame_is_none(
-    learner, thirty_a_second
-):
-    frames = shown((0, 40), (2, 1), (0, 30), (1, 60))
-    answers = list(learner.watch(iter(frames)))
-    assert [answer.label for answer in answers if answer.changed] == ["c0", "c1"]
-    first, second = (place for place, answer in enumerate(answers) if answer.changed)
-    assert (
-        first == 15 and 71 + 15 < second < 71 + 60
-    )  # half a window after the answer has become another one
-    assert {answer.label for answer in answers[:71]} == {"c0"} and answers[
-        -1
-    ].label == "c1"
-    alone = [answer.label for answer in learner.watch(iter(frames), window=0)]
-    assert alone[40] == "c2" and alone == [
-        learner.predict(frame).label for frame in frames
-    ]
-    assert answers[0].as_dict().keys() >= {
-        "label",
-        "confidence",
-        "known",
-        "time",
-        "changed",
-        "dropped",
-    }
+def labels_of(answers):
+    return [answer.label for answer in answers]
 
 
-def test_the_frames_of_a_window_are_answered_as_a_clip(learner, thirty_a_second):
-    frames = shown((1, 40))
-    answer, clip = list(learner.watch(frames))[-1], learner.predict(frames[-31:])
-    assert answer.label == clip.label and answer.known == clip.known
+def predicted(learner, frames):
+    """The label of each frame alone."""
+    return labels_of(map(learner.predict, frames))
+
+
+# Smoothing
+
+# An object, a stray frame of another one, and a third object from frame 71 on.
+SHOTS = ((0, 40), (2, 1), (0, 30), (1, 60))
+CHANGE = 71
+
+
+@pytest.fixture
+def answers(learner, thirty_a_second):
+    """Those of SHOTS, over windows of a second."""
+    return list(learner.watch(iter(frames_of(*SHOTS))))
+
+
+def test_a_change_of_object_is_one_change(answers):
+    assert labels_of(answer for answer in answers if answer.changed) == ["c0", "c1"]
+
+
+def test_a_change_is_reported_after_half_a_window(answers):
+    first, second = (i for i, answer in enumerate(answers) if answer.changed)
+    assert first == 15
+    assert CHANGE + 15 < second < CHANGE + 60
+
+
+def test_a_stray_frame_changes_nothing(answers):
+    assert set(labels_of(answers[:CHANGE])) == {"c0"}
+
+
+def test_the_last_object_is_answered_in_the_end(answers):
+    assert answers[-1].label == "c1"
+
+
+def test_without_a_window_each_frame_is_answered(learner, thirty_a_second):
+    frames = frames_of(*SHOTS)
+    labels = labels_of(learner.watch(iter(frames), window=0))
+    assert labels == predicted(learner, frames)
+    assert labels[40] == "c2"
+
+
+def test_an_answer_as_a_dictionary(answers):
+    names = {"label", "confidence", "known", "time", "changed", "dropped"}
+    assert answers[0].as_dict().keys() >= names
+
+
+def test_a_window_is_answered_as_a_clip(learner, thirty_a_second):
+    frames = frames_of((1, 40))
+    *_, answer = learner.watch(frames)
+    clip = learner.predict(frames[-31:])
+    assert (answer.label, answer.known) == (clip.label, clip.known)
     assert answer.confidence == pytest.approx(clip.confidence, abs=1e-6)
 
 
-def test_frames_together_have_the_evidence_of_a_clip_also_against_nothing(learner):
-    learner.teach_nothing(images(3, 4, seed=9))
-    known, frames = learner._classifier, images(1, 5, seed=8)
-    values = torch.cat(
-        [
-            learner._compute(learner._transform(Image.fromarray(one))[None])
-            for one in frames
-        ]
-    )
-    joined = watch.together([known.evidence(values[place, None]) for place in range(5)])
-    whole = known.evidence(values)
-    assert joined.apart is not None and len(joined.apart) == 5
-    for one, other in zip(joined, whole, strict=True):
-        torch.testing.assert_close(one, other)
+def test_a_window_has_the_evidence_of_a_clip(learner):
+    learner.teach_nothing(images(3, 4, seed=9))  # the evidence has that, too
+    classifier = learner._classifier
+    pixels = [learner._transform(Image.fromarray(image)) for image in images(1, 5)]
+    features = learner._compute(torch.stack(pixels))
+    of_each = [classifier.evidence(row[None]) for row in features]
+    joined = watch.together(of_each)
+    assert joined.apart is not None
+    expected = classifier.evidence(features)
+    for values, expected_values in zip(joined, expected, strict=True):
+        torch.testing.assert_close(values, expected_values)
 
 
-def test_functions_iterators_pil_images_and_bgr_are_the_same(learner):
-    frames = shown((0, 2), (1, 2))
-    expected = [learner.predict(frame).label for frame in frames]
-    several = iter([*frames, None])
-    for source, options in (
-        (frames, {}),
-        (lambda: next(several), {}),
-        ([Image.fromarray(frame) for frame in frames], {}),
-        ((frame[..., ::-1] for frame in frames), {"bgr": True}),
-    ):
-        assert [
-            answer.label for answer in learner.watch(source, window=0, **options)
-        ] == expected
-    assert [
-        answer.label for answer in learner.watch(frames, window=0, bgr=True)
-    ] != expected
+# Sources
 
 
-def test_a_live_source_drops_what_comes_too_fast_and_holds_no_frames(learner):
-    frames, most = [], []
+def as_list(frames):
+    return frames
 
-    class Frame(np.ndarray):
-        """An array whose life can be watched."""
 
-    def camera():
-        for frame in shown((0, 300)):
-            frame = frame.view(Frame)
-            frames.append(weakref.ref(frame))
-            yield frame
-            del frame
+def as_function(frames):
+    """A function that gives a frame at each call, and None at the end."""
+    remaining = iter([*frames, None])
+    return lambda: next(remaining)
 
-    answers = []
-    for answer in learner.watch(camera(), live=True):
-        answers.append(answer)
+
+def as_pil_images(frames):
+    return [Image.fromarray(frame) for frame in frames]
+
+
+@pytest.mark.parametrize("source", [as_list, iter, as_function, as_pil_images])
+def test_sources_are_answered_alike(learner, source):
+    frames = frames_of((0, 2), (1, 2))
+    labels = labels_of(learner.watch(source(frames), window=0))
+    assert labels == predicted(learner, frames)
+
+
+def test_frames_of_opencv(learner):
+    frames = frames_of((0, 2), (1, 2))
+    swapped = (frame[..., ::-1] for frame in frames)
+    labels = labels_of(learner.watch(swapped, window=0, bgr=True))
+    assert labels == predicted(learner, frames)
+
+
+def test_colours_are_not_swapped_unasked(learner):
+    frames = frames_of((0, 2), (1, 2))
+    labels = labels_of(learner.watch(frames, window=0, bgr=True))
+    assert labels != predicted(learner, frames)
+
+
+class WatchedFrame(np.ndarray):
+    """An array whose life can be watched."""
+
+
+class Camera:
+    """300 frames that come at once; counts those that are alive."""
+
+    def __init__(self):
+        self.references = []
+
+    def __iter__(self):
+        for frame in frames_of((0, 300)):
+            watched = frame.view(WatchedFrame)
+            self.references.append(weakref.ref(watched))
+            yield watched
+            del watched
+
+    def alive(self):
         gc.collect()
-        most.append(sum(frame() is not None for frame in frames))
-    assert len(answers) + sum(answer.dropped for answer in answers) == 300
-    assert sum(answer.dropped for answer in answers) > 0 and max(most) <= 4
+        return sum(reference() is not None for reference in self.references)
 
 
-def test_a_video_is_answered_frame_by_frame_and_closed_when_it_is_left(
-    learner, tmp_path
+def test_a_live_source_drops_frames(learner):
+    answers = list(learner.watch(iter(Camera()), live=True))
+    dropped = sum(answer.dropped for answer in answers)
+    assert dropped > 0
+    assert len(answers) + dropped == 300
+
+
+def test_a_live_source_holds_few_frames(learner):
+    camera = Camera()
+    alive = [camera.alive() for _ in learner.watch(iter(camera), live=True)]
+    assert max(alive) <= 4
+
+
+def test_the_learner_may_be_taught_meanwhile(learner):
+    labels = []
+    for answer in learner.watch(frames_of((4, 6)), window=100):
+        labels.append(answer.label)
+        if len(labels) == 3:
+            learner.teach(images(4, 6), "c4")
+    assert "c4" not in labels[:3]
+    assert set(labels[3:]) == {"c4"}
+
+
+# Videos
+
+
+@pytest.mark.parametrize(
+    ("path_type", "options", "answers"),
+    [(lambda path: path, {}, 30), (str, {"fps": 5}, 15)],
+    ids=["path", "fps"],
+)
+def test_a_video_is_answered_frame_by_frame(
+    learner, tmp_path, path_type, options, answers
 ):
     pytest.importorskip("av")
     path = write_video(tmp_path / "clip.mp4")  # 3 seconds at 10 frames per second
-    assert (
-        len(list(learner.watch(path))) == 30
-        and len(list(learner.watch(str(path), fps=5))) == 15
-    )
+    assert len(list(learner.watch(path_type(path), **options))) == answers
+
+
+def test_a_video_that_is_left_is_closed(learner, tmp_path):
+    pytest.importorskip("av")
+    path = write_video(tmp_path / "clip.mp4")
     threads = threading.active_count()
     played = learner.watch(path, live=True)
     next(played)
@@ -148,40 +221,44 @@ def test_a_video_is_answered_frame_by_frame_and_closed_when_it_is_left(
     assert threading.active_count() == threads
 
 
-def test_frames_of_a_video_are_freed_without_the_garbage_collector_and_in_a_forked_process(
-    learner, tmp_path
-):
-    av = pytest.importorskip("av")
-    path = write_video(
-        tmp_path / "clip.mp4", size=(640, 480)
-    )  # that FFmpeg converts in threads, which a fork lacks
+@pytest.fixture
+def large_video(tmp_path):
+    """A video that FFmpeg converts in threads, without garbage collection meanwhile."""
+    pytest.importorskip("av")
+    path = write_video(tmp_path / "clip.mp4", size=(640, 480))
     gc.collect()
     gc.disable()
-    try:
-        assert len(list(learner.watch(path))) == 30 and learner.predict(path).frames
-        held = sum(type(one) is av.VideoFrame for one in gc.get_objects())
-        forked = multiprocessing.get_context("fork").Process(
-            target=gc.collect, daemon=True
-        )
-        forked.start()
-        forked.join(60)
-    finally:
-        gc.enable()
-    assert held < 15  # of 30; a thread that decodes ahead holds some
-    assert forked.exitcode == 0
+    yield path
+    gc.enable()
 
 
-def test_the_learner_may_be_taught_meanwhile(learner):
-    answers = []
-    for answer in learner.watch(shown((4, 6)), window=100):
-        answers.append(answer.label)
-        if len(answers) == 3:
-            learner.teach(images(4, 6), "c4")
-    assert "c4" not in answers[:3] and set(answers[3:]) == {"c4"}
+def frames_alive():
+    import av
+
+    return sum(type(entry) is av.VideoFrame for entry in gc.get_objects())
+
+
+def test_frames_are_freed_without_the_collector(learner, large_video):
+    assert len(list(learner.watch(large_video))) == 30
+    assert frames_alive() < 15  # a thread that decodes ahead holds some
+
+
+def test_frames_are_freed_in_a_forked_process(learner, large_video):
+    list(learner.watch(large_video))
+    learner.predict(large_video)
+    # A fork lacks the threads of FFmpeg.
+    fork = multiprocessing.get_context("fork")
+    process = fork.Process(target=gc.collect, daemon=True)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+
+
+# What cannot be watched
 
 
 @pytest.mark.parametrize(
-    ("source", "options", "kind", "fact"),
+    ("source", "options", "error", "words"),
     [
         (np.zeros((4, 4, 3), np.uint8), {}, TypeError, "give predict a single image"),
         (3.5, {}, TypeError, "float; give a camera's number"),
@@ -198,16 +275,18 @@ def test_the_learner_may_be_taught_meanwhile(learner):
         ("/no/camera", {}, CameraError, "camera /no/camera cannot be opened"),
     ],
 )
-def test_what_cannot_be_watched(learner, source, options, kind, fact):
-    with pytest.raises(kind, match=fact):
+def test_what_cannot_be_watched(learner, source, options, error, words):
+    with pytest.raises(error, match=words):
         list(learner.watch(source, **options))
 
 
-def test_an_address_is_named_without_its_password(make):
+def test_before_anything_is_taught(make):
     with pytest.raises(NothingTaughtError):
         next(make().watch([]))
-    with pytest.raises(
-        CameraError, match=r"camera rtsp://127\.0\.0\.1:9/x cannot be opened"
-    ) as error:
-        next(taught(make(), 2).watch("rtsp://me:secret@127.0.0.1:9/x"))
+
+
+def test_an_address_is_named_without_its_password(learner):
+    words = r"camera rtsp://127\.0\.0\.1:9/x cannot be opened"
+    with pytest.raises(CameraError, match=words) as error:
+        next(learner.watch("rtsp://me:secret@127.0.0.1:9/x"))
     assert "secret" not in str(error.value)

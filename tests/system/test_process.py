@@ -1,6 +1,5 @@
-"""A process: its threads, its random numbers, and the progress and numbers of things that it prints."""
+"""A process: its threads, its random numbers, and the progress that it prints."""
 
-import contextlib
 import io
 import os
 import random
@@ -21,43 +20,59 @@ from crumb_avalanche.system.words import counted
 
 
 @pytest.mark.parametrize(
-    ("given", "after"),
+    ("environment", "expected"),
     [
         ({}, {"GOMP_SPINCOUNT": "2000"}),
         ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
         ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
     ],
+    ids=["default", "spin count", "wait policy"],
 )
-def test_threads_sleep_soon_unless_the_user_says_otherwise(given, after, monkeypatch):
-    monkeypatch.setattr(os, "environ", dict(given))
+def test_threads_sleep_soon(environment, expected, monkeypatch):
+    monkeypatch.setattr(os, "environ", environment)
     limit_openmp_spin()
-    assert os.environ == after
+    assert os.environ == expected
 
 
-def test_the_state_survives_a_file(tmp_path):
+def draw():
+    """Random numbers of PyTorch, NumPy and Python."""
+    return [torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()]
+
+
+def test_the_rng_state_survives_a_file(tmp_path):
     write_state(tmp_path / "rng.safetensors", get_rng_state(), {})
-    expected = torch.rand(3), np.random.rand(3), random.random()
-    set_rng_state(read_state(tmp_path / "rng.safetensors")[0])
-    assert torch.equal(torch.rand(3), expected[0]) and np.array_equal(
-        np.random.rand(3), expected[1]
-    )
-    assert random.random() == expected[2]
+    expected = draw()
+    state, _ = read_state(tmp_path / "rng.safetensors")
+    set_rng_state(state)
+    assert draw() == expected
 
 
-@pytest.mark.parametrize("here", [1, 2])
-def test_rng_states_of_as_many_gpus_as_there_are(monkeypatch, here):
-    now, taken = get_rng_state(), []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: here)
-    monkeypatch.setattr(
-        torch.cuda, "set_rng_state", lambda state, device: taken.append((state, device))
-    )
-    states = {**now, "cuda": ["of 0", "of 1"]}
-    words = rf"of 2 GPUs, but {here} are here.*use 2 GPUs"
-    with (
-        pytest.warns(UserWarning, match=words) if here < 2 else contextlib.nullcontext()
-    ):
+@pytest.fixture
+def of_two_gpus(monkeypatch):
+    """RNG states of a process with two GPUs, and a list of those that are set."""
+    restored = []
+
+    def restore(state, device):
+        restored.append((device, state))
+
+    monkeypatch.setattr(torch.cuda, "set_rng_state", restore)
+    return {**get_rng_state(), "cuda": ["of 0", "of 1"]}, restored
+
+
+def test_each_gpu_has_its_rng_state(of_two_gpus, monkeypatch):
+    states, restored = of_two_gpus
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    set_rng_state(states)
+    assert restored == [(0, "of 0"), (1, "of 1")]
+
+
+def test_rng_states_of_fewer_gpus(of_two_gpus, monkeypatch):
+    states, restored = of_two_gpus
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    words = r"of 2 GPUs, but 1 are here.*use 2 GPUs"
+    with pytest.warns(UserWarning, match=words):
         set_rng_state(states)
-    assert taken == [("of 0", 0), ("of 1", 1)][:here]
+    assert restored == [(0, "of 0")]
 
 
 def test_gpus_that_are_not_in_use_are_not_asked(monkeypatch):
@@ -71,7 +86,9 @@ def test_gpus_that_are_not_in_use_are_not_asked(monkeypatch):
 
 
 def printed(monkeypatch, seconds, **options):
-    file, clock = io.StringIO(), iter(range(0, 1000, seconds))
+    """What a bar of 60 prints whose four steps of 10 take so long each."""
+    file = io.StringIO()
+    clock = iter(range(0, 1000, seconds))
     monkeypatch.setattr(progress.sys, "stderr", file)
     monkeypatch.setattr("tqdm.std.time", lambda: next(clock))
     with progress_bar(60, "training", **options) as bar:
@@ -80,39 +97,48 @@ def printed(monkeypatch, seconds, **options):
     return file.getvalue()
 
 
-def test_a_line_every_few_seconds_and_one_at_the_end(monkeypatch):
-    lines = printed(monkeypatch, 6).splitlines()
-    assert lines[-1].startswith("training: 40/60 images, ") and lines[-1].endswith(
-        "s/ images"
-    )
-    assert 2 <= len(lines) <= 4 and "\r" not in "".join(lines)
-    assert len(printed(monkeypatch, 1).splitlines()) == 1 and not printed(
-        monkeypatch, 6, show=False
-    )
-    quick = printed(
-        monkeypatch, 2, unit="B", initial=20, scale=True
-    )  # what was done before is no part of the rate
-    assert quick.splitlines()[-1] == "training: 60.0/60.0B, 2.00B/s"
+def test_a_line_every_few_seconds(monkeypatch):
+    text = printed(monkeypatch, 6)
+    assert 2 <= text.count("\n") <= 4
+    assert "\r" not in text
+
+
+def test_a_line_at_the_end(monkeypatch):
+    (line,) = printed(monkeypatch, 1).splitlines()
+    assert line.startswith("training: 40/60 images, ")
+    assert line.endswith("s/ images")
+
+
+def test_a_bar_that_is_not_shown(monkeypatch):
+    assert printed(monkeypatch, 6, show=False) == ""
+
+
+def test_what_was_done_before_is_no_part_of_the_rate(monkeypatch):
+    text = printed(monkeypatch, 2, unit="B", initial=20, scale=True)
+    assert text.splitlines()[-1] == "training: 60.0/60.0B, 2.00B/s"
 
 
 def test_a_new_text_is_a_line_if_wanted(monkeypatch):
     file = io.StringIO()
     monkeypatch.setattr(progress.sys, "stderr", file)
     with progress_bar(3, "sweep", " runs") as bar:
-        for text in ("run0", "run1", "run2"):
-            bar.set_postfix_str(text, refresh=text != "run1")
-    assert [line.rpartition(", ")[2] for line in file.getvalue().splitlines()] == [
-        "run0",
-        "run2",
-    ]
+        bar.set_postfix_str("run0")
+        bar.set_postfix_str("run1", refresh=False)
+        bar.set_postfix_str("run2")
+    first, second = file.getvalue().splitlines()
+    assert first.endswith(", run0")
+    assert second.endswith(", run2")
 
 
-def test_numbers_are_written_in_words_and_units():
-    cases = [(0, "image"), (1, "image"), (1234, "image"), (2, "class"), (2, "memory")]
-    assert [counted(*case) for case in cases] == [
-        "0 images",
-        "1 image",
-        "1,234 images",
-        "2 classes",
-        "2 memories",
-    ]
+@pytest.mark.parametrize(
+    ("number", "unit", "words"),
+    [
+        (0, "image", "0 images"),
+        (1, "image", "1 image"),
+        (1234, "image", "1,234 images"),
+        (2, "class", "2 classes"),
+        (2, "memory", "2 memories"),
+    ],
+)
+def test_numbers_in_words(number, unit, words):
+    assert counted(number, unit) == words

@@ -1,8 +1,9 @@
-"""The plugins that every stream learner shares, one by one and in a strategy: the guard, maps in place of images."""
+"""The strategy of every stream learner and its plugins: the mask, the guard, maps."""
 
 import inspect
 import math
 import re
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +16,7 @@ from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
 from avalanche.training.supervised import Naive
 from host_benchmarks import LabelledImages, Trace
 from torch import nn
-from watched import built, make, outputs_of, taught, train
+from watched import built, make, outputs_of, same_weights, taught, train
 
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import STRATEGIES
@@ -67,33 +68,64 @@ def test_another_state_is_refused(state, words):
         build().load_state_dict(state)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e3, 1e9, -1e9])
-def test_in_evaluation_an_unseen_class_costs_a_finite_constant(scale):
-    plugin = SeenClassesPlugin()
-    plugin.seen = [3, 1]
-    logits = torch.randn(50, 5, generator=torch.Generator().manual_seed(0)) * 2 + scale
-    before, answers = logits.clone(), plugin.mask_answers(logits)
-    assert torch.equal(logits, before) and torch.equal(
-        answers[:, [1, 3]], logits[:, [1, 3]]
-    )
-    among_seen = plugin.mask(logits)
-    if abs(scale) < 1e4:
-        assert torch.equal(answers.argmax(1), among_seen.argmax(1))
-        labels = torch.full((50,), 2)
-        costs = nn.functional.cross_entropy(answers.double(), labels, reduction="none")
-        torch.testing.assert_close(
-            costs,
-            torch.full_like(costs, -math.log(UNSEEN_PROBABILITY)),
-            rtol=0,
-            atol=1e-3,
-        )
-        labels[:] = 3
-        costs, before = (
-            nn.functional.cross_entropy(one.double(), labels)
-            for one in (answers, among_seen)
-        )
-        assert 0 <= costs - before < 3.1e-6
-    assert set(answers.argmax(1).tolist()) <= {1, 3}
+class Masked:
+    """Logits of 50 images, of five classes of which 1 and 3 were seen.
+
+    Attributes:
+        logits: around `scale`.
+        answers: with the other classes masked as in evaluation.
+        among_seen: with the other classes masked as in training.
+    """
+
+    def __init__(self, scale):
+        plugin = SeenClassesPlugin()
+        plugin.seen = [3, 1]
+        noise = torch.randn(50, 5, generator=torch.Generator().manual_seed(0))
+        self.logits = noise * 2 + scale
+        self.before = self.logits.clone()
+        self.answers = plugin.mask_answers(self.logits)
+        self.among_seen = plugin.mask(self.logits)
+
+
+def losses_of(outputs, label):
+    labels = torch.full((50,), label)
+    return nn.functional.cross_entropy(outputs.double(), labels, reduction="none")
+
+
+EVERY_SCALE = pytest.mark.parametrize("scale", [1.0, 1e3, 1e9, -1e9])
+FINE_SCALE = pytest.mark.parametrize("scale", [1.0, 1e3])  # of float32 logits
+
+
+@EVERY_SCALE
+def test_the_logits_of_seen_classes_stay(scale):
+    masked = Masked(scale)
+    assert torch.equal(masked.logits, masked.before)
+    assert torch.equal(masked.answers[:, [1, 3]], masked.logits[:, [1, 3]])
+
+
+@EVERY_SCALE
+def test_unseen_classes_are_not_answered(scale):
+    assert set(Masked(scale).answers.argmax(1).tolist()) <= {1, 3}
+
+
+@FINE_SCALE
+def test_the_answer_is_that_among_seen_classes(scale):
+    masked = Masked(scale)
+    assert torch.equal(masked.answers.argmax(1), masked.among_seen.argmax(1))
+
+
+@FINE_SCALE
+def test_an_unseen_class_costs_a_constant(scale):
+    losses = losses_of(Masked(scale).answers, 2)
+    expected = torch.full_like(losses, -math.log(UNSEEN_PROBABILITY))
+    torch.testing.assert_close(losses, expected, rtol=0, atol=1e-3)
+
+
+@FINE_SCALE
+def test_a_seen_class_costs_hardly_more(scale):
+    masked = Masked(scale)
+    loss = losses_of(masked.answers, 3).mean()
+    assert 0 <= loss - losses_of(masked.among_seen, 3).mean() < 3.1e-6
 
 
 @pytest.mark.parametrize(
@@ -107,7 +139,8 @@ def test_in_evaluation_an_unseen_class_costs_a_finite_constant(scale):
     ],
 )
 def test_numbers_of_epochs(make_stream, arguments, event, number, counts):
-    trace, setting = Trace(), SupervisedPlugin()
+    trace = Trace()
+    setting = SupervisedPlugin()
     if event is not None:
         setattr(
             setting,
@@ -167,7 +200,8 @@ def test_an_argument_given_twice_is_an_error(kind, own, model):
 
 
 def test_groups_train_as_one(make_model, make_stream):
-    whole, grouped = make_model(), make_model()
+    whole = make_model()
+    grouped = make_model()
     head = [*grouped.plastic_layers.head.parameters()]
     in_head = {id(weight) for weight in head}
     references = [
@@ -194,32 +228,54 @@ def test_a_weight_in_no_group_is_an_error(model, make_stream):
         strategy.train(make_stream().train_stream[0])
 
 
-def test_answers_are_classes_of_the_experience_under_test():
+@dataclass(frozen=True)
+class Hinted:
+    """A strategy with the hint of the task, and its twin without."""
+
+    hinted: StreamStrategy
+    plain: StreamStrategy
+    stream: object
+
+    def outputs(self, strategy, number):
+        """What a strategy answers in the test of an experience."""
+        return outputs_of(strategy, self.stream.test_stream[number : number + 1])[0]
+
+    def classes(self, number):
+        """The classes of an experience, and those of others."""
+        classes = set(self.stream.original_classes_in_exp[number])
+        return sorted(classes), sorted({0, 1, 2, 3} - classes)
+
+
+@pytest.fixture(scope="module")
+def hinted():
     settings = {"learning_rate": 0.1}
-    (hinted, stream), (plain, _) = (
-        taught("finetune", plugins=one, settings=settings)
-        for one in ([TaskIncrementalPlugin()], [])
+    hinted, stream = taught(
+        "finetune", plugins=[TaskIncrementalPlugin()], settings=settings
     )
-    # Training is untouched.
-    assert all(
-        torch.equal(ours, theirs)
-        for ours, theirs in zip(hinted.model.parameters(), plain.model.parameters())
-    )
-    others_answered = 0
-    for number, known in enumerate(stream.original_classes_in_exp):
-        classes, others = sorted(known), sorted({0, 1, 2, 3} - known)
-        ours, theirs = (
-            outputs_of(one, stream.test_stream[number : number + 1])[0]
-            for one in (hinted, plain)
-        )
-        assert (
-            torch.equal(ours[:, classes], theirs[:, classes])
-            and ours[:, others].max() < -1e4
-        )
-        others_answered += int(
-            (theirs[:, others].amax(1) > theirs[:, classes].amax(1)).sum()
-        )
-    assert others_answered  # without the hint
+    plain, _ = taught("finetune", settings=settings)
+    return Hinted(hinted, plain, stream)
+
+
+def test_the_hint_does_not_change_training(hinted):
+    for weight, expected in zip(
+        hinted.hinted.model.parameters(), hinted.plain.model.parameters()
+    ):
+        assert torch.equal(weight, expected)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_answers_are_classes_of_the_experience(hinted, number):
+    classes, foreign = hinted.classes(number)
+    outputs = hinted.outputs(hinted.hinted, number)
+    expected = hinted.outputs(hinted.plain, number)
+    assert torch.equal(outputs[:, classes], expected[:, classes])
+    assert outputs[:, foreign].max() < -1e4
+
+
+def test_without_the_hint_other_classes_are_answered(hinted):
+    classes, foreign = hinted.classes(0)
+    outputs = hinted.outputs(hinted.plain, 0)
+    assert (outputs[:, foreign].amax(1) > outputs[:, classes].amax(1)).any()
 
 
 class NaNAt(SupervisedPlugin):
@@ -227,7 +283,9 @@ class NaNAt(SupervisedPlugin):
 
     def __init__(self, iteration, value=float("nan")):
         super().__init__()
-        self.iteration, self.value, self.weights = iteration, value, []
+        self.iteration = iteration
+        self.value = value
+        self.weights = []
 
     def before_backward(self, strategy, **kwargs):
         self.weights.append(
@@ -245,14 +303,18 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(
 ):
     fault = NaNAt(iteration, value)
     strategy = make(StreamStrategy, model, fault)
-    words = f"the loss became {value} in experience 0, iteration {iteration}; the weights were put back"
-    with pytest.raises(TrainingDivergedError, match=words + ".*--clamp-gradients 10"):
+    words = (
+        f"the loss became {value} in experience 0, iteration {iteration}; "
+        "the weights were put back.*--clamp-gradients 10"
+    )
+    with pytest.raises(TrainingDivergedError, match=words):
         strategy.train(make_stream().train_stream[0])
     assert len(fault.weights) == iteration + 1
-    kept = [p for p in strategy.model.parameters() if p.requires_grad]
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     good = fault.weights[max(iteration - 1, 0)]
-    assert all(torch.equal(now, then) for now, then in zip(kept, good, strict=True))
-    assert not iteration or not all(map(torch.equal, kept, fault.weights[iteration]))
+    assert all(map(torch.equal, weights, good))
+    if iteration:
+        assert not all(map(torch.equal, weights, fault.weights[iteration]))
 
 
 def test_a_replay_loss_stops_the_training_too(model, make_stream):
@@ -278,7 +340,8 @@ def test_running_statistics_go_back_too(make_model):
     model.plastic_layers.add_module("norm", nn.BatchNorm1d(4))
     model.train()
     clock = SimpleNamespace(train_exp_counter=0, train_exp_iterations=1)
-    strategy, guard = SimpleNamespace(model=model, clock=clock), DivergenceGuard()
+    strategy = SimpleNamespace(model=model, clock=clock)
+    guard = DivergenceGuard()
     model.plastic_layers(torch.rand(6, *model.map_shape))
     guard.check(strategy, torch.tensor(1.0))
     good = model.plastic_layers.norm.running_mean.clone()
@@ -294,7 +357,8 @@ class Watch(SupervisedPlugin):
 
     def __init__(self):
         super().__init__()
-        self.shapes, self.outputs = [], []
+        self.shapes = []
+        self.outputs = []
 
     def before_forward(self, strategy, **kwargs):
         self.shapes.append(tuple(strategy.mb_x.shape[1:]))
@@ -304,30 +368,54 @@ class Watch(SupervisedPlugin):
         self.outputs.append(strategy.mb_output)
 
 
-def test_training_and_evaluation_read_maps_and_the_memo_ends_with_the_cache(
-    tmp_path, make_model, make_stream
-):
-    results = []
-    for cached in (True, False):
-        model, stream, watch = make_model(), make_stream(), Watch()
-        plugins = (
-            [FeatureCache(MapStore(tmp_path, model, 200, "toy", progress=False))]
-            if cached
-            else []
-        )
-        strategy = make(StreamStrategy, model, *plugins, watch, first_epochs=2)
+class Cached:
+    """A strategy after an experience, with a cache of maps or without."""
+
+    def __init__(self, folder=None):
+        self.model = small_models.make_model()
+        stream = small_models.make_stream()
+        self.watch = Watch()
+        plugins = [self.watch]
+        if folder is not None:
+            store = MapStore(folder, self.model, 200, "toy", progress=False)
+            self.cache = FeatureCache(store)
+            plugins.insert(0, self.cache)
+        strategy = make(StreamStrategy, self.model, *plugins, first_epochs=2)
         strategy.train(stream.train_stream[0])
         strategy.eval(stream.test_stream[:1])
-        assert set(watch.shapes) == {(8, 4, 4) if cached else (3, 16, 16)}
-        results.append(torch.cat(watch.outputs))
-        for cache in plugins:
-            assert cache.store.filled == 20 + 20  # training and test frames, once each
-            assert model.feature_memo is cache.memo
-            model.features(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
-            assert (cache.memo.computed, cache.memo.found) == (1, 1)
-            cache.close()
-            assert model.feature_memo is None and not cache.memo._maps
-    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def cached(tmp_path):
+    return Cached(tmp_path)
+
+
+def test_maps_replace_images(cached):
+    assert set(cached.watch.shapes) == {(8, 4, 4)}
+    assert set(Cached().watch.shapes) == {(3, 16, 16)}
+
+
+def test_maps_are_answered_as_images(cached):
+    outputs = torch.cat(cached.watch.outputs)
+    expected = torch.cat(Cached().watch.outputs)
+    torch.testing.assert_close(outputs, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_each_frame_is_cached_once(cached):
+    assert cached.cache.store.filled == 20 + 20  # training and test frames
+
+
+def test_equal_images_are_computed_once(cached):
+    memo = cached.cache.memo
+    assert cached.model.feature_memo is memo
+    cached.model.features(torch.zeros(2, 3, 16, 16, dtype=torch.uint8))
+    assert (memo.computed, memo.found) == (1, 1)
+
+
+def test_the_memo_ends_with_the_cache(cached):
+    cached.cache.close()
+    assert cached.model.feature_memo is None
+    assert not cached.cache.memo._maps
 
 
 def test_data_sets_must_have_row_numbers(tmp_path, model, pixels):
@@ -371,73 +459,85 @@ class ForeignPass(SupervisedPlugin):
     )
 
 
-@pytest.mark.parametrize("name", [*LEARNERS, "fused"])
-def test_no_strategy_mistakes_a_foreign_pass_for_its_own(make_model, make_stream, name):
-    settings = {"first_epochs": 1} | ({"fused": True} if name == "fused" else {})
-    name, results = "crumb" if name == "fused" else name, []
-    for foreign in ([], [ForeignPass()]):
-        torch.manual_seed(0)
-        np.random.seed(0)
-        model = make_model(codebook=STRATEGIES[name].codebook)
-        strategy = built(name, model, 8, settings, plugins=foreign)
-        for experience in make_stream().train_stream:
-            strategy.train(experience)
-        results.append(strategy)
-    assert foreign[0].passes > 0
-    one, two = results
-    weights = two.model.state_dict()
-    assert all(
-        torch.equal(value, weights[key])
-        for key, value in one.model.state_dict().items()
-    )
-    if one.storage_policy is not None and one.storage_policy.rows is not None:
-        assert torch.equal(one.storage_policy.rows, two.storage_policy.rows)
-        assert torch.equal(one.storage_policy.labels, two.storage_policy.labels)
+def learn_with(name, make_model, make_stream, plugins=(), settings=None):
+    torch.manual_seed(0)
+    np.random.seed(0)
+    model = make_model(codebook=STRATEGIES[name].codebook)
+    learning = {"first_epochs": 1, **(settings or {})}
+    strategy = built(name, model, 8, learning, plugins=list(plugins))
+    for experience in make_stream().train_stream:
+        strategy.train(experience)
+    return strategy
 
 
-def test_a_batch_that_does_not_pass_the_model_is_computed(model, make_stream):
-    class Watch(BatchPlugin):
-        batches = 0
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [*((name, {}) for name in LEARNERS), ("crumb", {"fused": True})],
+)
+def test_a_foreign_pass_is_not_taken_for_its_own(
+    make_model, make_stream, name, settings
+):
+    foreign = ForeignPass()
+    strategy = learn_with(name, make_model, make_stream, [foreign], settings)
+    expected = learn_with(name, make_model, make_stream, [], settings)
+    assert foreign.passes > 0
+    same_weights(strategy.model, expected.model, rtol=0, atol=0)
+    memories = expected.storage_policy
+    if memories is not None and memories.rows is not None:
+        assert torch.equal(strategy.storage_policy.rows, memories.rows)
+        assert torch.equal(strategy.storage_policy.labels, memories.labels)
 
-        def before_backward(self, strategy, **kwargs):
-            assert torch.equal(
-                self.batch.feature_map, strategy.model.features(strategy.mb_x)
-            )
-            assert self.batch.codes is None and self.batch.labels is strategy.mb_y
-            assert torch.equal(self.batch.pixels([1, 0]), strategy.mb_x[[1, 0]])
-            self.batches += 1
 
-    class Copying(StreamStrategy):
-        def forward(self):
-            return self.model(self.mb_x.clone())
+class WatchedBatch(BatchPlugin):
+    """Compares the batch of each iteration with what the strategy has."""
 
-    watch = Watch()
+    batches = 0
+
+    def before_backward(self, strategy, **kwargs):
+        maps = strategy.model.features(strategy.mb_x)
+        assert torch.equal(self.batch.feature_map, maps)
+        assert self.batch.codes is None
+        assert self.batch.labels is strategy.mb_y
+        assert torch.equal(self.batch.pixels([1, 0]), strategy.mb_x[[1, 0]])
+        self.batches += 1
+
+
+class Copying(StreamStrategy):
+    """Passes a copy of the batch through the model."""
+
+    def forward(self):
+        return self.model(self.mb_x.clone())
+
+
+def test_a_batch_that_does_not_pass_the_model(model, make_stream):
+    watch = WatchedBatch()
     make(Copying, model, watch).train(make_stream().train_stream[0])
-    assert watch.batches == 4 and watch.batch is None
+    assert watch.batches == 4
+    assert watch.batch is None
 
 
-MASKS = {
-    "not handed over": (
-        lambda: [SeenClassesPlugin(), CRUMBPlugin(CodeBuffer(4))],
-        r"was not handed .*different classes.*seen=",
-    ),
-    "another": (
-        lambda: [
-            SeenClassesPlugin(),
-            CRUMBPlugin(CodeBuffer(4), seen=SeenClassesPlugin()),
-        ],
-        "different classes",
-    ),
-    "not listed": (
-        lambda: [CRUMBPlugin(CodeBuffer(4), seen=SeenClassesPlugin())],
-        r"not in the strategy's plugin list.*plugins=\[seen",
-    ),
-}
+def not_handed_over():
+    return [SeenClassesPlugin(), CRUMBPlugin(CodeBuffer(4))]
 
 
-@pytest.mark.parametrize("case", MASKS)
-def test_a_mask_is_handed_over(model, make_stream, case):
-    plugins, words = MASKS[case]
+def another_one():
+    seen = SeenClassesPlugin()
+    return [SeenClassesPlugin(), CRUMBPlugin(CodeBuffer(4), seen=seen)]
+
+
+def not_listed():
+    return [CRUMBPlugin(CodeBuffer(4), seen=SeenClassesPlugin())]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "words"),
+    [
+        (not_handed_over, r"was not handed .*different classes.*seen="),
+        (another_one, "different classes"),
+        (not_listed, r"not in the strategy's plugin list.*plugins=\[seen"),
+    ],
+)
+def test_a_mask_is_handed_over(model, make_stream, plugins, words):
     with pytest.raises(ValueError, match=words):
         make(Naive, model, *plugins()).train(make_stream().train_stream[0])
 
