@@ -15,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.folders import is_video
+from benchmarks_toybox_ilab.tables.forks import call_in_child
 from crumb_avalanche.images.boxes import Detector, boxes_of, cut_out
 from crumb_avalanche.images.clips import BadImage, Clip, OnBad, warn
 from crumb_avalanche.images.sources import (
@@ -39,7 +40,6 @@ from crumb_avalanche.learner.watch import (
 from crumb_avalanche.methods.run_file import LearnerError
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
-from crumb_avalanche.system.forks import call_in_child
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
