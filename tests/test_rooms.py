@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from site_parts.reference import rooms
 
 import benchmarks_toybox_ilab
 import crumb_avalanche
@@ -14,22 +15,7 @@ import crumb_avalanche
 METHOD = Path(crumb_avalanche.__file__).parent
 STREAMS = Path(benchmarks_toybox_ilab.__file__).parent
 # Lowest first: a room imports itself and the rooms before it.
-ROOMS = {
-    METHOD: [
-        "system",
-        "models",
-        "memory",
-        "training",
-        "methods",
-        "images",
-        "learner",
-        "runs",
-        "report",
-        "serve",
-        "cli",
-    ],
-    STREAMS: ["tables", "video", "streams", "datasets", "prepare"],
-}
+ROOMS = {METHOD: rooms("crumb_avalanche"), STREAMS: rooms("benchmarks_toybox_ilab")}
 TOP_LEVEL = {METHOD: {"__init__"}, STREAMS: {"__init__", "catalog"}}
 # What compares methods, and what people use: neither room imports one of the others.
 RESEARCH = ("runs", "report")

@@ -27,11 +27,11 @@ from benchmarks_toybox_ilab.tables.frame import (
     Frame,
     FrameTableError,
     natural_key,
-    whole_number,
 )
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
 from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_not_splits
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.extract import Job, extract_many, frame_rate
 

@@ -30,8 +30,9 @@ from benchmarks_toybox_ilab.datasets.registry import (
     shows_keywords,
 )
 from benchmarks_toybox_ilab.streams.orders import TABLE
-from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 # In the order of the paper's class numbers: o1 to o5 are plug adapters, o46 to o50
 # remote controls.

@@ -22,9 +22,9 @@ from benchmarks_toybox_ilab.tables.frame import (
     Frame,
     FrameTableError,
     natural_key,
-    whole_number,
 )
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 CLASSES = ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
 # of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14

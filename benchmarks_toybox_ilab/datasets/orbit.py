@@ -29,8 +29,9 @@ from benchmarks_toybox_ilab.datasets.registry import (
     register,
     shows_keywords,
 )
-from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 # Number of objects of each test user.
 # fmt: off

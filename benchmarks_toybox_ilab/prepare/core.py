@@ -19,9 +19,9 @@ from benchmarks_toybox_ilab.prepare.toybox_videos import bring_toybox
 from benchmarks_toybox_ilab.tables.frame import (
     BadFrameError,
     FrameTableError,
-    whole_number,
 )
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 from benchmarks_toybox_ilab.tables.progress import terminal_bar
 
 

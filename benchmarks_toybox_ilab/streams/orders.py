@@ -5,8 +5,8 @@ from typing import TypedDict
 
 import numpy as np
 
-from benchmarks_toybox_ilab.tables.frame import whole_number
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 PROTOCOLS = ("class_instance", "class_iid", "offline")
 """Names of the protocols (paper, "Training protocols").

@@ -1,9 +1,10 @@
 """One frame of a data set, its rules, and the errors raised when it breaks one."""
 
-import operator
 import posixpath
 import re
 from dataclasses import dataclass
+
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 SPLITS = ("train", "test")
 
@@ -100,26 +101,3 @@ def natural_key(text: str) -> tuple:
         digits = pieces[position].lstrip("0")
         pieces[position] = (len(digits), digits)
     return tuple(pieces), text
-
-
-def whole_number(
-    name: str, value: object, least: int, error: type[ValueError] = ValueError
-) -> int:
-    """Return the value as int.
-
-    Args:
-        name: What it is, for the message.
-        value: The value.
-        least: The smallest number that is allowed.
-        error: What is raised.
-
-    Raises:
-        ValueError: Or another `error`, unless the value is a whole number of at least
-            `least`.
-    """
-    is_whole = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_whole or operator.index(value) < least:  # type: ignore[arg-type]
-        raise error(
-            f"{name} is {value!r}, but must be a whole number of at least {least}."
-        )
-    return operator.index(value)  # type: ignore[arg-type]

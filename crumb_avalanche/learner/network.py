@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks_toybox_ilab.tables.frame import whole_number
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 from crumb_avalanche.models.backbone_names import (
     PUBLISHED,
     Preprocessing,

@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from numbers import Integral
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -25,6 +24,8 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from benchmarks_toybox_ilab.tables.numbers import is_whole_number
 
 # Where a type says nothing else: all settings are finite and bounded.
 HIGHEST_COUNT = 10**6
@@ -168,7 +169,7 @@ def _checked_for(name: str, value: Any, option: Any) -> Any:
         if isinstance(value, option):
             return value
         raise _OtherKind(KINDS[option])
-    is_number = isinstance(value, Integral) and not isinstance(value, bool)
+    is_number = is_whole_number(value)
     if option is float:
         is_number = is_number or isinstance(value, float)
     if not is_number:
@@ -224,7 +225,7 @@ def check_count(name: str, value: Any, hint: Any = Count) -> None:
         TypeError: it is no whole number.
         ValueError: it is outside the range.
     """
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    if not is_whole_number(value):
         raise TypeError(f"{name} is {value!r}; give a whole number")
     checked(name, value, hint)
 

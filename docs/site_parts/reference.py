@@ -6,6 +6,8 @@ from pathlib import Path
 
 from site_parts.csv_tables import ROOT
 
+# What each package is, and its rooms, lowest first: a room imports those before it. The
+# catalog is a module.
 PACKAGES = {
     "crumb_avalanche": (
         "the method: what learns",
@@ -28,6 +30,12 @@ PACKAGES = {
         ["tables", "video", "streams", "datasets", "prepare", "catalog"],
     ),
 }
+
+
+def rooms(package: str) -> list[str]:
+    """Return the rooms of a package that are folders, lowest first."""
+    _, names = PACKAGES[package]
+    return [name for name in names if (ROOT / package / name).is_dir()]
 
 
 def source(module: str) -> Path:

@@ -39,8 +39,9 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
     check_classes,
     render,
 )
-from benchmarks_toybox_ilab.tables.frame import Frame, whole_number
+from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 # fmt: off
 PRETRAINING_CLASSES: tuple[str, ...] = (
