@@ -104,9 +104,13 @@ def test_a_line_every_few_seconds(monkeypatch):
 
 
 def test_a_line_at_the_end(monkeypatch):
-    (line,) = printed(monkeypatch, 1).splitlines()
+    *_, line = printed(monkeypatch, 6).splitlines()
     assert line.startswith("training: 40/60 images, ")
     assert line.endswith("s/ images")
+
+
+def test_a_quick_bar_is_one_line(monkeypatch):
+    assert printed(monkeypatch, 1).count("\n") == 1
 
 
 def test_a_bar_that_is_not_shown(monkeypatch):

@@ -573,21 +573,21 @@ def test_a_failing_criterion_stays_as_it_was(logits):
     assert criterion.factors is WEIGHTS
 
 
-class Looking(nn.Module):
-    """Calls another criterion, whose weights are then those of all classes."""
-
-    def __init__(self, criterion):
-        super().__init__()
-        self.criterion = criterion
-
-    def forward(self, logits, labels):
-        assert self.criterion.weight.shape == (CLASSES,)
-        return self.criterion(logits, labels)
-
-
 def test_a_criterion_is_read_only_while_it_is_called(logits):
     """Another thread, which has seen other classes, may call it meanwhile."""
     criterion = nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1)
+
+    class Looking(nn.Module):
+        """Calls a copy of the criterion, which has its weights meanwhile."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = criterion
+
+        def forward(self, logits, labels):
+            assert criterion.weight.shape == (CLASSES,)
+            return self.inner(logits, labels)
+
     labels = torch.tensor(LABELS)
-    loss = loss_over_seen(Looking(criterion), logits, labels)
+    loss = loss_over_seen(Looking(), logits, labels)
     torch.testing.assert_close(loss, loss_over_seen(criterion, logits, labels))
