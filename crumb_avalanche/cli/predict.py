@@ -31,6 +31,7 @@ COLUMNS = (
     "label",
     "confidence",
     "known",
+    "unknown",
     "runner_up",
     "runner_up_confidence",
 )
@@ -111,7 +112,8 @@ def main(settings: PredictSettings) -> None:
     else:
         answers = printed_with_page(learner, settings, unread)
     if not settings.json and not settings.csv:
-        summarize([answer for answer in answers if answer.truth is not None])
+        labelled = [answer for answer in answers if answer.truth is not None]
+        summarize(labelled, {info.name for info in learner.classes})
     if unread:
         raise ListedError(f"{counted(len(unread), 'file')} could not be read", unread)
 
@@ -162,8 +164,10 @@ def watch(learner: Learner, settings: PredictSettings) -> None:
         if settings.json:
             print(json.dumps(answer.as_dict()), flush=True)
         elif answer.changed:
-            percent = f"{100 * answer.confidence:.0f} %"
-            print(f"{answer.time:8.1f} s  {answer.shown}  {percent}", flush=True)
+            line = f"{answer.time:8.1f} s  {answer.shown}"
+            if not answer.unknown:
+                line += f"  {100 * answer.confidence:.0f} %"
+            print(line, flush=True)
 
 
 def printed_with_page(
@@ -248,15 +252,22 @@ def csv_row(answer: Answer) -> tuple[object, ...]:
         answer.label,
         f"{answer.confidence:.6f}",
         answer.known,
+        answer.unknown,
         runner_up,
         f"{share:.6f}",
     )
 
 
 def line_of(answer: Answer) -> str:
-    """Return an answer as a line for people."""
-    source = printable(answer.place)
-    line = f"{source}  {answer.shown}  {100 * answer.confidence:.0f} %"
+    """Return an answer as a line for people.
+
+    That something is unknown has no probability: those of the classes hold if one of
+    them is shown.
+    """
+    line = f"{printable(answer.place)}  {answer.shown}"
+    if answer.unknown:
+        return line
+    line += f"  {100 * answer.confidence:.0f} %"
     if not answer.runners_up:
         return line
     runners_up = [
@@ -265,23 +276,48 @@ def line_of(answer: Answer) -> str:
     return f"{line}  ({', '.join(runners_up)})"
 
 
-def summarize(answers: list[Answer]) -> None:
-    """Print accuracy, confusions and the worst mistakes.
+def summarize(answers: list[Answer], taught: set[str]) -> None:
+    """Print accuracy, unknown images, confusions and the worst mistakes.
 
     Args:
         answers: those whose true class is known.
+        taught: names of the classes taught.
     """
     if not answers:
         return
-    wrong = [answer for answer in answers if answer.label != answer.truth]
-    right = len(answers) - len(wrong)
-    percent = f"{100 * right / len(answers):.1f} %"
-    print(f"\n{right} of {len(answers)} right ({percent})")
+    print(f"\n{headline(answers)}")
+    for truth, of_truth in of_other_classes(answers, taught).items():
+        unknown = sum(answer.unknown for answer in of_truth)
+        print(f"  {truth} was not taught: {unknown} of {len(of_truth)} unknown")
+    wrong = [answer for answer in answers if answer.wrong]
     confusions = Counter((answer.truth, answer.label) for answer in wrong)
-    for (truth, label), count in confusions.most_common(WORST):
-        print(f"  {truth} taken for {label}: {count}")
+    for (true_class, label), count in confusions.most_common(WORST):
+        print(f"  {true_class} taken for {label}: {count}")
     most_confident = sorted(wrong, key=lambda answer: -answer.confidence)
     for answer in most_confident[:WORST]:
         percent = f"{100 * answer.confidence:.0f} %"
         path = printable(answer.path)
         print(f"  {path}: {answer.label} {percent}, is {answer.truth}")
+
+
+def headline(answers: list[Answer]) -> str:
+    """Return how many answers are right, unknown and wrong."""
+    right = sum(answer.right for answer in answers)
+    unknown = sum(answer.unknown for answer in answers)
+    wrong = sum(answer.wrong for answer in answers)
+    percent = f"{100 * right / len(answers):.1f} %"
+    return (
+        f"{right} of {len(answers)} right ({percent}), {unknown} unknown, {wrong} "
+        "taken for another class"
+    )
+
+
+def of_other_classes(
+    answers: list[Answer], taught: set[str]
+) -> dict[str, list[Answer]]:
+    """Return the answers for classes that were not taught, by the true class."""
+    by_truth: dict[str, list[Answer]] = {}
+    for answer in answers:
+        if answer.truth is not None and answer.truth not in taught:
+            by_truth.setdefault(answer.truth, []).append(answer)
+    return by_truth

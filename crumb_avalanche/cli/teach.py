@@ -151,7 +151,8 @@ def print_lesson(lesson: Lesson, learner: Learner, path: Path) -> None:
     if lesson.answered:
         clips = counted(lesson.answered, "clip")
         percent = f"{100 * lesson.right / lesson.answered:.0f} %"
-        print(f"of {clips} asked before learning, {lesson.right} right ({percent})")
+        text = f"of {clips} asked before learning, {lesson.right} recognised"
+        print(f"{text} ({percent}), {lesson.unknown} unknown")
     for doubt in lesson.doubts:
         command = f"crumb learner move {path} {doubt.label} RIGHT"
         print(printable(f"{doubt.text} If not: {command} --lesson {lesson.number}"))

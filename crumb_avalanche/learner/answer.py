@@ -44,9 +44,24 @@ class Answer:
     box: tuple[float, float, float, float] | None = None
 
     @property
+    def unknown(self) -> bool:
+        """Whether no class taught explains the image; false if nobody can tell."""
+        return self.known is False
+
+    @property
+    def right(self) -> bool:
+        """Whether the true class is known, and was named."""
+        return not self.unknown and self.label == self.truth
+
+    @property
+    def wrong(self) -> bool:
+        """Whether the true class is known, and another one was named."""
+        return not self.unknown and self.truth not in (None, self.label)
+
+    @property
     def shown(self) -> str:
         """The label, or that the image is unknown and which class is nearest."""
-        if self.known is False:
+        if self.unknown:
             return f"unknown (nearest: {self.label})"
         return self.label
 
@@ -61,7 +76,8 @@ class Answer:
         """Return plain values for JSON, without the frames.
 
         ``label`` is the nearest class also of an unknown image: ``known`` tells it from
-        an image of a class that is called unknown.
+        an image of a class that is called unknown. ``unknown`` is true where ``known``
+        is false, and false where the method cannot tell.
         """
         runners_up = [
             {"label": label, "confidence": round(share, 6)}
@@ -72,6 +88,7 @@ class Answer:
             "label": self.label,
             "confidence": round(self.confidence, 6),
             "known": self.known,
+            "unknown": self.unknown,
             "runners_up": runners_up,
         }
         if self.box is not None:

@@ -4,6 +4,7 @@ It sees features, not images.
 """
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -47,6 +48,29 @@ GROWTH = 1.5
 # Names with their probabilities, most likely first, and whether a class explains what
 # is shown.
 Ranking = tuple[list[tuple[str, float]], bool]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the images of a clip looked like before they were learned.
+
+    Attributes:
+        evidence: of the ``n`` images, with scores that are logarithms of probabilities,
+            but for a summand.
+        familiarity: ``(n,)`` float64, below 0 for unknown images; see ``Confidence``.
+    """
+
+    evidence: Evidence
+    familiarity: Tensor
+
+    @property
+    def known(self) -> bool:
+        """Whether a class explained the clip."""
+        return bool(self.familiarity.mean() >= 0)
+
+    def names(self, number: int) -> bool:
+        """Whether the clip was answered with a class, by its number."""
+        return self.known and self.evidence.best == number
 
 
 def form_of(method: str) -> type[ClosedForm] | None:
@@ -322,7 +346,9 @@ class Classifier:
         self._asked = None
         self._confidence_before = self.confidence
 
-    def predict_before_learning(self, features: Tensor, number: int) -> Evidence | None:
+    def predict_before_learning(
+        self, features: Tensor, number: int
+    ) -> Prediction | None:
         """Answer for a clip with what was learned before, and record how sure it is.
 
         A copy of the statistics is asked, which is made anew for each lesson, and
@@ -330,9 +356,8 @@ class Classifier:
         costs a new solution.
 
         Returns:
-            The evidence of its images, whose scores are logarithms of probabilities,
-            but for a summand; ``None`` if the class, or a second one, was not known to
-            the copy.
+            What the images looked like, by the confidence before the lesson; ``None``
+            if the class, or a second one, was not known to the copy.
         """
         learned = sum(self.images)
         if self._asked is None or learned >= GROWTH * self._asked_images:
@@ -346,7 +371,8 @@ class Classifier:
         self.look_weights.observe(scores, known.index(number))
         of_images = self._together(of_views)
         self.confidence.observe(of_images, number)
-        return self._confidence_before.calibrated(of_images)
+        before = self._confidence_before
+        return Prediction(before.calibrated(of_images), before.familiarity(of_images))
 
     # Answers
 

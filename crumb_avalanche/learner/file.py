@@ -332,6 +332,7 @@ def _lesson_of_run(header: LearnerHeader) -> Lesson:
         clips=0,
         answered=0,
         right=0,
+        unknown=0,
         when=header.written,
         runtime=header.versions.get("runtime", "torch"),
         id=int(digest[:ID_DIGITS], 16),

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import now, printable
 from crumb_avalanche.images.clips import BadImage, Clip, path_of
-from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.learner.classifier import Classifier, Prediction
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.system.words import counted
 
@@ -40,6 +39,7 @@ class Doubt:
         as_label: how many of them looked like the class given.
         other: the class that most of the others looked like.
         as_other: how many looked like that one.
+        unknown: how many are of clips that looked like no class.
     """
 
     label: str
@@ -47,13 +47,18 @@ class Doubt:
     as_label: int
     other: str
     as_other: int
+    unknown: int = 0
 
     @property
     def text(self) -> str:
         """What speaks against the label, as a question."""
+        like_nothing = ""
+        if self.unknown:
+            like_nothing = f", {self.unknown} like nothing that was taught"
         return (
             f"{self.as_label} of {counted(self.frames, 'image')} looked like "
-            f"{self.label}, {self.as_other} like {self.other}: is the label right?"
+            f"{self.label}, {self.as_other} like {self.other}{like_nothing}: is the "
+            "label right?"
         )
 
 
@@ -64,8 +69,11 @@ class Lesson:
     Attributes:
         images: number of images learned by class name.
         clips: number of clips.
-        answered, right: clips that were predicted before they were learned, and the
-            right ones among them.
+        answered: clips that were predicted before they were learned.
+        right: those of them that were recognised: their class was named, and explained
+            them.
+        unknown: those of them that no class explained, which are news, whatever the
+            nearest class; the others were taken for another class.
         when: date and time, ISO 8601 in UTC.
         unread: files that could not be read (``BadImage``); a saved lesson has none.
         notes: what the learner gave up to stay within its budget.
@@ -83,6 +91,7 @@ class Lesson:
     clips: int
     answered: int
     right: int
+    unknown: int
     when: str
     unread: tuple[Any, ...] = ()
     notes: tuple[str, ...] = ()
@@ -126,6 +135,7 @@ class Lesson:
             images=again.images,
             answered=again.answered,
             right=again.right,
+            unknown=again.unknown,
             notes=again.notes,
             doubts=again.doubts,
         )
@@ -168,11 +178,11 @@ class Guess(NamedTuple):
     """What an image looked like before it was learned.
 
     Attributes:
-        name: the most likely class.
+        name: the most likely class; ``None`` if no class explained its clip.
         label_share: probability of the class that the image was given as.
     """
 
-    name: str
+    name: str | None
     label_share: float
 
 
@@ -184,28 +194,38 @@ class _Tally:
     clips: int = 0
     answered: int = 0
     right: int = 0
+    unknown: int = 0
     nothing: int = 0
     notes: list[str] = field(default_factory=list)
     guesses: dict[str, list[Guess]] = field(default_factory=dict)  # by label
 
     def add_prediction(
-        self, label: str, number: int, predicted: Evidence, names: Sequence[str | None]
+        self,
+        label: str,
+        number: int,
+        predicted: Prediction,
+        names: Sequence[str | None],
     ) -> None:
         """Count a clip that was predicted.
 
         Args:
             label, number: name and number of the class that the clip was given as.
-            predicted: evidence of its images, with a column for this class.
+            predicted: what its images looked like, with a column for this class.
             names: name of each class, by number.
         """
         self.answered += 1
-        self.right += predicted.best == number
-        of_label = predicted.labels == number
-        shares = predicted.scores.softmax(1)[:, of_label].flatten().tolist()
-        nearest = predicted.labels[predicted.scores.argmax(1)].tolist()
+        self.right += predicted.names(number)
+        self.unknown += not predicted.known
+        evidence = predicted.evidence
+        of_label = evidence.labels == number
+        shares = evidence.scores.softmax(1)[:, of_label].flatten().tolist()
+        nearest = evidence.labels[evidence.scores.argmax(1)].tolist()
         guesses = self.guesses.setdefault(label, [])
         for nearest_number, share in zip(nearest, shares, strict=True):
-            guesses.append(Guess(str(names[nearest_number]), share))
+            name = None
+            if predicted.known:
+                name = str(names[nearest_number])
+            guesses.append(Guess(name, share))
 
     def lesson(self, unread: Iterable[BadImage]) -> Lesson:
         """Return what was counted as a lesson of now."""
@@ -215,6 +235,7 @@ class _Tally:
             clips=self.clips,
             answered=self.answered,
             right=self.right,
+            unknown=self.unknown,
             when=now(),
             unread=tuple(unread),
             notes=tuple(self.notes),
@@ -291,21 +312,30 @@ def doubt_of(label: str, guesses: Sequence[Guess]) -> Doubt | None:
     """Return what speaks against a label.
 
     The label is in doubt if its mean probability is below 5 % and most images look like
-    another class.
+    another class. Clips that no class explains are news: their images speak neither for
+    the label nor against it.
 
     Args:
         label: see above.
         guesses: what each image looked like, at least one.
     """
-    counts = Counter(guess.name for guess in guesses)
+    of_known = [guess for guess in guesses if guess.name is not None]
+    counts = Counter(str(guess.name) for guess in of_known)
     as_label = counts.pop(label, 0)
-    mean_share = sum(guess.label_share for guess in guesses) / len(guesses)
-    if not counts or mean_share >= DOUBTED:
+    if not counts:
         return None
+    mean_share = sum(guess.label_share for guess in of_known) / len(of_known)
     nearest, as_nearest = counts.most_common(1)[0]
-    if as_nearest <= as_label:
+    if mean_share >= DOUBTED or as_nearest <= as_label:
         return None
-    return Doubt(label, len(guesses), as_label, nearest, as_nearest)
+    return Doubt(
+        label=label,
+        frames=len(guesses),
+        as_label=as_label,
+        other=nearest,
+        as_other=as_nearest,
+        unknown=len(guesses) - len(of_known),
+    )
 
 
 def check_not_empty(lesson: Lesson) -> None:

@@ -60,12 +60,16 @@ def _stored_name(name: str) -> None:
 NAME = text(LONGEST_NAME, _stored_name)
 LESSON = record(
     images=table(NAME, IMAGES),
-    **dict.fromkeys(("clips", "answered", "right", "nothing"), IMAGES),
+    **dict.fromkeys(("clips", "answered", "right", "unknown", "nothing"), IMAGES),
     when=text(40),
     unread=each(str, 0),
     notes=each(text(1000), most=10**5),
     doubts=each(
-        record(label=NAME, frames=IMAGES, as_label=IMAGES, other=NAME, as_other=IMAGES)
+        record(
+            label=NAME,
+            other=NAME,
+            **dict.fromkeys(("frames", "as_label", "as_other", "unknown"), IMAGES),
+        )
     ),
     runtime=text(),
     number=whole(1),
@@ -183,8 +187,10 @@ def check_header(header: dict[str, Any]) -> None:
 
 def _check_lesson(lesson: dict[str, Any], names: list[str], path: str) -> None:
     """Check the counts and the doubts of a lesson."""
-    counts = [lesson["right"], lesson["answered"], lesson["clips"]]
-    _require(counts == sorted(counts), path, "right <= answered <= clips")
+    told_apart = lesson["right"] + lesson["unknown"]
+    counts = [told_apart, lesson["answered"], lesson["clips"]]
+    rule = "right + unknown <= answered <= clips"
+    _require(counts == sorted(counts), path, rule)
     doubts = lesson["doubts"]
     labels = [doubt["label"] for doubt in doubts]
     _require(_differ(labels), f"{path}.doubts", "at most one for each class")
@@ -203,8 +209,9 @@ def _check_doubt(
     _require(exists, path, "between two classes that exist")
     fits = doubt["frames"] <= images.get(label, 0)
     _require(fits, path, "of images that the lesson shows")
-    looked_like = doubt["as_label"] + doubt["as_other"]
-    _require(looked_like <= doubt["frames"], path, "as_label + as_other <= frames")
+    looked_like = doubt["as_label"] + doubt["as_other"] + doubt["unknown"]
+    rule = "as_label + as_other + unknown <= frames"
+    _require(looked_like <= doubt["frames"], path, rule)
     _require(doubt["as_label"] < doubt["as_other"], path, "as_label < as_other")
 
 

@@ -6,6 +6,7 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -40,8 +41,11 @@ SPEAKS_AGAINST = (0, 114, 178)  # blue
 
 # What ``Learner.predict`` returns; reports know learners by what they do alone.
 Answer = Any
-# How often each true class was given each answer, by (true, answered) class.
-Pairs = Counter[tuple[str, str]]
+# How often each true class was given each answer, by (true, answered) class; the
+# answered class of unknown images is ``None``.
+Pairs = Counter[tuple[str, str | None]]
+# How often each true class was taken for another one, by (true, other) class.
+Mistakes = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,8 @@ class Caption:
         truth: the true class, if it is known.
         runners_up: the next classes with their probabilities, most likely first.
         frames: number of frames of a clip, 0 for an image.
+        unknown: whether no class explains the image, so that no probability is shown.
+        compared: what the heat map weighs: the nearest class, and the next one.
     """
 
     answer: str
@@ -65,10 +71,13 @@ class Caption:
     truth: str | None = None
     runners_up: tuple[tuple[str, float], ...] = ()
     frames: int = 0
+    unknown: bool = False
+    compared: tuple[str, ...] = ()
 
     @classmethod
     def of_answer(cls, answer: Answer) -> "Caption":
         """Take what is said of a learner's answer."""
+        next_names = [name for name, _ in answer.runners_up[:1]]
         return cls(
             answer=answer.shown,
             confidence=answer.confidence,
@@ -77,7 +86,17 @@ class Caption:
             truth=answer.truth,
             runners_up=answer.runners_up,
             frames=len(answer.frames),
+            unknown=answer.unknown,
+            compared=(answer.label, *next_names),
         )
+
+
+class Group(IntEnum):
+    """Groups of answers, in the order in which the page shows them."""
+
+    MISTAKE = 0  # another class was named
+    NOT_RECOGNISED = 1  # the true class was taught, and the answer is unknown
+    OTHER = 2
 
 
 @dataclass(order=True)
@@ -85,23 +104,22 @@ class Card:
     """One answer on the page, with its thumbnail and heat map; the smallest come first.
 
     Attributes:
-        order: mistakes (``False``) before the others, the most confident mistakes
-            first, the others as they came.
+        order: the group; within it, the most confident mistakes first, and others as
+            they came.
         caption: what was answered, and the true class if it is known.
         image: the thumbnail as a data URI, empty without one.
         heat: the heat map as a data URI.
     """
 
-    order: tuple[bool, float, int]
+    order: tuple[Group, float, int]
     caption: Caption = field(compare=False)
     image: Markup = field(compare=False)
     heat: Markup | None = field(compare=False, default=None)
 
     @property
-    def wrong(self) -> bool:
-        """Whether the true class is known and another was answered."""
-        not_wrong, _, _ = self.order
-        return not not_wrong
+    def group(self) -> Group:
+        """The group of answers that it is shown with."""
+        return self.order[0]
 
 
 class Copy(NamedTuple):
@@ -137,9 +155,12 @@ class AnswersPage:
     Attributes:
         title, lead: head of the page.
         note: what a person who reads the answers should know; may be empty.
-        asked: answers whose true class is known; ``right`` of them are.
+        asked: answers whose true class is known; of them ``right``, ``unknown_asked``
+            unknown, and the others taken for another class.
+        not_taught: of the unknown ones those of classes that were not taught.
         total: all answers; ``unknown`` of them show no class that was taught.
-        mistakes, others: the cards, not of all answers if they are many.
+        mistakes, not_recognised, others: the cards, not of all answers if they are
+            many.
         confusion: ``None`` for too many classes.
         confused: a line for each pair of classes that were mistaken.
         explained: whether there are heat maps.
@@ -151,9 +172,12 @@ class AnswersPage:
     note: str
     asked: int
     right: int
+    unknown_asked: int
+    not_taught: int
     total: int
     unknown: int
     mistakes: list[Card]
+    not_recognised: list[Card]
     others: list[Card]
     confusion: Matrix | None
     confused: Table
@@ -226,27 +250,47 @@ class ContactSheet:
 
     def _add(self, answer: Answer, copy: Copy) -> None:
         """Count an answer, and keep its card if it is among the first ``most``."""
-        wrong = answer.truth not in (None, answer.label)
-        confidence = -answer.confidence if wrong else 0.0
+        group = self._group_of(answer)
+        confidence = 0.0
+        if group == Group.MISTAKE:
+            confidence = -answer.confidence
         card = Card(
-            order=(not wrong, confidence, self.total),
+            order=(group, confidence, self.total),
             caption=Caption.of_answer(answer),
             image=copy.thumbnail,
         )
         self.total += 1
-        self.unknown += answer.known is False
+        self.unknown += answer.unknown
         if answer.truth is not None:
-            self.pairs[answer.truth, answer.label] += 1
+            answered = answer.label
+            if answer.unknown:
+                answered = None
+            self.pairs[answer.truth, answered] += 1
         if len(self._cards) < self.most or card < self._cards[-1]:
             if self.learner.explains and answer.box is None:
                 card.heat = heat_map(self.learner.explain(copy.square), copy.size)
             insort(self._cards, card)
             del self._cards[self.most :]
 
+    def _group_of(self, answer: Answer) -> Group:
+        """Return the group of answers that an answer is shown with."""
+        if answer.wrong:
+            return Group.MISTAKE
+        if answer.unknown and answer.truth in self._taught():
+            return Group.NOT_RECOGNISED
+        return Group.OTHER
+
+    def _taught(self) -> list[str]:
+        """Return the names of the classes taught."""
+        return [info.name for info in self.learner.classes]
+
     def page(self, name: str, unread: Sequence[BadImage]) -> str:
         """Render the page of a learner's name, with the files that were left out."""
-        names = [info.name for info in self.learner.classes]
-        wrong = [card for card in self._cards if card.wrong]
+        names = self._taught()
+        cards: dict[Group, list[Card]] = {group: [] for group in Group}
+        for card in self._cards:
+            cards[card.group].append(card)
+        unknown = unknown_of(self.pairs)
         classes = f"{counted(len(names), 'class')}: {listed(names)}"
         page = AnswersPage(
             title=f"{self.total:,} answers of {name}",
@@ -254,10 +298,13 @@ class ContactSheet:
             note=self.learner.note,
             asked=self.pairs.total(),
             right=right_of(self.pairs),
+            unknown_asked=unknown.total(),
+            not_taught=sum(n for truth, n in unknown.items() if truth not in names),
             total=self.total,
             unknown=self.unknown,
-            mistakes=wrong,
-            others=self._cards[len(wrong) :],
+            mistakes=cards[Group.MISTAKE],
+            not_recognised=cards[Group.NOT_RECOGNISED],
+            others=cards[Group.OTHER],
             confusion=confusion_matrix(self.pairs),
             confused=confused_table(self.pairs),
             explained=self.learner.explains,
@@ -271,11 +318,20 @@ def right_of(pairs: Pairs) -> int:
     return sum(number for (truth, label), number in pairs.items() if truth == label)
 
 
-def mistaken(pairs: Pairs) -> Pairs:
-    """Return the pairs of different classes."""
-    wrong: Pairs = Counter()
+def unknown_of(pairs: Pairs) -> Counter[str]:
+    """Return the number of unknown images of each true class."""
+    numbers: Counter[str] = Counter()
     for (truth, label), number in pairs.items():
-        if truth != label:
+        if label is None:
+            numbers[truth] = number
+    return numbers
+
+
+def mistaken(pairs: Pairs) -> Mistakes:
+    """Return the pairs of different classes."""
+    wrong: Mistakes = Counter()
+    for (truth, label), number in pairs.items():
+        if label is not None and label != truth:
             wrong[truth, label] = number
     return wrong
 
@@ -283,21 +339,22 @@ def mistaken(pairs: Pairs) -> Pairs:
 def confusion_matrix(pairs: Pairs) -> Matrix | None:
     """Return how often each true class (row) was given each answer (column).
 
-    ``None`` for too many classes.
+    A column of unknown images follows those of the classes. ``None`` for too many
+    classes.
     """
     truths = list(dict.fromkeys(truth for truth, _ in pairs))
-    answers = [label for _, label in pairs]
+    answers = [label for _, label in pairs if label is not None]
     columns = list(dict.fromkeys([*truths, *answers]))
     if not columns or len(columns) > MOST_COLUMNS:
         return None
     rows = [_confusion_row(pairs, truth, columns) for truth in truths]
-    heads = ["is", *columns, "right"]
+    heads = ["is", *columns, "(unknown)", "right"]
     return Matrix(heads, rows, small=len(columns) > SMALL_COLUMNS)
 
 
 def _confusion_row(pairs: Pairs, truth: str, columns: Sequence[str]) -> MatrixRow:
     """Return how often a class was given each answer, and the share of right ones."""
-    numbers = [pairs[truth, label] for label in columns]
+    numbers = [pairs[truth, label] for label in columns] + [pairs[truth, None]]
     total = sum(numbers)
     cells = []
     for number in numbers:

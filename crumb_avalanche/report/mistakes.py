@@ -17,6 +17,7 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.report.contact_sheet import (
     Caption,
     Card,
+    Group,
     Pairs,
     confused_table,
     confusion_matrix,
@@ -318,7 +319,7 @@ def _card(table: FrameTable, predictions: Predictions, index: int) -> Card:
         truth=table.classes[predictions["label"][index]],
     )
     return Card(
-        order=(False, -confidence, index),
+        order=(Group.MISTAKE, -confidence, index),
         caption=caption,
         image=picture_of(table, row),
     )

@@ -34,7 +34,7 @@ _ENTITIES = str.maketrans(
 
 @dataclass(frozen=True)
 class Share:
-    """How many clips were right before they were learned.
+    """How many clips were recognised before they were learned; see ``Lesson.right``.
 
     Attributes:
         answered: clips that were predicted.

@@ -49,6 +49,7 @@ class Found(BaseModel):
             )
         ),
     ]
+    unknown: Annotated[bool, Field(description="the opposite of known")]
     runners_up: Annotated[
         list[RunnerUp], Field(description="the next classes, most likely first")
     ]
@@ -106,7 +107,12 @@ class Listed(OfLesson):
     answered: Annotated[
         int, Field(description="clips that were predicted before they were learned")
     ]
-    right: Annotated[int, Field(description="the right ones among them")]
+    right: Annotated[
+        int, Field(description="those of them whose class was named and explained them")
+    ]
+    unknown: Annotated[
+        int, Field(description="those of them that no class taught explained")
+    ]
     picture: Annotated[bool, Field(description="whether /picture shows it")]
     can_undo: Annotated[bool, Field(description="whether it can be taken back")]
 

@@ -13,7 +13,7 @@ import pytest
 from fake_runs import Page
 from fake_videos import write_video
 
-from crumb_avalanche.cli.predict import printed
+from crumb_avalanche.cli.predict import COLUMNS, csv_row, line_of, printed, summarize
 from crumb_avalanche.cli.settings import PredictSettings
 from crumb_avalanche.learner.answer import Answer
 
@@ -49,7 +49,14 @@ def test_a_table(predict, place):
 def test_json(answers, place):
     first, second, third = answers(place / "photos")
     assert [first["label"], second["label"], third["label"]] == ["blue", "green", "red"]
-    assert first.keys() == {"path", "label", "confidence", "known", "runners_up"}
+    assert first.keys() == {
+        "path",
+        "label",
+        "confidence",
+        "known",
+        "unknown",
+        "runners_up",
+    }
 
 
 def test_csv(predict, place):
@@ -136,6 +143,41 @@ def test_one_folder_of_a_class_is_enough(mine, trip, done):
     out = done("predict", mine, trip)
     assert "1 of 2 right (50.0 %)" in out
     assert "day2 taken for blue: 1" in out
+
+
+def unknown_and_known(truth, label, unknown, known):
+    """Answers for photos of a class: those called unknown, and those that are not."""
+    of_unknown = [Answer(label, 1.0, False, truth=truth)] * unknown
+    return of_unknown + [Answer(label, 1.0, True, truth=truth)] * known
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "6 of 18 right (33.3 %), 11 unknown, 1 taken for another class",
+        "  dog was not taught: 3 of 4 unknown",
+        "  dog taken for cow: 1",
+    ],
+)
+def test_unknown_answers_are_summed_up(capsys, line):
+    answers = unknown_and_known("cow", "cow", 8, 6)
+    answers += unknown_and_known("dog", "cow", 3, 1)
+    summarize(answers, {"cow", "horse"})
+    assert line in capsys.readouterr().out.splitlines()
+
+
+def test_unknown_answers_have_no_share():
+    answer = Answer("mug", 1.0, False, (("cup", 0.0),), path="a.jpg")
+    assert line_of(answer) == "a.jpg  unknown (nearest: mug)"
+
+
+@pytest.mark.parametrize(
+    ("known", "unknown"), [(True, False), (False, True), (None, False)]
+)
+def test_unknown_in_json_and_csv(known, unknown):
+    answer = Answer("mug", 0.5, known)
+    assert answer.as_dict()["unknown"] is unknown
+    assert dict(zip(COLUMNS, csv_row(answer), strict=True))["unknown"] is unknown
 
 
 # Pages

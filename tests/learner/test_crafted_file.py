@@ -35,7 +35,14 @@ from crumb_avalanche.system.tensor_file import (
 PHOTO = images(0, 1)[0]
 BUDGETS = {"rda": 60_000}  # of which features are given up; of other methods 400,000
 # A doubt about images of lesson 1, which shows 6 images of c1.
-DOUBT = {"label": "c1", "frames": 6, "as_label": 1, "other": "c0", "as_other": 5}
+DOUBT = {
+    "label": "c1",
+    "frames": 6,
+    "as_label": 1,
+    "other": "c0",
+    "as_other": 5,
+    "unknown": 0,
+}
 TWO_PIXELS = torch.ones(2, dtype=torch.uint8)
 
 
@@ -330,7 +337,8 @@ SETTINGS = [
 ]
 DOUBTS = [
     ("lessons.1.doubts", doubt(frames=7), "of images that the lesson shows"),
-    ("lessons.1.doubts", doubt(as_label=2), "as_label + as_other <= frames"),
+    ("lessons.1.doubts", doubt(as_label=2), "as_label + as_other + unknown <= frames"),
+    ("lessons.1.doubts", doubt(unknown=1), "as_label + as_other + unknown <= frames"),
     ("lessons.1.doubts", doubt(as_label=3, as_other=3), "as_label < as_other"),
     ("lessons.1.doubts", doubt(label="c2"), "of a class that the lesson shows"),
     ("lessons.1.doubts", doubt(other="cup"), "between two classes that exist"),

@@ -86,7 +86,7 @@ def test_further_answers_have_no_image(mistakes):
     "words",
     [
         "Images are shown of 3 of the 4 answers",
-        "2 of 4 right (50.0 %) The true class",
+        "2 of 4 right (50.0 %), 0 unknown, 2 taken for another class The true class",
         "There are no heat maps",
     ],
 )
@@ -115,6 +115,54 @@ def test_unknown_images_are_named_so(unlabelled, words):
 )
 def test_unlabelled_images_are_not_counted(unlabelled, words):
     assert words not in unlabelled.text
+
+
+@pytest.fixture
+def unknown():
+    """A page of a right answer, three unknown ones of two classes, and a mistake."""
+    return page_of(
+        clip("b 0.9 v", "b"),
+        clip("b 0.4 w", "b"),
+        clip("b 0.3 x", "dog"),
+        clip("b 0.2 y", "dog"),
+        clip("b 0.8 z", "dog"),
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "1 of 5 right (20.0 %), 3 unknown, 1 taken for another class",
+        "2 of the unknown ones show classes that were not taught",
+    ],
+)
+def test_unknown_answers_are_counted(unknown, words):
+    assert words in unknown.text
+
+
+def test_unknown_answers_are_no_confusion(unknown):
+    (row,) = unknown.tables["confused"]
+    assert [row[name]["text"] for name in ("truth", "answer", "images")] == [
+        "dog",
+        "b",
+        "1",
+    ]
+
+
+def test_the_matrix_has_an_unknown_column(unknown):
+    assert "is b dog (unknown) right" in unknown.text
+    assert "b 1 1 50 %" in unknown.text
+    assert "dog 1 2 0 %" in unknown.text
+
+
+def test_groups_of_answers_are_in_order(unknown):
+    positions = [unknown.text.index(f"b 0.{digit}") for digit in "849"]
+    assert positions == sorted(positions)
+
+
+def test_an_unknown_answer_has_no_bar():
+    page = page_of(clip("b 0.4 x"))
+    assert ("div", "class", "bar") not in page.attributes
 
 
 @pytest.mark.parametrize("count", [1, 200])

@@ -419,7 +419,7 @@ function folded(name, images, its, changes) {
   const asked = its.filter((one) => one.answered && Object.keys(one.images).length === 1);
   const [right, all] = ["right", "answered"].map((what) => asked.reduce((sum, one) => sum + one[what], 0));
   const counts = [counted(images, "image"), counted(its.length, "lesson")];
-  if (all) counts.push(`${right} of ${all} right before learning`);
+  if (all) counts.push(`${right} of ${all} recognised before learning`);
   const last = its.findLast((one) => one.picture);
   const texts = [made("span", name, { class: name === NOTHING ? "" : "class" }), made("span", counts.join(" · "), { class: "faint" })];
   const summary = made("summary", "", {}, [pictureOf(last, "thumb"), made("span", "", { class: "texts" }, texts)]);
@@ -442,16 +442,22 @@ function pictureOf(lesson, kind) {
   return image;
 }
 
+// What was said of a lesson's clips before they were learned.
+function before({ answered, right, unknown }) {
+  if (answered > 1) return `${right} of ${answered} clips were recognised before they were learned, ${unknown} were unknown.`;
+  if (right) return "It was recognised before it was learned.";
+  return unknown ? "It was unknown before it was learned." : "It was taken for another class before it was learned.";
+}
+
 function lessonOf(lesson, name) {
-  const { number, answered, right, images } = lesson;
+  const { number, answered, images } = lesson;
   const when = new Date(lesson.when).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
   const count = counted(images[name] ?? lesson.nothing, "image");
   const source = lesson.source === count ? [] : [lesson.source];
   const others = Object.keys(images).filter((one) => one !== name);
   const said = [made("p", [...source, count, when].filter(Boolean).join(" · "))];
   if (others.length) said.push(made("p", `Also of ${others.join(", ")}.`, { class: "faint" }));
-  const before = answered === 1 ? (right ? "Recognised" : "Not recognised") : `${right} of ${answered} clips recognised`;
-  if (answered) said.push(made("p", `${before} before it was learned.`, { class: "faint" }));
+  if (answered) said.push(made("p", before(lesson), { class: "faint" }));
   said.push(...lesson.doubts.map((doubt) => made("p", doubt.text, { class: "wrong" })));
   const row = made("div", "", { class: "row" });
   if (lesson.can_undo) {
