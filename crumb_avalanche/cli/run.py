@@ -2,6 +2,7 @@
 
 from dataclasses import fields
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from crumb_avalanche.cli import interrupted_later
@@ -47,14 +48,20 @@ def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
 
 
 def demo(settings: DemoSettings) -> None:
-    """Do the runs and report them."""
+    """Do the runs, report them, and say what they show."""
+    from crumb_avalanche.report.report import WIDTH
     from crumb_avalanche.report.report import main as report
+    from crumb_avalanche.report.runs import read_run
+    from crumb_avalanche.report.standing import same_bytes
     from crumb_avalanche.runs.demo import demonstrate
 
     with locked(Path(settings.output)):
         folders = demonstrate(settings)
     # The report takes the lock itself.
     report(ReportSettings([str(folder) for folder in folders], settings.output))
+    codes = read_run(Path(settings.output) / "crumb")
+    images = read_run(Path(settings.output) / "image_replay")
+    print("\n" + fill(same_bytes(codes, images), WIDTH))
 
 
 def strategies(settings: StrategiesSettings) -> None:

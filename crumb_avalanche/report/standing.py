@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from crumb_avalanche.report.paired import Paired, paired
-from crumb_avalanche.report.runs import Group, Stream, streams_of
+from crumb_avalanche.report.runs import Group, Run, Stream, streams_of
 from crumb_avalanche.system.words import counted
 
 
@@ -94,4 +94,15 @@ def _judged(first: str, second: str, accuracies: str, pair: Paired) -> str:
     return (
         f"{first} and {second} are level: {accuracies}, a difference of "
         f"{pair.mean:.1f} points ({bounds})."
+    )
+
+
+def same_bytes(codes: Run, images: Run) -> str:
+    """Compare a run that replays codes with one that replays images at its bytes."""
+    return (
+        f"In the same bytes CRUMB keeps {codes.ledger['buffer_items']:,.0f} memories "
+        f"and image replay {images.ledger['buffer_items']:,.0f} images. CRUMB ends at "
+        f"{codes.result['final_accuracy']:.1f} % and forgets {codes.forgetting:.1f} "
+        f"points; image replay ends at {images.result['final_accuracy']:.1f} % and "
+        f"forgets {images.forgetting:.1f}."
     )

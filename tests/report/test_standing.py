@@ -4,7 +4,7 @@ import pytest
 from fake_runs import fake_run
 
 from crumb_avalanche.report.runs import groups_of, read_run
-from crumb_avalanche.report.standing import by_accuracy, standings
+from crumb_avalanche.report.standing import by_accuracy, same_bytes, standings
 
 
 def groups_with(folder, finals, **shared):
@@ -96,3 +96,20 @@ def test_forgetting(tmp_path, rows, forgetting):
 
 def test_a_joint_learner_forgets_nothing(tmp_path):
     assert read_run(fake_run(tmp_path / "run", strategy="offline")).forgetting is None
+
+
+def test_codes_beside_images_of_the_same_bytes(tmp_path):
+    codes = read_run(fake_run(tmp_path / "crumb", 70.0, ledger={"buffer_items": 352}))
+    images = read_run(
+        fake_run(
+            tmp_path / "images",
+            40.0,
+            ledger={"buffer_items": 15},
+            rows=["0,100.0,", "1,10.0,70.0"],
+        )
+    )
+    assert same_bytes(codes, images) == (
+        "In the same bytes CRUMB keeps 352 memories and image replay 15 images. CRUMB "
+        "ends at 70.0 % and forgets 40.0 points; image replay ends at 40.0 % and "
+        "forgets 90.0."
+    )

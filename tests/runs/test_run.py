@@ -572,7 +572,7 @@ def test_videos_need_no_preparation(done, tmp_path, more, frames):
 
 @pytest.fixture
 def small_demo(monkeypatch, clips, tmp_path):
-    """The command of the demo on few images and two strategies."""
+    """The command of the demo on few images and three strategies."""
     few_images = partial(
         ToyShapesFrames,
         objects_per_class=2,
@@ -584,7 +584,7 @@ def small_demo(monkeypatch, clips, tmp_path):
     monkeypatch.setattr(demo, "ToyShapesFrames", few_images)
     monkeypatch.setattr(demo, "BENCHMARK", "clip_folder")
     monkeypatch.setattr(demo, "RunSettings", settings)
-    monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "rda"))
+    monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "image_replay", "rda"))
     return ["demo", *flags(threads=1, progress=False, output=tmp_path)]
 
 
@@ -592,6 +592,7 @@ def test_the_demo_resumes_and_refuses_another_seed(small_demo, done, refused, tm
     out = done(*small_demo)
     assert (tmp_path / "report.png").stat().st_size > 10_000
     assert "rda" in out
+    assert "In the same bytes CRUMB keeps" in out
     first = (tmp_path / "crumb" / "result.json").stat().st_mtime_ns
     (tmp_path / "rda" / "result.json").unlink()  # as if it had been cut off there
     out = done(*small_demo)
