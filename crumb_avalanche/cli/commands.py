@@ -7,7 +7,6 @@ from crumb_avalanche.cli import settings as of_commands
 from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.runs.demo_settings import DemoSettings
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-from crumb_avalanche.runs.settings import RunSettings
 
 
 @dataclass(frozen=True)
@@ -75,11 +74,11 @@ COMMANDS: dict[str, Command] = {
         positional={"model": None},
     ),
     "run": Command(
-        RunSettings,
+        of_commands.RunCommandSettings,
         "learn a stream with one strategy",
         usual=(
             "benchmark dataset_root output run runs preset strategy backbone weights "
-            "budget_images feature_cache device"
+            "budget_images feature_cache device engine"
         ),
         heading="Measure",
     ),

@@ -58,6 +58,7 @@ PATHS = frozenset(
         "password_file",
         "pictures",
         "pretrained",
+        "resources",
         "source",
         "sources",
         "weights",

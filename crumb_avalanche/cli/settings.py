@@ -8,12 +8,31 @@ A setting that a class does not explain means what it means in ``RunSettings``.
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from crumb_avalanche.runs.engine_settings import EngineName
+from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system import setting_ranges as ranges
 
 # What ``crumb learner`` does.
 Action = Literal["show", "lessons", "undo", "move", "forget", "rename", "merge"]
 # auto: the fastest that is installed; see models.runtimes.
 RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCommandSettings(RunSettings):
+    """Learn a stream and report the accuracy after every experience.
+
+    Attributes:
+        engine: where several runs are done: processes of this computer, slurm or ray.
+        processes: of engine processes: runs at a time, each in a process if more than
+            one.
+        resources: of engine slurm or ray: YAML file of what a run needs: partition,
+            gpus, time, cpus, memory.
+    """
+
+    engine: EngineName = "processes"
+    processes: ranges.Workers = 1
+    resources: str | None = None
 
 
 @dataclass

@@ -5,12 +5,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from crumb_avalanche.runs.cache_items import cache_items
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all, engine_of
 from crumb_avalanche.runs.items import ERROR, Item
 from crumb_avalanche.runs.run_folder import RESULT, finished_result, tidy_up
 from crumb_avalanche.runs.settings import RunSettings
 
+CACHES = "feature_caches"  # in the output folder: what is filled
 Work = Callable[[RunSettings], object]
 IsDone = Callable[[RunSettings], bool]
 
@@ -75,7 +77,8 @@ def sweep(
         cells: settings of the runs in the order in which they start; ``output`` is the
             folder of each.
         settings: of the engine. With a time limit, all runs keep checkpoints.
-        folder: that all workers see, for what the engine writes.
+        folder: that all workers see, for what the engine writes. On a cluster, a
+            feature cache of the runs is filled before them.
         progress: whether to show a bar with the time left.
         work: work on a cell, which can be pickled; writes the result last.
         is_done: whether the folder of a cell holds the result of ``work``.
@@ -93,6 +96,25 @@ def sweep(
         if finished is not None:
             finished(by_folder[item.folder])
 
+    if settings.engine != "processes":
+        fill_caches(cells, settings, folder, progress)
     items = [item_of(cell, work, is_done) for cell in cells]
     engine = engine_of(settings, folder)
     return do_all(items, engine, progress=progress, finished=note)
+
+
+def fill_caches(
+    cells: Sequence[RunSettings],
+    settings: EngineSettings,
+    folder: Path,
+    progress: bool = True,
+) -> None:
+    """Fill the feature caches of the runs that are not finished, in shards.
+
+    A shard that fails is left to the runs, which compute what they miss.
+    """
+    unfinished = [cell for cell in cells if not (Path(cell.output) / RESULT).exists()]
+    items = cache_items(unfinished, folder / CACHES)
+    if items:
+        engine = engine_of(settings, folder)
+        do_all(items, engine, title="shards of the feature cache", progress=progress)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from crumb_avalanche.runs.worker_check import Call, EngineError
 
 FOLDER = "ray"  # in the output folder: calls
 POLL = 2.0  # most seconds between two looks at the tasks
+CONNECT = 10.0  # seconds for the head to answer
 START = 120.0  # seconds for each node's first worker to answer
 # Where `ray start` notes the address of this computer's cluster.
 CURRENT = Path("/tmp/ray/ray_current_cluster")
@@ -53,9 +55,7 @@ class RayEngine(Engine):
             ) from error
         self.ray = ray
         self.call = Call.begin(folder / FOLDER)
-        address = settings.address or os.environ.get("RAY_ADDRESS") or "auto"
-        if address == "auto":
-            _check_own_cluster()
+        address = address_of(settings)
         try:
             ray.init(
                 address=address,
@@ -64,11 +64,7 @@ class RayEngine(Engine):
                 runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise EngineError(
-                f"there is no Ray cluster at {address} ({reason}); start one with ray "
-                "start --head, or give its address in --resources"
-            ) from error
+            raise EngineError(_no_cluster(address, str(error))) from error
         # A lost item is done again by `do_all`, whatever the engine.
         self.options: dict[str, Any] = {
             "num_cpus": settings.cpus,
@@ -149,10 +145,35 @@ class RayEngine(Engine):
         self.ray.shutdown()
 
 
-def _check_own_cluster() -> None:
-    """Raise EngineError if another user noted the cluster of this computer."""
-    if CURRENT.exists() and CURRENT.stat().st_uid != os.getuid():
-        raise EngineError(
-            f"another user started the Ray cluster of this computer ({CURRENT}), whose "
-            "answers could run code here: give the address of yours in --resources"
-        )
+def address_of(settings: EngineSettings) -> str:
+    """Return the address of a cluster that answers.
+
+    Raises:
+        EngineError: there is none, or another user started that of this computer.
+    """
+    address = settings.address or os.environ.get("RAY_ADDRESS") or "auto"
+    if address == "auto":
+        if not CURRENT.exists():
+            raise EngineError(_no_cluster("this computer", f"{CURRENT} is not there"))
+        if CURRENT.stat().st_uid != os.getuid():
+            raise EngineError(
+                f"another user started the Ray cluster of this computer ({CURRENT}), "
+                "whose answers could run code here: give the address of yours in "
+                "--resources"
+            )
+        address = CURRENT.read_text().strip()
+    host, _, port = address.rpartition(":")
+    try:
+        # Ray itself tries for minutes.
+        with socket.create_connection((host, int(port)), timeout=CONNECT):
+            return address
+    except (OSError, ValueError) as error:
+        raise EngineError(_no_cluster(address, str(error))) from error
+
+
+def _no_cluster(address: str, reason: str) -> str:
+    return (
+        f"there is no Ray cluster at {address} ({' '.join(reason.split())[:200]}); "
+        "start one with ray start --head, or give its HOST:PORT as address in "
+        "--resources"
+    )

@@ -1,0 +1,101 @@
+"""The feature cache of many runs, filled by workers before the runs."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from crumb_avalanche.runs.items import Item
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.run_folder import write_json
+from crumb_avalanche.runs.settings import RunSettings
+
+SHARDS = 16  # of the images of a benchmark
+FILLED = "filled.json"  # in the folder of a shard, when its maps are stored
+# Settings that decide which maps a run needs.
+DECIDES = (
+    "benchmark",
+    "dataset_root",
+    "reference_stream",
+    "fps",
+    "new_class",
+    "on_bad_frame",
+    "backbone",
+    "weights",
+    "pretrained",
+    "cut_layer",
+    "image_size",
+    "precision",
+    "cache_precision",
+    "runtime",
+    "device",
+    "feature_cache",
+)
+
+
+def cache_items(
+    cells: Sequence[RunSettings], folder: Path, shards: int = SHARDS
+) -> list[Item]:
+    """Return items that fill the feature caches of runs, none where there are none.
+
+    Of runs that differ in their number or method alone, the first fills the cache. Maps
+    that it does not need, others compute.
+
+    Args:
+        cells: settings of the runs.
+        folder: that all workers see; each item has a subfolder.
+        shards: parts of the images of a benchmark.
+    """
+    first: dict[str, RunSettings] = {}
+    for cell in cells:
+        if cell.feature_cache is not None:
+            plan = RunPlan.of(cell)
+            key = repr([getattr(plan, name) for name in DECIDES])
+            first.setdefault(key, cell)
+    items = []
+    for number, cell in enumerate(first.values()):
+        for shard in range(shards):
+            own = folder / f"cache{number}" / f"shard{shard}of{shards}"
+            settings = replace(cell, output=str(own))
+            items.append(
+                Item(
+                    folder=own,
+                    work=partial(fill, settings, shard, shards),
+                    is_done=(own / FILLED).is_file,
+                )
+            )
+    return items
+
+
+def fill(settings: RunSettings, shard: int, shards: int) -> None:
+    """Store the missing maps of a shard of the images that a run learns or tests.
+
+    Args:
+        settings: of the run; ``output`` is the folder of the shard.
+        shard, shards: number of the shard, and how many there are; blocks of images
+            that pass F together go to the shards in turn.
+    """
+    import numpy as np
+    from torch.utils.data import Subset
+
+    from crumb_avalanche.models.map_store import FILL_BATCH
+    from crumb_avalanche.runs.session import Session, open_stream
+    from crumb_avalanche.system.process import set_up_process
+
+    plan = RunPlan.of(settings)
+    set_up_process(plan.threads, plan.run)
+    stream = open_stream(plan)
+    benchmark = stream.benchmark
+    with Session.build(plan, stream, learner=False) as session:
+        assert session.cache is not None, "the settings have a feature_cache"
+        store = session.cache.store
+        for experience in (*benchmark.train_stream, *benchmark.test_stream):
+            images = experience.dataset
+            rows = np.asarray(list(images.frame_row))
+            blocks = np.arange(len(rows)) // FILL_BATCH
+            index = np.flatnonzero(blocks % shards == shard)
+            if len(index):
+                own_images = Subset(images, index.tolist())
+                store.dataset(own_images, rows[index], [0] * len(index))
+        values = {"maps": store.path.name, "computed": store.filled}
+    write_json(Path(settings.output) / FILLED, values)

@@ -1,0 +1,126 @@
+"""``crumb run --runs`` on an engine, and the feature cache that is filled before."""
+
+import contextlib
+import io
+import shutil
+
+import numpy as np
+import pytest
+from flags import flags
+from support.runs import differences
+
+from crumb_avalanche.cli import main
+from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.runs.cache_items import cache_items
+from crumb_avalanche.runs.engines import do_all
+from crumb_avalanche.runs.local_engines import ThisProcess
+from crumb_avalanche.runs.run_folder import SUMMARY
+from crumb_avalanche.runs.settings import RunSettings
+
+
+@pytest.fixture(scope="module")
+def run(tiny):
+    """Do short runs; return what is printed."""
+
+    def call(folder, *more):
+        out = io.StringIO()
+        arguments = (*tiny, "--output", folder, *flags(strategy="ncm"), *more)
+        with contextlib.redirect_stdout(out):
+            assert main([str(argument) for argument in arguments]) == 0
+        return out.getvalue()
+
+    return call
+
+
+def test_runs_in_processes_are_those_of_one(run, tmp_path):
+    run(tmp_path / "one", "--runs", "0,2")
+    text = run(tmp_path / "two", "--runs", "0,2", "--processes", "2")
+    for name in ("run0", "run2"):
+        assert not differences(tmp_path / "one" / name, tmp_path / "two" / name)
+    assert (tmp_path / "one" / SUMMARY).read_text() == (
+        tmp_path / "two" / SUMMARY
+    ).read_text()
+    assert text.splitlines()[-1].startswith("ncm, 2 runs: final accuracy ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--processes", "2"], "are for several runs: give --runs, such as 0-9"),
+        (["--engine", "slurm"], "--engine slurm and --processes are for several"),
+        (
+            ["--processes", "2", "--runs", "0-1", "--overwrite", "true"],
+            "--overwrite starts over in this process alone",
+        ),
+        (["--engine", "pbs"], "engine is 'pbs'; give one of processes, slurm, ray"),
+        (["--resources", "x.yaml"], "is for --engine slurm or ray; leave it out"),
+    ],
+)
+def test_engines_that_do_not_go(tiny, tmp_path, capsys, words, said):
+    assert main([*map(str, tiny), "--output", str(tmp_path / "run"), *words]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_failed_run_is_named(tiny, clips, tmp_path, capsys):
+    shutil.copytree(clips, tmp_path / "clips")
+    files = [path for path in (tmp_path / "clips").rglob("*") if path.is_file()]
+    min(files).write_bytes(b"damaged")
+    words = flags(runs="0-1", processes=2, dataset_root=tmp_path / "clips")
+    arguments = (*tiny, "--output", tmp_path / "runs", *words)
+    assert main([str(word) for word in arguments]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "2 of 2 runs failed, such as" in last
+    assert last.endswith("the same command does them again")
+
+
+@pytest.fixture
+def cells(clips, tmp_path):
+    """Settings of two methods with one feature cache."""
+    return [
+        RunSettings(
+            benchmark="clip_folder",
+            dataset_root=str(clips),
+            preset="paper",
+            backbone="small_cnn",
+            weights="none",
+            image_size=32,
+            strategy=strategy,
+            feature_cache=str(tmp_path / "maps"),
+            output=str(tmp_path / strategy),
+            progress=False,
+        )
+        for strategy in ("ncm", "slda")
+    ]
+
+
+def filled(cells, folder, shards):
+    """The files of maps after a number of shards was filled."""
+    items = cache_items(cells, folder / "items", shards)
+    assert not do_all(items, ThisProcess(), progress=False)
+    return {path.name: path.read_bytes() for path in (folder / "maps").iterdir()}
+
+
+def test_runs_of_one_network_share_a_cache(cells, tmp_path):
+    assert len(cache_items(cells, tmp_path, 4)) == 4
+
+
+def test_runs_without_a_cache_fill_none(tmp_path):
+    assert cache_items([RunSettings()], tmp_path) == []
+
+
+@pytest.mark.parametrize("shards", [2, 3])
+def test_shards_fill_the_same_maps(cells, tmp_path, shards):
+    whole = filled(cells, tmp_path, 1)
+    shutil.rmtree(tmp_path / "maps")
+    assert filled(cells, tmp_path, shards) == whole
+
+
+def test_a_run_computes_no_map_again(cells, tmp_path, monkeypatch):
+    filled(cells, tmp_path, 2)
+    monkeypatch.setattr(MapStore, "_fill", None)
+    from crumb_avalanche.runs.plan import RunPlan
+    from crumb_avalanche.runs.run import run_once
+
+    result = run_once(RunPlan.of(cells[0]), verbose=False)
+    assert np.isfinite(result["final_accuracy"])
