@@ -27,8 +27,10 @@ TABLES = "benchmarks_toybox_ilab.tables."
 # Rooms whose modules come without Avalanche, which takes seconds to import.
 LIGHT = ("system", "models", "memory", "report")
 # Closed forms, their features, and the registry.
-LIGHT_METHODS = "closed_form directions features fecam gaussians klda loranpac lr_rgda ncm plda ranpac "
-LIGHT_METHODS += "rda registry slda srda"
+LIGHT_METHODS = (
+    "class_tensors closed_form directions features fecam gaussian_solution gaussians "
+    "klda loranpac lr_rgda ncm packed_scatter plda ranpac rda registry slda srda"
+)
 HELP = """
 import runpy
 sys.argv = ['crumb', '--help']

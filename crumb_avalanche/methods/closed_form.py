@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
@@ -11,6 +10,12 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from crumb_avalanche.methods.class_tensors import (
+    check_finite,
+    check_not_negative,
+    copy_tensors,
+    grown,
+)
 from crumb_avalanche.methods.typicality import Typicality
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, without_autocast
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
@@ -699,73 +704,3 @@ def _merged_numbers(
             f"labels holds {min(numbers.values())}; give class numbers from 0"
         )
     return numbers
-
-
-def grown(rows: Tensor, count: int) -> Tensor:
-    """Return at least as many rows: those of ``rows``, followed by zeros.
-
-    It may share the memory of ``rows``, which is a tensor of its own or what this
-    function returned: an eighth more room is reserved for later calls.
-    """
-    shape = (count, *rows.shape[1:])
-    if rows.untyped_storage().nbytes() < math.prod(shape) * rows.element_size():
-        reserved = max(count, len(rows) + len(rows) // 8)
-        room = rows.new_zeros(reserved, *shape[1:])
-        room[: len(rows)] = rows
-        rows = room
-    return rows.as_strided(shape, rows.stride())
-
-
-def copy_tensors(new: dict[str, Tensor], present: dict[str, Tensor]) -> None:
-    """Copy values into tensors of the same names.
-
-    Raises:
-        StateError: a shape differs; nothing is copied then.
-    """
-    for name, tensor in present.items():
-        if new[name].shape != tensor.shape:
-            raise StateError(
-                f"{name} of the state has the shape {tuple(new[name].shape)}, not "
-                f"{tuple(tensor.shape)}; it does not belong to the settings of the "
-                "state"
-            )
-    for name, tensor in present.items():
-        tensor.copy_(new[name])
-
-
-def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise ``StateError`` for a tensor of a state with values that are not finite."""
-    for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
-            raise StateError(
-                f"{name} of the state holds values that are not finite; load a copy"
-            )
-
-
-def check_not_negative(name: str, values: Tensor) -> None:
-    """Raise ``StateError`` for a tensor of a state with negative values."""
-    if (values < 0).any():
-        raise StateError(
-            f"{name} of the state holds {float(values.min()):g}, where no images give "
-            "a negative value; load a copy"
-        )
-
-
-def check_at_most(name: str, values: Tensor, limits: Tensor | float) -> None:
-    """Raise ``StateError`` for a tensor of a state with values above their limits."""
-    if (values > limits).any():
-        raise StateError(
-            f"{name} of the state holds {float(values.max()):g}, more than images "
-            "give; load a copy"
-        )
-
-
-def add_counts(counts: Tensor, labels: Tensor) -> None:
-    """Add the number of images of each class to ``(n_classes,)`` int32, in place."""
-    counts.index_add_(0, labels, torch.ones_like(labels, dtype=torch.int32))
-
-
-def add_rows(target: Tensor, source: Tensor, labels: Mapping[int, int]) -> None:
-    """Add rows of classes of ``source`` to those of their new numbers, in place."""
-    for theirs, mine in labels.items():
-        target[mine] += source[theirs]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import check_not_negative, grown
+from crumb_avalanche.methods.class_tensors import check_not_negative, grown
 from crumb_avalanche.system.tensor_file import StateError, tensor_bytes
 
 # Share of the largest energy of a class below which a direction is not stored.

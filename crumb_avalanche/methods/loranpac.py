@@ -6,7 +6,7 @@ Peng et al., ICLR 2025.
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import add_counts, add_rows
+from crumb_avalanche.methods.class_tensors import add_counts, add_rows
 from crumb_avalanche.methods.ranpac import FillsBudget, RandomProjection
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Factor, Share

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from crumb_avalanche.methods.gaussians import BlendedGaussians, PackedScatter
+from crumb_avalanche.methods.gaussians import BlendedGaussians
+from crumb_avalanche.methods.packed_scatter import PackedScatter
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
 

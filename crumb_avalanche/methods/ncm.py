@@ -7,11 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.methods.closed_form import (
-    LARGEST_FEATURE,
-    ClosedForm,
-    check_at_most,
-)
+from crumb_avalanche.methods.class_tensors import check_at_most
+from crumb_avalanche.methods.closed_form import LARGEST_FEATURE, ClosedForm
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import MeansSpan, Typicality
 

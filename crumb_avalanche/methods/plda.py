@@ -6,7 +6,11 @@ Kaymak et al., ECAI 2025.
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import add_counts, add_rows, check_not_negative
+from crumb_avalanche.methods.class_tensors import (
+    add_counts,
+    add_rows,
+    check_not_negative,
+)
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.system.setting_ranges import Count

@@ -13,13 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import (
-    ClosedForm,
-    Form,
+from crumb_avalanche.methods.class_tensors import (
     add_counts,
     add_rows,
     check_not_negative,
 )
+from crumb_avalanche.methods.closed_form import ClosedForm, Form
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import TINY, Typicality
 from crumb_avalanche.system.setting_ranges import NotNegative, Range

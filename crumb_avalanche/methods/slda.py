@@ -6,7 +6,7 @@ Hayes and Kanan, CVPR Workshops 2020.
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.closed_form import check_not_negative
+from crumb_avalanche.methods.class_tensors import check_not_negative
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import MeansSpan, Typicality, Whitening

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from crumb_avalanche.learner.evidence import evidence
-from crumb_avalanche.methods.gaussians import PackedScatter
 from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.loranpac import LoRanPAC
 from crumb_avalanche.methods.lr_rgda import LowRankRda
+from crumb_avalanche.methods.packed_scatter import PackedScatter
 from crumb_avalanche.methods.plda import PostDeploymentLDA
 from crumb_avalanche.methods.ranpac import RandomProjection, chosen_ridge
 from crumb_avalanche.methods.registry import STRATEGIES

@@ -1,0 +1,210 @@
+"""Scores of images by Gaussian classes that share a covariance."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# Of an axis of the discriminant space, in units of the longest: shorter ones are
+# rounding.
+LEAST_LENGTH = 1e-5
+SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
+
+
+class Span(NamedTuple):
+    """The space that the class means span, where the common covariance is 1.
+
+    It is the shrunk common covariance. ``(x - centre) projection`` maps features to the
+    space.
+
+    Attributes:
+        projection: ``(D, r)`` float64.
+        means: ``(C, r)``, the class means in the space.
+        lengths: ``(r,)``, deviations of the means along its axes, times the root of
+            ``C``.
+    """
+
+    projection: Tensor
+    means: Tensor
+    lengths: Tensor
+
+
+def span_of(means: Tensor, white: Tensor, root: Tensor) -> Span:
+    """Find the space that class means span.
+
+    Args:
+        means: ``(C, D)`` float64, minus their mean.
+        white: ``(D, C)``, the same where the common covariance is the unit matrix.
+        root: ``(D, D)`` Cholesky root of the common covariance.
+    """
+    axes, lengths, _ = torch.linalg.svd(white, full_matrices=False)
+    axes = axes[:, : len(means) - 1]
+    lengths_of_axes = lengths[: axes.shape[1]]
+    axes = axes[:, lengths_of_axes > LEAST_LENGTH * lengths[0]]
+    projection = torch.linalg.solve_triangular(root.mT, axes, upper=True)
+    return Span(
+        projection=projection,
+        means=means @ projection,
+        lengths=lengths[: axes.shape[1]],
+    )
+
+
+class Group(NamedTuple):
+    """Gaussians ``a_c I + U_c^T U_c`` of classes with equally many directions.
+
+    Woodbury: the inverse is ``(I - W^T W) / a`` with ``W = R^-1 U`` and ``R R^T = a I +
+    U U^T``, a matrix of ``k x k``.
+
+    Attributes:
+        members: ``(C,)`` int64, columns of the classes in the scores.
+        rows: ``W``, ``(C k, r)``.
+        offsets: ``W m``, ``(C, k)``.
+        isotropic: ``a``, ``(C,)``.
+        log_determinants: of the covariances, ``(C,)``.
+    """
+
+    members: Tensor
+    rows: Tensor
+    offsets: Tensor
+    isotropic: Tensor
+    log_determinants: Tensor
+
+    @classmethod
+    def solve(
+        cls, members: Tensor, spreads: Tensor, means: Tensor, isotropic: Tensor
+    ) -> "Group":
+        """Solve for some classes.
+
+        Args:
+            members: see the class.
+            spreads: ``U``, ``(C, k, r)`` float64.
+            means: ``m``, ``(C, r)``.
+            isotropic: see the class.
+        """
+        inner = spreads @ spreads.mT
+        inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
+        root = torch.linalg.cholesky(inner)
+        rows = torch.linalg.solve_triangular(root, spreads, upper=False)
+        logs = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
+        logs += (spreads.shape[2] - spreads.shape[1]) * isotropic.log()
+        return cls(
+            members=members,
+            rows=rows.flatten(0, 1),
+            offsets=(rows @ means.unsqueeze(2)).squeeze(2),
+            isotropic=isotropic,
+            log_determinants=logs,
+        )
+
+    def scores(self, points: Tensor, distances: Tensor) -> Tensor:
+        """Compute log-densities up to a constant, ``(B, members)``.
+
+        Args:
+            points: ``(B, r)``.
+            distances: ``(B, all classes)``, squared, to the class means.
+        """
+        lengths = distances.index_select(1, self.members)
+        if self.offsets.shape[1]:
+            along = (points @ self.rows.mT).reshape(-1, *self.offsets.shape)
+            along = along - self.offsets
+            lengths = lengths - along.square().sum(2)
+        return -(lengths / self.isotropic + self.log_determinants) / 2
+
+
+def grouped(
+    spreads: Tensor, counts: Tensor, means: Tensor, isotropic: Tensor
+) -> list[Group]:
+    """Solve for all classes, those with equally many directions together.
+
+    Args:
+        spreads: ``U`` of the classes, one below the other, ``(sum of k, r)``.
+        counts: ``k`` of each class, ``(C,)``.
+        means: ``(C, r)``.
+        isotropic: ``(C,)``; see ``Group``.
+    """
+    of_classes = spreads.split(counts.tolist())
+    groups = []
+    for count in counts.unique():
+        members = (counts == count).nonzero().flatten()
+        stacked = torch.stack([of_classes[index] for index in members.tolist()])
+        groups.append(Group.solve(members, stacked, means[members], isotropic[members]))
+    return groups
+
+
+@dataclass
+class Solution:
+    """What ``BlendedGaussians`` answer by, where the common covariance is 1.
+
+    It is the shrunk common covariance.
+
+    Attributes:
+        centre: ``(D,)``, mean of the class means.
+        projection: ``(D, r)``, from features minus ``centre`` to the space; ``None``
+            for that of all features.
+        root: ``(D, D)`` Cholesky root of the shrunk common covariance.
+        means: ``(C, r)``, or ``(C, D)``.
+        groups: the classes.
+        order: ``(C,)``, the column of each class among those of the groups.
+        span: the space of the class means.
+        log_priors: ``(C,)``, added to the densities; or 0.
+        part: the solution of the last features alone.
+        part_share: share of its answer.
+        temperature: of both answers.
+    """
+
+    centre: Tensor
+    projection: Tensor | None
+    root: Tensor
+    means: Tensor
+    groups: list[Group]
+    order: Tensor
+    span: Span
+    log_priors: Tensor | float = 0.0
+    part: "Solution | None" = None
+    part_share: float = 0.0
+    temperature: float = 1.0
+
+    def white(self, rows: Tensor) -> Tensor:
+        """Map ``(n, D)`` differences to where the common covariance is 1."""
+        return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+
+    def scores(self, features: Tensor, white: Tensor | None = None) -> Tensor:
+        """Compute log-densities up to a constant, ``(B, C)`` float64.
+
+        With ``part``, the scores of both answers together.
+
+        Args:
+            features: ``(B, D)`` float64.
+            white: what the method of this name returns of ``features - centre``, where
+                it is known already.
+        """
+        scores = self._log_densities(features - self.centre, white)
+        # The probability of a single class is 1.
+        if self.part is None or len(self.means) == 1:
+            return scores
+        last_features = features[:, -len(self.part.centre) :]
+        return self._mixed(scores, self.part.scores(last_features))
+
+    def _log_densities(self, rows: Tensor, white: Tensor | None) -> Tensor:
+        if self.projection is not None:
+            points = rows @ self.projection
+        elif white is None:
+            points = self.white(rows)
+        else:
+            points = white
+        distances = (
+            points.square().sum(1, keepdim=True)
+            - 2 * points @ self.means.mT
+            + self.means.square().sum(1)
+        )
+        of_groups = [group.scores(points, distances) for group in self.groups]
+        scores = torch.cat(of_groups, 1).index_select(1, self.order)
+        return scores + self.log_priors
+
+    def _mixed(self, scores: Tensor, part_scores: Tensor) -> Tensor:
+        """Mix the probabilities of two answers, as scores."""
+        answers = torch.stack([scores, part_scores]) / self.temperature
+        shares = scores.new_tensor([1 - self.part_share, self.part_share])
+        log_shares = shares.clamp_min(SMALLEST_SHARE).log()
+        mixed = answers.log_softmax(2) + log_shares[:, None, None]
+        return self.temperature * mixed.logsumexp(0)
