@@ -194,7 +194,7 @@ def CORe50ListedFrames(
         root = root / "core50"
     images = root / (MINI if mini else IMAGES)
     needed = (root / folder, images)
-    absent = [str(needed) for needed in needed if not needed.is_dir()]
+    absent = [str(path) for path in needed if not path.is_dir()]
     if absent:
         archives = ", ".join(url for url, _ in LISTS_ARCHIVES)
         raise FrameTableError(

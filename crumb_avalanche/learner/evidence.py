@@ -1,4 +1,4 @@
-"""How images relate to the classes of a closed form: scores, distances, and where in an image the evidence lies."""
+"""How images relate to the classes of a closed form, and where in an image it shows."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from crumb_avalanche.models.split_model import SplitModel
 
 
 class Evidence(NamedTuple):
-    """Scores and distances of ``B`` images, from a closed form that knows ``C`` classes.
+    """Scores and distances of ``B`` images, from a closed form of ``C`` classes.
 
     Attributes:
         scores: ``(B, C)`` float64, divided by the usual temperature of the closed form.
@@ -70,7 +70,8 @@ def evidence(
         finite = False
     if not finite:
         raise ValueError(
-            "the statistics of the classes give scores that are not finite; teach anew, or load a copy"
+            "the statistics of the classes give scores that are not finite; teach "
+            "anew, or load a copy"
         )
     counts = statistics.image_counts[labels].long()
     return Evidence(
@@ -89,7 +90,7 @@ def evidence_by_location(
     pixels: Tensor,
     taught: list[int],
 ) -> Tensor:
-    """Attribute the margin of an answer to the locations of an image; see ``shares_of``.
+    """Attribute the margin of an answer to locations of an image; see ``shares_of``.
 
     Args:
         pixels: ``(1, 3, h, w)`` uint8.
@@ -119,7 +120,7 @@ def evidence_by_location(
 
 
 def shares_of(scores: Tensor, layers: list[Tensor]) -> list[Tensor]:
-    """Attribute the margin of an answer to the locations of the layers that its ``(C,)`` scores were computed from.
+    """Attribute the margin of an answer to locations of the layers behind its scores.
 
     The margin is the largest score minus the second; with one class, the score. A
     location's share is the derivative of the margin by its values, times the difference

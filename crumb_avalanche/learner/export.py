@@ -41,7 +41,7 @@ OUTPUTS = ("scores", "probabilities", "familiarity", "known")
 
 
 class ExportError(ValueError):
-    """The learner cannot be exported, or the exported graph does not answer as the learner does."""
+    """The learner cannot be exported, or its graph does not answer as it does."""
 
 
 @dataclass(frozen=True)
@@ -68,19 +68,26 @@ class Parity:
         return (
             same_input
             and self.other_labels <= self._allowed
-            and self.other_known <= max(1, self._allowed)
+            and self.other_known <= self._allowed_known
         )
 
     @property
     def _allowed(self) -> int:
+        """Number of images that may have another label."""
         return int(self.images * LABEL_TOLERANCE)
+
+    @property
+    def _allowed_known(self) -> int:
+        """Number of images that may be known to one and unknown to the other."""
+        return max(1, self._allowed)
 
     def __str__(self) -> str:
         return (
-            f"{self.images} images: scores differ by at most {self.score_error:.1e} of the largest one (allowed "
-            f"{SCORE_TOLERANCE:.0e}), labels of {self.other_labels} (allowed {self._allowed}), the familiarity by at "
-            f"most {self.familiarity_error:.1e} (allowed {FAMILIARITY_TOLERANCE:.0e}), known or unknown of "
-            f"{self.other_known} (allowed {max(1, self._allowed)})"
+            f"{self.images} images: scores differ by at most {self.score_error:.1e} of "
+            f"the largest one (allowed {SCORE_TOLERANCE:.0e}), labels of "
+            f"{self.other_labels} (allowed {self._allowed}), the familiarity by at "
+            f"most {self.familiarity_error:.1e} (allowed {FAMILIARITY_TOLERANCE:.0e}), "
+            f"known or unknown of {self.other_known} (allowed {self._allowed_known})"
         )
 
 
@@ -119,26 +126,28 @@ def export_onnx(
     with learner._lock:
         if not learner.classes:
             raise NothingTaughtError(
-                "nothing was taught yet: there is nothing to export; teach the learner first"
+                "nothing was taught yet: there is nothing to export; teach the learner "
+                "first"
             )
-        if learner.network.interpolation not in FILTERS:
+        network = learner.network
+        if network.interpolation not in FILTERS:
             raise ExportError(
-                f"{learner.network.backbone} takes images resized with {learner.network.interpolation}, which is "
-                f"not exported; {' and '.join(FILTERS)} are"
+                f"{network.backbone} takes images resized with "
+                f"{network.interpolation}, which is not exported; "
+                f"{' and '.join(FILTERS)} are"
             )
         graph = onnx_graph(learner)
         session = onnxruntime.InferenceSession(
             graph, providers=["CPUExecutionProvider"]
         )
         never_freed_in_forks(session)
-        parity = compare(
-            learner,
-            session,
-            _noise(learner.network.image_size) if images is None else images,
-        )
+        if images is None:
+            images = _noise(network.image_size)
+        parity = compare(learner, session, images)
     if not parity.holds:
         raise ExportError(
-            f"the ONNX graph answers otherwise than the learner, so no file is written; on {parity}"
+            "the ONNX graph answers otherwise than the learner, so no file is written; "
+            f"on {parity}"
         )
     with atomic_write(path) as file:
         file.write(graph)
@@ -191,9 +200,10 @@ FILTERS = {
 
 
 class Resize(nn.Module):
-    """Resize the middle of ``(B, H, W, 3)`` uint8 images of any size; see ``Looks.transform``.
+    """Resize the middle of ``(B, H, W, 3)`` uint8; see ``Looks.transform``.
 
-    Pixels are ``(B, 3, size, size)`` float64, whole numbers 0 to 255.
+    Images have any size. Pixels are ``(B, 3, size, size)`` float64, whole numbers 0 to
+    255.
 
     Two matrix products with the weights of Pillow's filter, which are multiples of
     ``2**-22``, so that their sums are exact in double precision. The result is that of
@@ -215,10 +225,11 @@ class Resize(nn.Module):
         return _shifted(self._weights(images.shape[1], images.device, 1) @ pixels)
 
     def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
-        """Compute ``2**22`` times the weights of the filter, from the middle of ``length`` pixels to ``size``.
+        """Compute ``2**22`` times the weights of the filter along an axis.
 
-        Not transposed afterwards: ONNX Runtime before 1.20 has no product with a
-        transposed matrix of doubles.
+        They lead from the middle of ``length`` pixels to ``size`` pixels, and are not
+        transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed
+        matrix of doubles.
         """
         places = torch.arange(length, device=device).double()
         # From the tensor, because exporters trace it; of one axis, because they take
@@ -244,35 +255,38 @@ def _shifted(pixels: Tensor) -> Tensor:
 
 
 class Graph(nn.Module):
-    """``OUTPUTS`` of ``(B, H, W, 3)`` uint8 images; what is learned is a constant, in double precision."""
+    """Compute ``OUTPUTS`` of ``(B, H, W, 3)`` uint8 images.
+
+    What is learned is a constant, in double precision.
+    """
 
     def __init__(self, learner: Learner):
         super().__init__()
         network = learner.network
-        self.known = learner._classifier
+        self.classifier = learner._classifier
         self.model = copy.copy(network.model)  # whose F no other runtime runs
         self.resize = nn.ModuleList(
             Resize(network.image_size, network.interpolation, share)
-            for share in self.known.looks.shares
+            for share in self.classifier.looks.shares
         )
-        # What follows from the classes alone is found here, so that it is a constant of
-        # the graph.
-        length = self.known.looks.views * self.known.length
+        # What follows from the classes alone is computed and cached by a first image,
+        # so that it is a constant of the graph.
+        length = self.classifier.looks.views * self.classifier.length
         features = torch.zeros(1, length, dtype=torch.float32)
-        self.known.confidence.familiarity(self.known.evidence(features))
+        self.classifier.confidence.familiarity(self.classifier.evidence(features))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
-        known = self.known
+        classifier = self.classifier
         looks = [resize(images).to(torch.uint8) for resize in self.resize]
-        if known.looks == WHOLE:
+        if classifier.looks == WHOLE:
             (pixels,) = looks
         else:
             pixels = torch.stack(looks, 1)
-        evidence = known.evidence(known.compute(self.model, pixels))
-        familiarity = known.confidence.familiarity(evidence)
-        scores = evidence.scores * known.statistics.temperature
-        probabilities = known.confidence.probabilities(evidence)
+        evidence = classifier.evidence(classifier.compute(self.model, pixels))
+        familiarity = classifier.confidence.familiarity(evidence)
+        scores = evidence.scores * classifier.statistics.temperature
+        probabilities = classifier.confidence.probabilities(evidence)
         return (
             scores.float(),
             probabilities.float(),
@@ -293,19 +307,17 @@ def _solve_triangular(
     # In single precision: the inverse of a covariance's root is most of the file.
     inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)).float())
     values = graph.op("Cast", values, to_i=torch.onnx.TensorProtoDataType.FLOAT)
-    product = graph.op(
-        "MatMul", *((inverse, values) if _constant(left) else (values, inverse))
-    )
+    if _constant(left):
+        product = graph.op("MatMul", inverse, values)
+    else:
+        product = graph.op("MatMul", values, inverse)
     return graph.op("Cast", product, to_i=torch.onnx.TensorProtoDataType.DOUBLE)
 
 
 def _cholesky_solve(graph, values: Any, root: Any, upper: Any) -> Any:
     matrix = _constant(root)
-    return graph.op(
-        "MatMul",
-        graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT)),
-        values,
-    )
+    inverse = graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT))
+    return graph.op("MatMul", inverse, values)
 
 
 # What torch's exporter does not know; solves with a constant matrix become products
@@ -338,14 +350,13 @@ def onnx_graph(learner: Learner) -> bytes:
     """
     import onnx
 
-    network, known = learner.network, learner._classifier
-    example = torch.zeros(
-        2, network.image_size + 1, network.image_size + 2, 3, dtype=torch.uint8
-    )
-    axes = {
-        "images": {0: "batch", 1: "height", 2: "width"},
-        **{name: {0: "batch"} for name in OUTPUTS},
-    }
+    network = learner.network
+    classifier = learner._classifier
+    # Of another height than width, so that none is taken for the other.
+    shape = (2, network.image_size + 1, network.image_size + 2, 3)
+    example = torch.zeros(shape, dtype=torch.uint8)
+    axes = {name: {0: "batch"} for name in OUTPUTS}
+    axes["images"] = {0: "batch", 1: "height", 2: "width"}
     with more_operators():
         try:
             graph = onnx_bytes(Graph(learner).eval(), example, axes)
@@ -355,11 +366,11 @@ def onnx_graph(learner: Learner) -> bytes:
                 f"method {learner.method} has an operation that ONNX lacks: {reason}"
             ) from error
     model = onnx.load_from_string(graph)
-    model.producer_name, model.producer_version = PRODUCER, __version__
+    model.producer_name = PRODUCER
+    model.producer_version = __version__
+    names = [classifier.names[number] for number in classifier.taught]
     metadata = {
-        "classes": json.dumps(
-            [known.names[number] for number in known.taught], ensure_ascii=False
-        ),
+        "classes": json.dumps(names, ensure_ascii=False),
         "method": learner.method,
         "backbone": network.backbone,
         "image_size": str(network.image_size),
@@ -412,7 +423,7 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
 
 
 def _difference(learner: Learner, session: Any, image: Image.Image) -> _Difference:
-    """Compare scores for the same resized image, and answers where the graph resizes."""
+    """Compare scores of the same resized image, and answers where the graph resizes."""
     network = learner.network
     whole = PixelTransform(network.image_size, network.interpolation)
     resized = whole(image).permute(1, 2, 0).contiguous().numpy()

@@ -1,4 +1,4 @@
-"""What answers for images: a network, and a classifier that was taught or that a run left."""
+"""What answers for images: a network and a classifier, taught or left by a run."""
 
 import os
 import threading
@@ -123,7 +123,7 @@ class Predictor:
 
     @property
     def clips_missing(self) -> int:
-        """Clips of known classes to be learned until the threshold of unknown images is fitted to them.
+        """Clips of known classes until the threshold of the unknown is fitted to them.
 
         A usual one holds until then. A clip counts if at least two classes are known
         and its own is one of them.
@@ -132,7 +132,10 @@ class Predictor:
 
     @property
     def features(self) -> dict[str, Any] | None:
-        """The arguments of ``FeatureMoments`` before any features are dropped; ``None`` for what a run left."""
+        """The arguments of ``FeatureMoments`` before any features are dropped.
+
+        ``None`` for what a run left.
+        """
         return (
             dict(vars(self._classifier.features))
             if isinstance(self._classifier, Classifier)
@@ -168,12 +171,17 @@ class Predictor:
         return self.network.image_size
 
     def check_teachable(self) -> None:
-        """Raise LearnerError for what a run of another method learned, which can be asked alone."""
+        """Raise LearnerError for what a run of another method learned.
+
+        It can be asked alone.
+        """
         if isinstance(self._classifier, RunAnswers):
             raise LearnerError(
-                f"this learner {cannot_be_taught(self._classifier.header)}. It can be asked, with crumb predict or "
-                "Learner.predict, but not taught or changed. To teach on, learn its images with crumb teach "
-                f"NEW.safetensors FOLDER, or with crumb run --strategy {CLOSED_FORMS[0]}"
+                f"this learner {cannot_be_taught(self._classifier.header)}. It can be "
+                "asked, with crumb predict or Learner.predict, but not taught or "
+                "changed. To teach on, learn its images with crumb teach "
+                "NEW.safetensors FOLDER, or with crumb run --strategy "
+                f"{CLOSED_FORMS[0]}"
             )
 
     @overload
@@ -204,7 +212,7 @@ class Predictor:
         detector: Detector | None = None,
         on_bad: OnBad = "raise",
     ) -> Answer | list[Answer]:
-        """Answer for an image or a clip (a video, or a list of frames), or for each box of an image.
+        """Answer for an image, a clip (video or list of frames), or boxes in an image.
 
         Scores of a clip are means over its frames. What is asked of a box is the square
         around it with a margin; the boxes of an image pass the network together.
@@ -340,7 +348,8 @@ class Predictor:
         """
         if not 0 <= window < float("inf") or (fps is not None and not fps > 0):
             raise ValueError(
-                f"window is {window} and fps {fps}; give seconds from 0, and an fps above 0 or None"
+                f"window is {window} and fps {fps}; give seconds from 0, and an fps "
+                "above 0 or None"
             )
         self._check_taught()
         self._take_fastest_runtime()
@@ -514,7 +523,8 @@ class Predictor:
             values = self._classifier.compute(self.network.model, pixels)
         if not bool((values.abs() <= LARGEST_FEATURE).all()):  # false for NaN
             raise BadFeaturesError(
-                f"features must be finite and at most {LARGEST_FEATURE:g} in absolute value: leave the image out; if "
+                f"features must be finite and at most {LARGEST_FEATURE:g} in absolute "
+                "value: leave the image out; if "
                 "there are many, look at the weights",
                 pixels,
             )

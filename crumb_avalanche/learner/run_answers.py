@@ -84,7 +84,7 @@ class RunAnswers:
         return []
 
     def compute(self, model: Any, pixels: Tensor) -> Tensor:
-        """Return the ``(B, classes)`` outputs of an evaluation of ``(B, 3, h, w)`` uint8 pixels."""
+        """Return ``(B, classes)`` outputs, as in a test, of ``(B, 3, h, w)`` uint8."""
         from crumb_avalanche.training.avalanche_fixes import unlabelled_experience
 
         with warnings.catch_warnings():
@@ -111,7 +111,7 @@ class RunAnswers:
         return outputs
 
     def ranked(self, outputs: Tensor) -> list[tuple[list[tuple[str, float]], None]]:
-        """Rank the classes for each frame, and for all together by the mean of their outputs.
+        """Rank the classes for each frame, and for all together by their mean outputs.
 
         See ``Classifier.ranked``.
         """

@@ -1,4 +1,4 @@
-"""Methods in closed form with scikit-learn's contract, and the frozen network as a transformer of images."""
+"""Closed forms and the frozen network as estimators of scikit-learn."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -118,7 +118,7 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         return self.classes_[best]
 
     def predict_proba(self, X: ArrayLike) -> NDArray:
-        """Return ``(N, C)`` float64 probabilities; 0 for classes that were named but not learned."""
+        """Return ``(N, C)`` float64 probabilities; 0 for classes not learned yet."""
         return (self._scores(X) / self.statistics_.temperature).softmax(1).numpy()
 
     def _scores(self, X: ArrayLike) -> torch.Tensor:
@@ -129,7 +129,7 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
 
 
 class ImageFeatures(TransformerMixin, BaseEstimator):
-    """Features of images by a frozen network: ``make_pipeline(ImageFeatures(), CrumbClassifier())``.
+    """Features of images: ``make_pipeline(ImageFeatures(), CrumbClassifier())``.
 
     Args:
         backbone: a name in ``BACKBONES``, or ``timm:NAME``.

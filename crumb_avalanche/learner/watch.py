@@ -189,7 +189,7 @@ def _picture(frame: Any, bgr: bool) -> Image.Image:
 
 
 def _closed(frames: Timed) -> AbstractContextManager:
-    """Close the source of frames at the end: a video that is left half-read has threads."""
+    """Close the source of frames at the end: an open video has threads."""
     return closing(frames)  # type: ignore[type-var]
 
 

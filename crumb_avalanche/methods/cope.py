@@ -66,6 +66,8 @@ def ppp_loss(
     of_samples = to_samples - of_others
     of_prototypes = to_prototypes[:, labels] - of_others
 
+    # The mean over the prototype and the other samples of a class has as many terms as
+    # the class has samples.
     same = labels.unsqueeze(1) == labels
     itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     by_samples = logsigmoid(of_samples).masked_fill(~same | itself, -torch.inf)

@@ -467,10 +467,10 @@ class FeatureMemo:
         index = torch.tensor(positions, dtype=torch.int64)
         batch_size = 1 if images.device.type == "cpu" else len(index)
         for batch in index.split(batch_size):
-            for position, values in zip(batch.tolist(), extract(images[batch])):
-                # A view of a batch would keep all its maps.
-                is_alone = len(batch) == 1
-                self._maps[keys[position]] = values if is_alone else values.clone()
+            for position, feature_map in zip(batch.tolist(), extract(images[batch])):
+                if len(batch) > 1:  # a view of a batch would keep all its maps
+                    feature_map = feature_map.clone()
+                self._maps[keys[position]] = feature_map
 
 
 def _content_key(image: np.ndarray) -> bytes:

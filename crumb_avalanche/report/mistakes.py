@@ -251,9 +251,11 @@ def places_table(table: FrameTable, predictions: Predictions) -> Table:
     right: Counter[int] = Counter()
     for index, row in enumerate(predictions["row"].tolist()):
         label = predictions["label"][index]
-        group = (label, table.object_name[row])
+        tested = (label, table.object_name[row])
+        is_known_object = tested in objects
+        is_known_clip = (*tested, table.session[row]) in clips
         # An index of KINDS: a learned clip is of a learned object.
-        kind = (group in objects) + ((*group, table.session[row]) in clips)
+        kind = is_known_object + is_known_clip
         asked[kind] += 1
         right[kind] += int(label == predictions["answer"][index])
     rows = []

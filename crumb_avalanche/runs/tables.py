@@ -94,7 +94,12 @@ def matrix_table(
 ) -> str:
     """Format the accuracy matrix, in percent.
 
-    The last column is the accuracy over all seen classes.
+    Args:
+        matrix: a row after each experience, with the accuracies on the experiences so
+            far.
+        accuracy_after: over all seen classes after each experience, the last column;
+            ``None`` where it was not tested.
+        joint: whether all experiences were learned at once, so that there is one row.
     """
     width = len(matrix[-1])
     columns = [f"exp {number}" for number in range(1, width + 1)]

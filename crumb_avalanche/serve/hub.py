@@ -104,6 +104,7 @@ def write_public(learner: Learner, name: str, folder: Path) -> None:
         folder: an empty folder.
     """
     state = learner.state_dict()
+    # Pictures and the paths of photos are nobody else's concern.
     state["pictures"] = [None] * len(state["pictures"])
     state["lessons"] = [{**lesson, "source": ""} for lesson in state["lessons"]]
     write_learner(folder / FILE, learner.network, state, weights=True)

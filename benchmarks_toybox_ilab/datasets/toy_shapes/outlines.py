@@ -1,10 +1,11 @@
 """The outlines of the toy shapes: functions from random numbers to polygons.
 
-Each function draws one category. It takes `u`, where `u(low, high)` returns a uniform
-random number for the object, and returns a list of `Part`. Coordinates have any scale
-(x to the right, y down, as in an image): `outline` centres the drawing and scales it to
-the square from -1 to 1. Proportions, optional pieces and the numbers of teeth, rungs
-and points vary within a category; the features that make it recognisable do not.
+Each function draws one category. It takes `uniform`, where `uniform(low, high)`
+returns a random number for the object, and returns a list of `Part`. Coordinates have
+any scale (x to the right, y down, as in an image): `outline` centres the drawing and
+scales it to the square from -1 to 1. Proportions, optional pieces and the numbers of
+teeth, rungs and points vary within a category; the features that make it recognisable
+do not.
 """
 
 from collections.abc import Callable
@@ -78,51 +79,54 @@ def ribbon(path, width, end_width=None) -> np.ndarray:
     return np.concatenate([path + normal, (path - normal)[::-1]])
 
 
-def _arrow(u: Uniform) -> list[Part]:
-    shaft = u(0.12, 0.28)
-    head = u(0.45, 0.7)
-    barb = u(0.55, 0.95)
+def _arrow(uniform: Uniform) -> list[Part]:
+    """Draw an arrow to the right."""
+    shaft = uniform(0.12, 0.28)
+    head = uniform(0.45, 0.7)
+    barb = uniform(0.55, 0.95)
     neck = 1 - barb
-    tail = -1.0 + u(-0.1, 0.1)
-    sweep = u(-0.02, 0.22)  # how far the barbs point backwards
-    notch = u(-0.05, 0.15)
+    tail = -1.0 + uniform(-0.1, 0.1)
+    sweep = uniform(-0.02, 0.22)  # how far the barbs point backwards
+    notch = uniform(-0.05, 0.15)
     upper = [(1, 0), (neck - sweep, -head), (neck, -shaft), (tail, -shaft)]
     return [
         filled(upper + [(tail + notch, 0)] + [(x, -y) for x, y in reversed(upper[1:])])
     ]
 
 
-def _bottle(u: Uniform) -> list[Part]:
-    neck = u(0.1, 0.17)
-    body = u(0.3, 0.46)
-    length = u(0.4, 0.7)
-    slope = u(0.12, 0.4)
+def _bottle(uniform: Uniform) -> list[Part]:
+    """Draw a bottle with a cap and a label."""
+    neck = uniform(0.1, 0.17)
+    body = uniform(0.3, 0.46)
+    length = uniform(0.4, 0.7)
+    slope = uniform(0.12, 0.4)
     top = -1.0
     shoulder = -1.0 + length
-    base = u(0.85, 1.1)
-    bulge = body * u(0.85, 1.0)
+    base = uniform(0.85, 1.1)
+    bulge = body * uniform(0.85, 1.0)
     bend = [
         (neck, shoulder),
         (body * 0.8, shoulder + slope * 0.6),
         (body, shoulder + slope),
     ]
-    rim = neck * u(1.2, 1.5)
-    label = sorted((shoulder + slope + u(0.1, 0.25), base - u(0.15, 0.35)))
+    rim = neck * uniform(1.2, 1.5)
+    label = sorted((shoulder + slope + uniform(0.1, 0.25), base - uniform(0.15, 0.35)))
     return [
         filled(mirrored([(neck, top), *bend, (bulge, base)])),
-        filled(box(-rim, top - 0.05, rim, top + u(0.08, 0.16))),
+        filled(box(-rim, top - 0.05, rim, top + uniform(0.08, 0.16))),
         painted(box(-body * 0.97, label[0], body * 0.97, label[1])),
     ]
 
 
-def _chair(u: Uniform) -> list[Part]:
-    thick = u(0.12, 0.19)
-    lean = u(0.0, 0.22)
-    depth = u(0.75, 1.05)
+def _chair(uniform: Uniform) -> list[Part]:
+    """Draw a chair from the side."""
+    thick = uniform(0.12, 0.19)
+    lean = uniform(0.0, 0.22)
+    depth = uniform(0.75, 1.05)
     back = -depth / 2
-    seat = u(0.0, 0.15)
-    splay = u(0.0, 0.14)
-    legs = u(0.75, 0.95)
+    seat = uniform(0.0, 0.15)
+    splay = uniform(0.0, 0.14)
+    legs = uniform(0.75, 0.95)
     shapes = [
         filled(ribbon([(back - lean, -1), (back, seat)], thick)),
         filled(box(back - thick / 2, seat - thick / 2, depth / 2, seat + thick * 0.7)),
@@ -134,8 +138,8 @@ def _chair(u: Uniform) -> list[Part]:
             )
         ),
     ]
-    if u(0, 1) < 0.5:
-        rung = seat + (legs - seat) * u(0.5, 0.7)
+    if uniform(0, 1) < 0.5:
+        rung = seat + (legs - seat) * uniform(0.5, 0.7)
         shapes.append(
             filled(
                 box(back, rung - thick * 0.3, depth / 2 - thick / 2, rung + thick * 0.3)
@@ -144,10 +148,11 @@ def _chair(u: Uniform) -> list[Part]:
     return shapes
 
 
-def _crescent(u: Uniform) -> list[Part]:
+def _crescent(uniform: Uniform) -> list[Part]:
+    """Draw a crescent."""
     # The inner arc passes through the two tips of the outer one and has its own centre.
-    tip = u(50, 80)
-    bite = u(0.15, 0.6)
+    tip = uniform(50, 80)
+    bite = uniform(0.15, 0.6)
     outer = arc(0, 0, 1, 1, tip, 360 - tip, 40)
     x = np.cos(np.radians(tip))
     y = np.sin(np.radians(tip))
@@ -163,10 +168,11 @@ def _crescent(u: Uniform) -> list[Part]:
     ]
 
 
-def _cross(u: Uniform) -> list[Part]:
-    root = u(0.17, 0.34)
-    flare = u(0.9, 1.45)
-    long = u(1.0, 1.35)
+def _cross(uniform: Uniform) -> list[Part]:
+    """Draw a cross."""
+    root = uniform(0.17, 0.34)
+    flare = uniform(0.9, 1.45)
+    long = uniform(1.0, 1.35)
     tip = root * flare
     arms = []
     for turn, reach in enumerate((1.0, long, 1.0, 1.0)):
@@ -178,16 +184,17 @@ def _cross(u: Uniform) -> list[Part]:
     return [filled(np.concatenate(arms))]
 
 
-def _fish(u: Uniform) -> list[Part]:
-    height = u(0.36, 0.6)
-    tail = u(0.3, 0.52)
-    fork = u(0.0, 0.2)
-    narrow = u(0.05, 0.1)
+def _fish(uniform: Uniform) -> list[Part]:
+    """Draw a fish."""
+    height = uniform(0.36, 0.6)
+    tail = uniform(0.3, 0.52)
+    fork = uniform(0.0, 0.2)
+    narrow = uniform(0.05, 0.1)
     x = np.linspace(0, 1, 16)
-    side = height * np.sin(np.pi * x ** u(0.75, 0.95)) + narrow * x
+    side = height * np.sin(np.pi * x ** uniform(0.75, 0.95)) + narrow * x
     upper = np.stack([-1 + 1.45 * x, -side], axis=1)
-    end = u(0.92, 1.05)
-    fin = u(0.12, 0.3)
+    end = uniform(0.92, 1.05)
+    fin = uniform(0.12, 0.3)
     return [
         filled(np.concatenate([upper, (upper * (1, -1))[::-1]])),
         filled([(0.32, 0), (end, -tail), (end - fork, 0), (end, tail)]),
@@ -197,12 +204,13 @@ def _fish(u: Uniform) -> list[Part]:
     ]
 
 
-def _gear(u: Uniform) -> list[Part]:
-    teeth = int(u(7, 13))
-    root = u(0.68, 0.8)
-    hole = u(0.18, 0.42)
-    width = u(0.42, 0.56)
-    taper = u(0.6, 0.95)
+def _gear(uniform: Uniform) -> list[Part]:
+    """Draw a gear."""
+    teeth = int(uniform(7, 13))
+    root = uniform(0.68, 0.8)
+    hole = uniform(0.18, 0.42)
+    width = uniform(0.42, 0.56)
+    taper = uniform(0.6, 0.95)
     pitch = 360 / teeth
     points = []
     for tooth in range(teeth):
@@ -217,13 +225,14 @@ def _gear(u: Uniform) -> list[Part]:
     return [filled(points), cut_out(arc(0, 0, hole, hole, steps=24))]
 
 
-def _hammer(u: Uniform) -> list[Part]:
-    grip = u(0.1, 0.16)
-    length = u(1.5, 1.8)
-    head = u(0.16, 0.25)
-    face = u(0.42, 0.6)
-    claw = u(0.45, 0.75)
-    droop = u(0.0, 0.35)
+def _hammer(uniform: Uniform) -> list[Part]:
+    """Draw a hammer."""
+    grip = uniform(0.1, 0.16)
+    length = uniform(1.5, 1.8)
+    head = uniform(0.16, 0.25)
+    face = uniform(0.42, 0.6)
+    claw = uniform(0.45, 0.75)
+    droop = uniform(0.0, 0.35)
     top = -1.0
     hold = -1.0 + length * 0.62
     return [
@@ -231,7 +240,7 @@ def _hammer(u: Uniform) -> list[Part]:
             [
                 (-grip * 0.8, top),
                 (grip * 0.8, top),
-                (grip * u(0.9, 1.3), top + length),
+                (grip * uniform(0.9, 1.3), top + length),
                 (-grip * 1.1, top + length),
             ]
         ),
@@ -249,71 +258,79 @@ def _hammer(u: Uniform) -> list[Part]:
     ]
 
 
-def _heart(u: Uniform) -> list[Part]:
+def _heart(uniform: Uniform) -> list[Part]:
+    """Draw a heart."""
     t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    x = np.sin(t) ** 3 * u(0.9, 1.15)
+    x = np.sin(t) ** 3 * uniform(0.9, 1.15)
     y = (
         -(
             13 * np.cos(t)
-            - u(4.0, 6.0) * np.cos(2 * t)
+            - uniform(4.0, 6.0) * np.cos(2 * t)
             - 2 * np.cos(3 * t)
             - np.cos(4 * t)
         )
         / 16
     )
-    points = np.stack([x, y * u(0.9, 1.1)], axis=1)
+    points = np.stack([x, y * uniform(0.9, 1.1)], axis=1)
     shapes = [filled(points)]
-    if u(0, 1) < 0.4:
-        shapes.append(painted(points * u(0.4, 0.62) - (0, 0.04)))
+    if uniform(0, 1) < 0.4:
+        shapes.append(painted(points * uniform(0.4, 0.62) - (0, 0.04)))
     return shapes
 
 
-def _house(u: Uniform) -> list[Part]:
-    half = u(0.6, 0.85)
-    eaves = u(0.05, 0.22)
-    roof = u(0.5, 0.9)
-    floor = u(0.85, 1.2)
-    ridge = u(-0.2, 0.2)
-    door = u(0.12, 0.2)
-    side = u(-0.3, 0.3)
+def _house(uniform: Uniform) -> list[Part]:
+    """Draw a house."""
+    half = uniform(0.6, 0.85)
+    eaves = uniform(0.05, 0.22)
+    roof = uniform(0.5, 0.9)
+    floor = uniform(0.85, 1.2)
+    ridge = uniform(-0.2, 0.2)
+    door = uniform(0.12, 0.2)
+    side = uniform(-0.3, 0.3)
     shapes = [
         filled(box(-half, 0, half, floor)),
         filled([(-half - eaves, 0.02), (ridge, -roof), (half + eaves, 0.02)]),
-        painted(box(side - door, floor - u(0.45, 0.6), side + door, floor)),
+        painted(box(side - door, floor - uniform(0.45, 0.6), side + door, floor)),
     ]
-    if u(0, 1) < 0.7:
-        at = u(0.3, 0.45)
-        shapes.append(filled(box(at, -roof * u(0.9, 1.1), at + u(0.14, 0.22), 0)))
+    if uniform(0, 1) < 0.7:
+        at = uniform(0.3, 0.45)
+        shapes.append(
+            filled(box(at, -roof * uniform(0.9, 1.1), at + uniform(0.14, 0.22), 0))
+        )
     for x in (-half * 0.62, half * 0.62):
         if abs(x - side) > door + 0.17:
             shapes.append(painted(box(x - 0.13, 0.2, x + 0.13, 0.46)))
     return shapes
 
 
-def _key(u: Uniform) -> list[Part]:
-    bow = u(0.34, 0.46)
-    squash = u(0.85, 1.2)
-    shaft = u(0.07, 0.11)
-    rim = u(0.45, 0.62)
-    teeth = int(u(2, 4))
+def _key(uniform: Uniform) -> list[Part]:
+    """Draw a key."""
+    bow = uniform(0.34, 0.46)
+    squash = uniform(0.85, 1.2)
+    shaft = uniform(0.07, 0.11)
+    rim = uniform(0.45, 0.62)
+    teeth = int(uniform(2, 4))
     bits = []
     for tooth in range(teeth):
-        left = 0.93 - (tooth + 1) * u(0.2, 0.24)
-        bits.append(filled(box(left, 0, left + 0.13, shaft + u(0.18, 0.34))))
+        left = 0.93 - (tooth + 1) * uniform(0.2, 0.24)
+        bits.append(filled(box(left, 0, left + 0.13, shaft + uniform(0.18, 0.34))))
     return [
         filled(arc(-0.6, 0, bow, bow * squash, steps=28)),
-        cut_out(arc(-0.6 - u(0.0, 0.06), 0, bow * rim, bow * squash * rim, steps=20)),
+        cut_out(
+            arc(-0.6 - uniform(0.0, 0.06), 0, bow * rim, bow * squash * rim, steps=20)
+        ),
         filled(box(-0.6 + bow * 0.9, -shaft, 1.0, shaft)),
         *bits,
     ]
 
 
-def _ladder(u: Uniform) -> list[Part]:
-    rungs = int(u(4, 7.99))
-    half = u(0.3, 0.42)
-    rail = u(0.1, 0.15)
-    taper = u(0.65, 1.0)
-    thick = u(0.08, 0.12)
+def _ladder(uniform: Uniform) -> list[Part]:
+    """Draw a ladder."""
+    rungs = int(uniform(4, 7.99))
+    half = uniform(0.3, 0.42)
+    rail = uniform(0.1, 0.15)
+    taper = uniform(0.65, 1.0)
+    thick = uniform(0.08, 0.12)
     shapes = [
         filled(ribbon([(s * half * taper, -1), (s * half, 1)], rail)) for s in (-1, 1)
     ]
@@ -323,14 +340,15 @@ def _ladder(u: Uniform) -> list[Part]:
     return shapes
 
 
-def _leaf(u: Uniform) -> list[Part]:
-    width = u(0.36, 0.58)
-    peak = u(0.7, 1.2)
-    bend = u(-0.25, 0.25)
+def _leaf(uniform: Uniform) -> list[Part]:
+    """Draw a leaf with its veins."""
+    width = uniform(0.36, 0.58)
+    peak = uniform(0.7, 1.2)
+    bend = uniform(-0.25, 0.25)
     x = np.linspace(0, 1, 20)
     side = width * np.sin(np.pi * x**peak)
-    if u(0, 1) < 0.5:
-        side[1:-1:2] *= u(0.75, 0.88)  # a serrated edge
+    if uniform(0, 1) < 0.5:
+        side[1:-1:2] *= uniform(0.75, 0.88)  # a serrated edge
     middle = np.stack([1.5 * x - 0.9, bend * np.sin(np.pi * x)], axis=1)
     stem = np.array([(-1.25, -bend * 0.5), (-1.05, -bend * 0.2), (-0.85, 0)])
     shapes = [
@@ -352,11 +370,12 @@ def _leaf(u: Uniform) -> list[Part]:
     return shapes
 
 
-def _lightning(u: Uniform) -> list[Part]:
-    top = u(0.28, 0.42)
-    mid = u(0.2, 0.36)
-    drop = u(-0.12, 0.08)
-    lean = u(0.1, 0.3)
+def _lightning(uniform: Uniform) -> list[Part]:
+    """Draw a flash of lightning."""
+    top = uniform(0.28, 0.42)
+    mid = uniform(0.2, 0.36)
+    drop = uniform(-0.12, 0.08)
+    lean = uniform(0.1, 0.3)
     right = [
         (lean - top * 0.6, -1),
         (lean + top, -1),
@@ -367,17 +386,18 @@ def _lightning(u: Uniform) -> list[Part]:
     return [filled(right + left)]
 
 
-def _mug(u: Uniform) -> list[Part]:
-    top = u(0.5, 0.68)
-    taper = u(0.75, 1.1)
-    height = u(0.6, 0.82)
-    handle = u(0.3, 0.44)
+def _mug(uniform: Uniform) -> list[Part]:
+    """Draw a mug with its handle."""
+    top = uniform(0.5, 0.68)
+    taper = uniform(0.75, 1.1)
+    height = uniform(0.6, 0.82)
+    handle = uniform(0.3, 0.44)
     base = top * taper
-    thick = u(0.09, 0.15)
-    low = u(0.3, 0.5)
-    middle = u(-0.12, 0.12)
+    thick = uniform(0.09, 0.15)
+    low = uniform(0.3, 0.5)
+    middle = uniform(-0.12, 0.12)
     edge = (top + base) / 2 - 0.06
-    lip = u(0.06, 0.13)
+    lip = uniform(0.06, 0.13)
     return [
         filled(arc(edge, middle, handle + thick, low + thick, -90, 90, 20)),
         cut_out(arc(edge, middle, handle, low, -90, 90, 18)),
@@ -388,62 +408,66 @@ def _mug(u: Uniform) -> list[Part]:
     ]
 
 
-def _ring(u: Uniform) -> list[Part]:
+def _ring(uniform: Uniform) -> list[Part]:
+    """Draw a ring."""
     # the power ranges from a rounded square to a circle
-    squash = u(0.8, 1.0)
-    hole = u(0.5, 0.75)
-    power = u(0.65, 1.0)
+    squash = uniform(0.8, 1.0)
+    hole = uniform(0.5, 0.75)
+    power = uniform(0.65, 1.0)
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     unit = np.stack([np.cos(t), np.sin(t)], 1)
     outer = np.sign(unit) * np.abs(unit) ** power * (1, squash)
-    shift = (u(-0.06, 0.06), u(-0.06, 0.06))
+    shift = (uniform(-0.06, 0.06), uniform(-0.06, 0.06))
     return [filled(outer), cut_out(outer * hole + shift)]
 
 
-def _spiral(u: Uniform) -> list[Part]:
-    turns = u(1.9, 2.9)
-    width = u(0.15, 0.2)
-    growth = u(0.8, 1.05)
-    side = 1 if u(0, 1) < 0.5 else -1
+def _spiral(uniform: Uniform) -> list[Part]:
+    """Draw a spiral."""
+    turns = uniform(1.9, 2.9)
+    width = uniform(0.15, 0.2)
+    growth = uniform(0.8, 1.05)
+    side = 1 if uniform(0, 1) < 0.5 else -1
     t = np.linspace(0.06, 1, 60)
-    angle = 2 * np.pi * turns * t + u(0, 6.28)
+    angle = 2 * np.pi * turns * t + uniform(0, 6.28)
     path = np.stack([np.cos(angle), side * np.sin(angle)], 1) * (t[:, None] ** growth)
-    return [filled(ribbon(path, width * u(0.7, 1.0), width))]
+    return [filled(ribbon(path, width * uniform(0.7, 1.0), width))]
 
 
-def _star(u: Uniform) -> list[Part]:
-    tips = int(u(5, 8.99))
-    inner = u(0.36, 0.55)
+def _star(uniform: Uniform) -> list[Part]:
+    """Draw a star."""
+    tips = int(uniform(5, 8.99))
+    inner = uniform(0.36, 0.55)
     angle = np.pi * np.arange(2 * tips) / tips - np.pi / 2
     radius = np.where(np.arange(2 * tips) % 2 == 0, 1.0, inner)
     points = np.stack([np.cos(angle), np.sin(angle)], 1) * radius[:, None]
     shapes = [filled(points)]
-    if u(0, 1) < 0.35:
-        shapes.append(painted(points * u(0.4, 0.6)))
+    if uniform(0, 1) < 0.35:
+        shapes.append(painted(points * uniform(0.4, 0.6)))
     return shapes
 
 
-def _tree(u: Uniform) -> list[Part]:
-    trunk = u(0.09, 0.17)
-    foot = u(0.9, 1.1)
+def _tree(uniform: Uniform) -> list[Part]:
+    """Draw a tree."""
+    trunk = uniform(0.09, 0.17)
+    foot = uniform(0.9, 1.1)
     shapes = [
         filled([(-trunk, 0.2), (trunk, 0.2), (trunk * 1.3, foot), (-trunk * 1.3, foot)])
     ]
-    if u(0, 1) < 0.5:  # a conifer: tiers of triangles
-        tiers = int(u(2, 4.99))
-        width = u(0.55, 0.75)
+    if uniform(0, 1) < 0.5:  # a conifer: tiers of triangles
+        tiers = int(uniform(2, 4.99))
+        width = uniform(0.55, 0.75)
         step = 1.5 / (tiers + 1)
         for tier in range(tiers):
             half = width * (0.5 + 0.5 * (tier + 1) / tiers)
             y = -1 + tier * step
             shapes.append(filled([(0, y), (half, y + 2 * step), (-half, y + 2 * step)]))
     else:  # a broad tree: a crown of round tufts
-        crown = u(0.34, 0.44)
-        tufts = int(u(5, 8))
+        crown = uniform(0.34, 0.44)
+        tufts = int(uniform(5, 8))
         shapes.append(filled(arc(0, -0.35, 0.45, 0.42, steps=20)))
         for tuft in range(tufts):
             a = 2 * np.pi * tuft / tufts
-            radius = crown * u(0.75, 1.0)
+            radius = crown * uniform(0.75, 1.0)
             shapes.append(
                 filled(
                     arc(
@@ -463,17 +487,20 @@ def _tree(u: Uniform) -> list[Part]:
     return shapes
 
 
-def _umbrella(u: Uniform) -> list[Part]:
-    height = u(0.65, 0.95)
-    pole = u(0.07, 0.11)
-    scallops = int(u(3, 6))
-    hook = u(0.15, 0.24)
-    side = 1 if u(0, 1) < 0.5 else -1
-    end = u(0.75, 0.95)
+def _umbrella(uniform: Uniform) -> list[Part]:
+    """Draw an umbrella."""
+    height = uniform(0.65, 0.95)
+    pole = uniform(0.07, 0.11)
+    scallops = int(uniform(3, 6))
+    hook = uniform(0.15, 0.24)
+    side = 1 if uniform(0, 1) < 0.5 else -1
+    end = uniform(0.75, 0.95)
     dome = arc(0, 0, 1, height, 180, 360, 28)
     radius = 1 / scallops
     hem = [
-        arc(1 - radius * (2 * i + 1), 0, radius, radius * u(0.4, 0.7), 0, -180, 9)[1:-1]
+        arc(
+            1 - radius * (2 * i + 1), 0, radius, radius * uniform(0.4, 0.7), 0, -180, 9
+        )[1:-1]
         for i in range(scallops)
     ]
     curl = arc(hook, end, hook, hook, 180, 0, 12)
@@ -507,12 +534,12 @@ OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {
 }
 
 
-def outline(class_name: str, u: Uniform) -> list[Part]:
+def outline(class_name: str, uniform: Uniform) -> list[Part]:
     """Draw the polygons of one object.
 
     They are centred, and the longer side of their bounding box goes from -1 to 1.
     """
-    shapes = OUTLINES[class_name](u)
+    shapes = OUTLINES[class_name](uniform)
     everything = np.concatenate([points for role, points in shapes if role == FILL])
     low = everything.min(axis=0)
     high = everything.max(axis=0)

@@ -36,6 +36,7 @@ SIZE = 64
 FRAMES_PER_CLIP = 15
 OVERSAMPLING = 2
 LUMA = (0.299, 0.587, 0.114)
+GOLDEN_RATIO = 0.618
 DOTS_ON_EDGES = 0.5  # largest probability of a dot at an edge
 DOTS_ANYWHERE = 0.02  # and that anywhere
 
@@ -43,7 +44,7 @@ Colour = tuple[int, int, int]
 
 
 def _uniform(*key: object) -> Uniform:
-    """Return `u(low, high)`, which draws uniform random numbers.
+    """Return `uniform(low, high)`, which draws uniform random numbers.
 
     They are seeded by the key's SHA-256, and the same on every machine and in all
     versions of Python.
@@ -64,11 +65,12 @@ def _colour(hue: float, saturation: float, luma: float) -> Colour:
         saturation, luma: From 0 to 1.
     """
     pure = colorsys.hsv_to_rgb(hue % 1.0, 1.0, 1.0)
-    own = sum(weight * value for weight, value in zip(LUMA, pure))
-    if luma < own:
-        rgb = [value * luma / own for value in pure]
-    else:
-        rgb = [value + (1 - value) * (luma - own) / (1 - own) for value in pure]
+    pure_luma = sum(weight * value for weight, value in zip(LUMA, pure))
+    if luma < pure_luma:  # mixed with black
+        rgb = [value * luma / pure_luma for value in pure]
+    else:  # mixed with white
+        white = (luma - pure_luma) / (1 - pure_luma)
+        rgb = [value + (1 - value) * white for value in pure]
     red, green, blue = (
         round(255 * (luma + saturation * (value - luma))) for value in rgb
     )
@@ -76,7 +78,7 @@ def _colour(hue: float, saturation: float, luma: float) -> Colour:
 
 
 @dataclass(frozen=True)
-class _Thing:
+class _Toy:
     """One object: its outline, its colours and the polygons of its pattern."""
 
     parts: list[Part]
@@ -126,26 +128,26 @@ def _circle(corners: int) -> np.ndarray:
     return np.linspace(0, 2 * math.pi, corners, endpoint=False)
 
 
-def _pattern(u: Uniform) -> list[np.ndarray]:
+def _pattern(uniform: Uniform) -> list[np.ndarray]:
     """Return stripes, dots, checks or no pattern, in object coordinates.
 
     Only the part inside the outline is visible.
     """
-    kind = int(u(0, 4))
-    pitch = u(0.32, 0.6)
-    turn = _rotation(u(0, math.pi))
+    kind = int(uniform(0, 4))
+    pitch = uniform(0.32, 0.6)
+    turn = _rotation(uniform(0, math.pi))
     cells = np.arange(-1.4, 1.4, pitch)
     shape = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])
     if kind == 0:
         return []
     if kind == 1:
-        width = pitch * u(0.3, 0.6)
+        width = pitch * uniform(0.3, 0.6)
         return [(shape * (width, 3.0) + (x, -1.5)) @ turn for x in cells]
     dots = kind == 2
     if dots:
         angles = _circle(10)
         points = np.stack([np.cos(angles), np.sin(angles)], 1)
-        shape = points * u(0.22, 0.36) + 0.5
+        shape = points * uniform(0.22, 0.36) + 0.5
     polygons = []
     for column, x in enumerate(cells):
         for row, y in enumerate(cells):
@@ -155,34 +157,41 @@ def _pattern(u: Uniform) -> list[np.ndarray]:
 
 
 @lru_cache(maxsize=256)
-def _thing(class_name: str, object_index: int) -> _Thing:
-    u = _uniform("object", class_name, object_index)
+def _toy(class_name: str, object_index: int) -> _Toy:
+    """Draw the outline, pattern and colours of an object from its own random numbers.
+
+    Pattern and details are darker than a bright body and brighter than a dark one.
+    """
+    uniform = _uniform("object", class_name, object_index)
     # Golden-ratio steps spread hue and luma over the objects of a class, equally in
     # every class.
-    hue = object_index * 0.618 + u(-0.06, 0.06)
-    luma = 0.3 + 0.4 * ((object_index * 0.618 * 3 + 0.5) % 1.0) + u(-0.04, 0.04)
-    away = 0.11 if luma > 0.5 else -0.11
-    return _Thing(
-        parts=outline(class_name, u),
-        pattern=_pattern(u),
-        body=_colour(hue, u(0.45, 0.9), luma),
-        print=_colour(hue + u(-0.35, 0.35), u(0.4, 0.9), luma + away),
-        detail=_colour(hue + u(0.3, 0.7), u(0.2, 0.7), luma + 2.2 * away),
+    hue = object_index * GOLDEN_RATIO + uniform(-0.06, 0.06)
+    step = (object_index * GOLDEN_RATIO * 3 + 0.5) % 1.0
+    luma = 0.3 + 0.4 * step + uniform(-0.04, 0.04)
+    contrast = 0.11 if luma > 0.5 else -0.11
+    return _Toy(
+        parts=outline(class_name, uniform),
+        pattern=_pattern(uniform),
+        body=_colour(hue, uniform(0.45, 0.9), luma),
+        print=_colour(hue + uniform(-0.35, 0.35), uniform(0.4, 0.9), luma + contrast),
+        detail=_colour(
+            hue + uniform(0.3, 0.7), uniform(0.2, 0.7), luma + 2.2 * contrast
+        ),
         luma=luma,
     )
 
 
 def _curve(
-    u: Uniform, middle: float, travel: float, wobble: float
+    uniform: Uniform, middle: float, travel: float, wobble: float
 ) -> Callable[[float], float]:
     """Return a smooth function of t = 0..1.
 
     Around `middle`: a linear part (at most `travel` each way) and one slow wave.
     """
-    slope = u(-travel, travel)
-    height = u(0, wobble)
-    phase = u(0, 2 * math.pi)
-    cycles = u(0.4, 0.9)
+    slope = uniform(-travel, travel)
+    height = uniform(0, wobble)
+    phase = uniform(0, 2 * math.pi)
+    cycles = uniform(0.4, 0.9)
 
     def curve(t: float) -> float:
         wave = height * math.sin(phase + 2 * math.pi * cycles * t)
@@ -193,55 +202,56 @@ def _curve(
 
 @lru_cache(maxsize=1024)
 def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
-    luma = _thing(class_name, object_index).luma
-    u = _uniform("clip", class_name, object_index, session_index)
+    """Draw background, motion and light of a clip from its own random numbers."""
+    luma = _toy(class_name, object_index).luma
+    uniform = _uniform("clip", class_name, object_index, session_index)
     # The background is clearly darker or brighter than the object; otherwise some
     # objects would be invisible.
     sides = [(0.06, luma - 0.26), (luma + 0.26, 0.94)]
     sides = [(low, high) for low, high in sides if high - low > 0.08]
-    low, high = sides[int(u(0, len(sides)))]
-    ground = u(low, high)
-    patches = int(u(9, 16))
-    clutter = [_patch(u, ground, low, high) for _ in range(patches)]
+    low, high = sides[int(uniform(0, len(sides)))]
+    ground = uniform(low, high)
+    patches = int(uniform(9, 16))
+    clutter = [_patch(uniform, ground, low, high) for _ in range(patches)]
     curves = {
-        "turn": _curve(u, u(-0.6, 0.6), 0.6, 0.25),
-        "yaw": _curve(u, u(-0.45, 0.45), 0.35, 0.25),
-        "pitch": _curve(u, u(-0.4, 0.4), 0.25, 0.2),
-        "scale": _curve(u, u(0.29, 0.37), 0.04, 0.03),
-        "x": _curve(u, 0.5, 0.09, 0.05),
-        "y": _curve(u, 0.5, 0.09, 0.05),
-        "pan_x": _curve(u, 0.0, 0.08, 0.03),
-        "pan_y": _curve(u, 0.0, 0.08, 0.03),
-        "light": _curve(u, u(0.65, 1.05), 0.08, 0.05),
-        "slope": _curve(u, u(0.05, 0.3), 0.05, 0.02),
+        "turn": _curve(uniform, uniform(-0.6, 0.6), 0.6, 0.25),
+        "yaw": _curve(uniform, uniform(-0.45, 0.45), 0.35, 0.25),
+        "pitch": _curve(uniform, uniform(-0.4, 0.4), 0.25, 0.2),
+        "scale": _curve(uniform, uniform(0.29, 0.37), 0.04, 0.03),
+        "x": _curve(uniform, 0.5, 0.09, 0.05),
+        "y": _curve(uniform, 0.5, 0.09, 0.05),
+        "pan_x": _curve(uniform, 0.0, 0.08, 0.03),
+        "pan_y": _curve(uniform, 0.0, 0.08, 0.03),
+        "light": _curve(uniform, uniform(0.65, 1.05), 0.08, 0.05),
+        "slope": _curve(uniform, uniform(0.05, 0.3), 0.05, 0.02),
     }
-    cast = np.array([u(0.86, 1.12), u(0.9, 1.08), u(0.86, 1.12)])
+    cast = np.array([uniform(0.86, 1.12), uniform(0.9, 1.08), uniform(0.86, 1.12)])
     return _Clip(
-        ground=_colour(u(0, 1), u(0.1, 0.7), ground),
+        ground=_colour(uniform(0, 1), uniform(0.1, 0.7), ground),
         clutter=clutter,
         curves=curves,
         cast=cast,
-        shade=u(0, 2 * math.pi),
+        shade=uniform(0, 2 * math.pi),
     )
 
 
-def _patch(u: Uniform, ground: float, low: float, high: float) -> _Patch:
+def _patch(uniform: Uniform, ground: float, low: float, high: float) -> _Patch:
     """Draw a polygon of the background.
 
     Args:
-        u: Random numbers; the order of the draws matters.
+        uniform: Random numbers; the order of the draws matters.
         ground: Luma of the background.
         low, high: Range of the luma.
     """
-    corners = int(u(3, 8))
-    stretch = u(0.25, 1.0)
-    size = u(0.06, 0.32)
-    angle = _circle(corners) + u(0, 2 * math.pi)
+    corners = int(uniform(3, 8))
+    stretch = uniform(0.25, 1.0)
+    size = uniform(0.06, 0.32)
+    angle = _circle(corners) + uniform(0, 2 * math.pi)
     points = np.stack([np.cos(angle), np.sin(angle) * stretch], 1) * size
-    points = points @ _rotation(u(0, math.pi))
-    tone = min(max(ground + u(-0.18, 0.18), low), high)
-    points = points + np.array([u(-0.2, 1.2), u(-0.2, 1.2)])
-    return _Patch(points, _colour(u(0, 1), u(0.2, 0.9), tone))
+    points = points @ _rotation(uniform(0, math.pi))
+    tone = min(max(ground + uniform(-0.18, 0.18), low), high)
+    points = points + np.array([uniform(-0.2, 1.2), uniform(-0.2, 1.2)])
+    return _Patch(points, _colour(uniform(0, 1), uniform(0.2, 0.9), tone))
 
 
 def _placed(points: np.ndarray, at: dict[str, float], pixels: int) -> np.ndarray:
@@ -323,15 +333,15 @@ def render(
             f"frame_index is {frame_index}, but a clip of {frames_per_clip} frames "
             f"ends at {frames_per_clip - 1}."
         )
-    shape = _thing(class_name, object_index)
+    toy = _toy(class_name, object_index)
     clip = _clip(class_name, object_index, session_index)
     time = frame_index / max(frames_per_clip - 1, 1)
     at = {name: curve(time) for name, curve in clip.curves.items()}
     pixels = size * OVERSAMPLING
     scene = _background(clip, at, pixels)
-    surface = Image.new("RGB", scene.size, shape.body)
+    surface = Image.new("RGB", scene.size, toy.body)
     mask = Image.new("L", scene.size)
-    _draw_object(shape, at, surface, mask)
+    _draw_object(toy, at, surface, mask)
     # The shadow lies on the side away from the light.
     shadow = (
         round(0.03 * pixels * -math.cos(clip.shade)),
@@ -355,27 +365,27 @@ def _background(clip: _Clip, at: dict[str, float], pixels: int) -> Image.Image:
 
 
 def _draw_object(
-    shape: _Thing, at: dict[str, float], surface: Image.Image, mask: Image.Image
+    toy: _Toy, at: dict[str, float], surface: Image.Image, mask: Image.Image
 ) -> None:
     """Draw pattern and details of an object on its surface, and its outline on a mask.
 
     Args:
-        thing: The object.
+        toy: The object.
         at: Values of the curves of a clip.
         surface: RGB image that is drawn on.
         mask: Black image of the same size that is drawn on: white is the object.
     """
     on_surface = ImageDraw.Draw(surface)
     on_mask = ImageDraw.Draw(mask)
-    outlines = [part.points for part in shape.parts]
+    outlines = [part.points for part in toy.parts]
     placed = _corners(
-        [*shape.pattern, *outlines], lambda points: _placed(points, at, mask.width)
+        [*toy.pattern, *outlines], lambda points: _placed(points, at, mask.width)
     )
-    for corners in islice(placed, len(shape.pattern)):
-        on_surface.polygon(corners, fill=shape.print)
-    for part, corners in zip(shape.parts, placed):
+    for corners in islice(placed, len(toy.pattern)):
+        on_surface.polygon(corners, fill=toy.print)
+    for part, corners in zip(toy.parts, placed):
         if part.role == DETAIL:
-            on_surface.polygon(corners, fill=shape.detail)
+            on_surface.polygon(corners, fill=toy.detail)
         else:
             on_mask.polygon(corners, fill=0 if part.role == HOLE else 255)
 
