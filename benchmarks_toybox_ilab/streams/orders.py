@@ -334,7 +334,17 @@ def _given_counts(
 
 
 def _equal_counts(remaining: int, n_experiences: int, n_given: int) -> list[int]:
-    """Divide the remaining classes by the experiences that no number is given of."""
+    """Return the numbers of classes of experiences for which none is given.
+
+    Args:
+        remaining: number of classes that are left for them.
+        n_experiences: number of all experiences.
+        n_given: number of experiences whose number of classes is given.
+
+    Raises:
+        ValueError: there are more experiences than classes, or the classes cannot be
+            divided equally.
+    """
     least = n_given + (1 if remaining else 0)
     count = whole_number("n_experiences", n_experiences, max(least, 1)) - n_given
     if count and remaining % count:

@@ -127,10 +127,11 @@ class Classifier:
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
         self.names: list[str | None] = []
         self.nothing: Tensor | None = None
-        # Within a lesson: a copy of the statistics that clips are asked of before they
-        # are learned, the images that it learned, and the confidence before.
-        self._asked: ClosedForm | None = None
-        self._asked_images = 0
+        # Within a lesson: an earlier copy of the statistics, which answers for clips
+        # before they are learned, the number of images that it learned, and the
+        # confidence before the lesson.
+        self._earlier: ClosedForm | None = None
+        self._earlier_images = 0
         self._start_confidence()
 
     @classmethod
@@ -179,7 +180,7 @@ class Classifier:
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
         # Replaced, never changed in place.
-        memo[id(self._asked)] = self._asked
+        memo[id(self._earlier)] = self._earlier
         memo[id(self.nothing)] = self.nothing
         memo[id(self.names)] = list(self.names)  # faster than item by item
         copied = copy.copy(self)
@@ -251,8 +252,8 @@ class Classifier:
         """Begin without records of answers, which were those of more features."""
         self.confidence = Confidence(usual=self.usual)
         self.look_weights = LookWeights(self.looks.views)
-        self._confidence_before = self.confidence
-        self._asked = None
+        self._earlier_confidence = self.confidence
+        self._earlier = None
         if self.nothing is not None:
             self.nothing = self.nothing[:, -self.length :]
 
@@ -337,41 +338,45 @@ class Classifier:
         self.nothing = with_shown(self.nothing, rows)
 
     def begin_lesson(self) -> None:
-        """Let the first clip of a lesson be asked of all that was learned before it."""
-        self._asked = None
-        self._confidence_before = copy.copy(self.confidence)
+        """Let all that was learned so far answer for the first clip of a lesson."""
+        self._earlier = None
+        self._earlier_confidence = copy.copy(self.confidence)
 
     def end_lesson(self) -> None:
-        """Drop the copy that was asked in the lesson."""
-        self._asked = None
-        self._confidence_before = self.confidence
+        """Drop the copy that answered in the lesson."""
+        self._earlier = None
+        self._earlier_confidence = self.confidence
 
     def predict_before_learning(
         self, features: Tensor, number: int
     ) -> Prediction | None:
         """Answer for a clip with what was learned before, and record how sure it is.
 
-        A copy of the statistics is asked, which is made anew for each lesson, and
-        within it whenever the images have grown by half: every change of the statistics
-        costs a new solution.
+        An earlier copy of the statistics answers. It is made anew in each lesson, and
+        within one whenever there are half as many images again: each change of the
+        statistics needs a new solution, which takes longer than an answer.
+
+        Args:
+            features: as ``compute`` returns them.
+            number: of the clip's class.
 
         Returns:
             What the images looked like, by the confidence before the lesson; ``None``
-            if the class, or a second one, was not known to the copy.
+            if the copy did not know the class, or no other one.
         """
         learned = sum(self.images)
-        if self._asked is None or learned >= GROWTH * self._asked_images:
-            self._asked = copy.deepcopy(self.statistics)
-            self._asked_images = max(1, learned)
-        known = self._asked.image_counts.nonzero().flatten().tolist()
+        if self._earlier is None or learned >= GROWTH * self._earlier_images:
+            self._earlier = copy.deepcopy(self.statistics)
+            self._earlier_images = max(1, learned)
+        known = self._earlier.image_counts.nonzero().flatten().tolist()
         if number not in known or len(known) < 2:
             return None
-        of_views = evidence(self._asked, self._rows(features), self.nothing)
+        of_views = evidence(self._earlier, self._rows(features), self.nothing)
         scores = of_views.scores.unflatten(0, (-1, self.looks.views))
         self.look_weights.observe(scores, known.index(number))
         of_images = self._together(of_views)
         self.confidence.observe(of_images, number)
-        before = self._confidence_before
+        before = self._earlier_confidence
         return Prediction(before.calibrated(of_images), before.familiarity(of_images))
 
     # Answers
@@ -440,17 +445,15 @@ class Classifier:
         Returns:
             ``(h, w)`` float64, of the whole image.
         """
-        shares = torch.zeros(pixels.shape[-2:], dtype=torch.float64)
-        weights = iter(self.look_weights.weights())
+        attribution = torch.zeros(pixels.shape[-2:], dtype=torch.float64)
+        weights = iter(self.look_weights.weights())  # one for each view, look by look
         looks = self.looks.of(pixels)
         windows_of_looks = self.looks.windows(self.features_of_statistics(model))
         for side, look, windows in zip(self.looks.shares, looks, windows_of_looks):
-            of_views = (
-                next(weights) * self._by_location(model, window, look)
-                for window in windows
-            )
-            _add_to_middle(shares, sum(of_views), side)
-        return shares
+            for window in windows:
+                of_view = next(weights) * self._by_location(model, window, look)
+                _add_to_middle(attribution, of_view, side)
+        return attribution
 
     def _by_location(
         self, model: SplitModel, window: FeatureMoments, look: Tensor
@@ -491,7 +494,7 @@ class Classifier:
         self.statistics = statistics
         self.confidence = confidence
         self.names[source] = None
-        self._asked = None
+        self._earlier = None
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
@@ -499,7 +502,7 @@ class Classifier:
         self.statistics.forget(number)
         self.confidence.forget(number)
         self.names[number] = None
-        self._asked = None
+        self._earlier = None
 
     def check_mergeable(self, other: "Classifier") -> None:
         """Raise ValueError for one of another method or of other features."""
@@ -542,7 +545,7 @@ class Classifier:
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
             self.look_weights.add(other.look_weights.losses)
-        self._asked = None
+        self._earlier = None
         return [note for note in notes if note]
 
     def _merge_statistics(self, other: "Classifier", labels: dict[int, int]) -> None:
@@ -594,19 +597,19 @@ class Classifier:
         self.confidence.load_state_dict(state["confidence"])
         self.look_weights.losses = state["look_losses"]
         self.nothing = state["nothing"]
-        self._asked = None
+        self._earlier = None
 
 
-def _add_to_middle(shares: Tensor, part: Tensor, side: float) -> None:
+def _add_to_middle(total: Tensor, values: Tensor, side: float) -> None:
     """Add a map, enlarged, to the middle of another, which is changed in place.
 
     Args:
-        shares: ``(h, w)``.
-        part: ``(h', w')``.
-        side: of the middle, in units of the sides of ``shares``.
+        total: ``(h, w)``.
+        values: ``(h', w')``.
+        side: of the middle, in units of the sides of ``total``.
     """
-    top, bottom = middle_of(shares.shape[0], side)
-    left, right = middle_of(shares.shape[1], side)
+    top, bottom = middle_of(total.shape[0], side)
+    left, right = middle_of(total.shape[1], side)
     size = (bottom - top, right - left)
-    enlarged = functional.interpolate(part[None, None], size=size, mode="bilinear")
-    shares[top:bottom, left:right] += enlarged[0, 0]
+    enlarged = functional.interpolate(values[None, None], size=size, mode="bilinear")
+    total[top:bottom, left:right] += enlarged[0, 0]

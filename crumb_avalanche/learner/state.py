@@ -138,7 +138,7 @@ class State:
         }
 
     def loaded(self, state: dict[str, Any], lessons: Sequence[Lesson]) -> "State":
-        """Return the state that a ``state_dict`` is of.
+        """Return the state whose ``state_dict`` was called.
 
         Args:
             state: what ``state_dict`` returned, of a classifier with the same settings
@@ -150,6 +150,7 @@ class State:
         """
         classifier = copy.deepcopy(self.classifier)
         classifier.load_state_dict(state)
+        # The classifier before the lessons that can be taken back.
         before = copy.deepcopy(self.classifier)
         room = self.history.room
         history = History.of_state(room, lessons, state["history"], before)

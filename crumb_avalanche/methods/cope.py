@@ -145,7 +145,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         self._head = HeadInput()
         # Embeddings and labels of the step, with those of its memories from the
         # backward pass on.
-        self._step: tuple[Tensor, Tensor] | None = None
+        self._embedded: tuple[Tensor, Tensor] | None = None
 
     @property
     def known(self) -> Tensor:
@@ -186,7 +186,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         super().after_forward(strategy, **kwargs)
         embeddings = self._released_embeddings()
         self.begin(embeddings, strategy.mb_y)
-        self._step = embeddings, strategy.mb_y
+        self._embedded = embeddings, strategy.mb_y
         scores = self.scores(embeddings).masked_fill(~self.known, UNSEEN_LOGIT)
         strategy.mb_output = self.mask(scores)
 
@@ -196,10 +196,11 @@ class CoPEPlugin(ImageMemoryPlugin):
         return normalize(features)
 
     def before_backward(self, strategy, **kwargs):
+        """Replace the loss by that of new images and as many memories (eq. 3 to 6)."""
         model = strategy.model
         storage = self.storage_policy
-        assert self._step is not None, "set in after_forward"
-        embeddings, labels = self._step
+        assert self._embedded is not None, "set in after_forward"
+        embeddings, labels = self._embedded
         stored = held_slots(storage)
         if stored:
             with model.stopwatch.measure("replay"):
@@ -212,14 +213,14 @@ class CoPEPlugin(ImageMemoryPlugin):
         strategy.loss = ppp_loss(
             embeddings, labels, self.prototypes, self.known, self.temperature
         )
-        self._step = embeddings.detach(), labels
+        self._embedded = embeddings.detach(), labels
 
     def after_update(self, strategy, **kwargs):
         if in_replay_step(strategy):  # of another plugin, whose images are not here
             return
-        assert self._step is not None, "set in before_backward"
-        self.evolve(*self._step)
-        self._step = None
+        assert self._embedded is not None, "set in before_backward"
+        self.evolve(*self._embedded)
+        self._embedded = None
 
     @torch.no_grad()
     def offer(self, strategy, batch):

@@ -42,16 +42,19 @@ def zeros_like(weights: Tensors) -> Tensors:
 def mean_over_images(
     strategy,
     loss: Callable[[Tensor, Tensor], Tensor],
-    slope: Callable[[Tensor], Tensor],
+    importance: Callable[[Tensor], Tensor],
 ) -> Tensors:
-    """Return the mean of the ``slope`` of the gradients of each image's loss.
+    """Return how important each weight is, on average over an experience's images.
 
-    It is over the images of an experience. The model is in evaluation mode meanwhile.
+    The model is in evaluation mode meanwhile.
 
     Args:
         strategy: gives the model and the experience.
         loss: a function of logits ``(1, classes)`` and labels ``(1,)``.
-        slope: what is averaged, such as the square, of a gradient.
+        importance: a function of a weight's gradient for an image, such as its square.
+
+    Returns:
+        A tensor of the shape of each trained weight, by name.
     """
     weights = trainable(strategy.model)
     totals = zeros_like(weights)
@@ -63,7 +66,7 @@ def mean_over_images(
             loss(logits, label.to(strategy.device)).backward()
             for name, weight in weights.items():
                 if weight.grad is not None:
-                    totals[name] += slope(weight.grad)
+                    totals[name] += importance(weight.grad)
     strategy.optimizer.zero_grad()
     return {name: total / len(loader) for name, total in totals.items()}
 

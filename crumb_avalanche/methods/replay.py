@@ -388,7 +388,7 @@ class HerdingPlugin(ImageMemoryPlugin):
                 order.append(members[index])
             else:
                 frames_chosen.append(positions[index - len(members)])
-                order.append(None)
+                order.append(None)  # it has no slot yet
         return Exemplars(slots=slots, positions=frames_chosen, order=order)
 
     def stored_features(self, strategy, slots: Sequence[int]) -> Tensor:

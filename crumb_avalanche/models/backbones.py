@@ -380,8 +380,9 @@ def _load_published(network: nn.Module, name: str, weights: str) -> None:
     elif weights == "package":
         state = in_order(packaged_weights(), network, source)
     else:
-        full = timm_name(name)
-        published = _network(full, "timm", config_of(full).input_size[-1])
+        name_in_timm = timm_name(name)
+        size = config_of(name_in_timm).input_size[-1]
+        published = _network(name_in_timm, "timm", size)
         state = in_order(published.state_dict(), network, source)
     check_and_load(network, state, source)
 

@@ -60,18 +60,13 @@ def coin_mask(values: Tensor) -> Tensor:
 
     The mask has the shape and strides of ``values``.
     """
-    draws = torch.empty(-(-values.numel() // _BITS), dtype=torch.int32).random_(
-        0, 2**_BITS
-    )
-    numbers = torch.arange(2**_BITS).unsqueeze(1)
-    factors = ((numbers >> torch.arange(_BITS) & 1) * 2).to(
-        values.dtype
-    )  # (256, 8): of each number
-    return (
-        factors.index_select(0, draws)
-        .view(-1)
-        .as_strided(values.shape, values.stride())
-    )
+    count = math.ceil(values.numel() / _BITS)
+    numbers = torch.empty(count, dtype=torch.int32).random_(0, 2**_BITS)
+    # Of each number that can be drawn the factors of 8 values, by its bits: (256, 8).
+    bits = torch.arange(2**_BITS).unsqueeze(1) >> torch.arange(_BITS) & 1
+    factors = (2 * bits).to(values.dtype)
+    mask = factors.index_select(0, numbers).view(-1)
+    return mask.as_strided(values.shape, values.stride())
 
 
 def _is_dense(values: Tensor) -> bool:

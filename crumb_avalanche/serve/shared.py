@@ -83,14 +83,16 @@ class SharedLearner:
         self.learning: Learning | None = None
         self._weights = weights
         learner.keep_pictures = True
-        # A network serves one image at a time: each of the two learners has its own.
-        self._teaching_network = learner.network
-        self._asking_network = copy.deepcopy(learner.network)
-        self._taught = learner
-        self._asked = _copy(learner, self._asking_network)
+        # One learner is changed; the other answers, and is replaced by a copy of the
+        # first once that is saved. A network serves one image at a time, so each has
+        # its own.
+        self._working_network = learner.network
+        self._answering_network = copy.deepcopy(learner.network)
+        self._working = learner
+        self._answering = _copy(learner, self._answering_network)
         # The learner that answered before the last change.
         self._before: Learner | None = None
-        self._asking = Lock()
+        self._answer_lock = Lock()
         self._stops = False
         self._changes = _Queue()
         self._answers = _Queue()
@@ -98,11 +100,11 @@ class SharedLearner:
     @property
     def learner(self) -> Learner:
         """The learner that answers; for reading only."""
-        return self._asked
+        return self._answering
 
     def classes(self) -> Classes:
         """Describe what was learned."""
-        learner = self._asked
+        learner = self._answering
         return Classes(
             classes=[Class.model_validate(info) for info in learner.classes],
             bytes=learner.bytes,
@@ -117,13 +119,13 @@ class SharedLearner:
 
     def lessons(self) -> list[Listed]:
         """Describe the lessons, in order."""
-        asked = self._asked
-        undoable = asked.undoable
-        return [_listed(lesson, undoable) for lesson in asked.lessons]
+        answering = self._answering
+        undoable = answering.undoable
+        return [_listed(lesson, undoable) for lesson in answering.lessons]
 
     def picture(self, number: int) -> bytes:
         """Return a JPEG of a lesson; empty if there is none."""
-        for lesson in self._asked.lessons:
+        for lesson in self._answering.lessons:
             if lesson.number == number:
                 return lesson.picture
         return b""
@@ -144,11 +146,11 @@ class SharedLearner:
 
     def _predict(self, images: NamedImages, box: Box) -> Found:
         notes: list[str] = []
-        with self._asking:
+        with self._answer_lock:
             clip = Clip("the image", None, self._frames(images, notes))
             if box is not None:
                 clip = next(in_box([clip], box))
-            answer = self._asked.predict(clip)
+            answer = self._answering.predict(clip)
         return Found(notes=notes, **answer.as_dict())
 
     async def teach(
@@ -235,7 +237,7 @@ class SharedLearner:
                 raise ValueError(
                     "this cannot be taken back: something else was changed meanwhile"
                 )
-            self._taught = _copy(self._before, self._teaching_network)
+            self._working = _copy(self._before, self._working_network)
 
         return await self.changed(revert)
 
@@ -261,27 +263,27 @@ class SharedLearner:
     def _change(self, action: Callable[[Learner], Result]) -> Change[Result]:
         """Change the learner that is taught; let it answer once it is saved."""
         try:
-            result = action(self._taught)
-            if self._taught.classes:
+            result = action(self._working)
+            if self._working.classes:
                 # Solves the statistics here, not in the next answer.
-                self._taught.predict(Image.new("RGB", (8, 8)))
-            asked = _copy(self._taught, self._asking_network)
+                self._working.predict(Image.new("RGB", (8, 8)))
+            answering = _copy(self._working, self._answering_network)
             self._goes_on()
             self._save()
         except BaseException:
-            with self._asking:
-                self._taught = _copy(self._asked, self._teaching_network)
+            with self._answer_lock:
+                self._working = _copy(self._answering, self._working_network)
             raise
-        with self._asking:
-            self._before = self._asked
-            self._asked = asked
+        with self._answer_lock:
+            self._before = self._answering
+            self._answering = answering
             self.version += 1
         return Change(result, self.version)
 
     def _save(self) -> None:
         """Save the learner that is taught."""
         try:
-            self._taught.save(self.path, self._weights, pictures=True, locked=True)
+            self._working.save(self.path, self._weights, pictures=True, locked=True)
         except OSError as error:
             reason = error.strerror or error
             raise SaveError(
@@ -300,10 +302,11 @@ class SharedLearner:
         return await self._answers(self._copied)
 
     def _copied(self) -> bytes:
-        with tempfile.TemporaryDirectory() as folder, self._asking:
+        with tempfile.TemporaryDirectory() as folder, self._answer_lock:
             path = Path(folder) / self.path.name
-            self._asked.save(path, self._weights)
-            self._asked._files.forget(path)  # the folder goes; copies share the table
+            self._answering.save(path, self._weights)
+            # Copies share the table of files, and the folder goes.
+            self._answering._files.forget(path)
             return path.read_bytes()
 
     def close(self) -> None:

@@ -147,7 +147,7 @@ class Spy(SupervisedPlugin):
 
     def before_update(self, strategy, **kwargs):
         plugin = strategy.memory
-        embeddings, labels = plugin._step
+        embeddings, labels = plugin._embedded
         expected = None
         if int(plugin.known.sum()) > 1:
             prototypes = plugin.prototypes

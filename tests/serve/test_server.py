@@ -648,7 +648,7 @@ def test_a_lesson_that_cannot_be_solved(taught, shared, monkeypatch):
 
 
 def test_after_a_change_that_failed(taught, shared, monkeypatch):
-    networks = {id(shared._taught.network), id(shared._asked.network)}
+    networks = {id(shared._working.network), id(shared._answering.network)}
     with monkeypatch.context() as patched:
         patched.setattr(Learner, "save", no_space)
         taught.post("/forget?name=red")
@@ -656,7 +656,7 @@ def test_after_a_change_that_failed(taught, shared, monkeypatch):
     assert names(taught) == {"red": 4, "green": 4, "blue": 4}
     saved = {info.name: info.images for info in Learner.load(shared.path).classes}
     assert saved == names(taught)
-    assert {id(shared._taught.network), id(shared._asked.network)} == networks
+    assert {id(shared._working.network), id(shared._answering.network)} == networks
     assert len(networks) == 2, "teaching and answering share a network"
 
 
