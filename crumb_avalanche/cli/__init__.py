@@ -50,7 +50,6 @@ ELSEWHERE = {
     "export": ("crumb_avalanche.cli.learner", "export"),
     "pretrain": ("crumb_avalanche.runs.pretrain", "main"),
     "report": ("crumb_avalanche.report.report", "main"),
-    "strategies": ("crumb_avalanche.cli.run", "strategies"),
 }
 NO_MEMORY = "can't allocate memory"  # in torch's error
 # in torch's error, too

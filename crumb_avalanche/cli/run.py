@@ -1,13 +1,12 @@
-"""``crumb run`` learns a stream; ``crumb demo`` and ``crumb strategies`` compare."""
+"""``crumb run`` learns a stream; ``crumb demo`` compares methods on one."""
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from crumb_avalanche.cli import interrupted_later
-from crumb_avalanche.cli.settings import RunCommandSettings, StrategiesSettings
-from crumb_avalanche.methods.registry import STRATEGIES, Entry, get_strategy
+from crumb_avalanche.cli.settings import RunCommandSettings
 from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.runs.demo_settings import DemoSettings
 from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
@@ -118,43 +117,3 @@ def demo(settings: DemoSettings) -> None:
     codes = read_run(Path(settings.output) / "crumb")
     images = read_run(Path(settings.output) / "image_replay")
     print("\n" + fill(same_bytes(codes, images), WIDTH))
-
-
-def strategies(settings: StrategiesSettings) -> None:
-    """Print the description of one method, or of all."""
-    if settings.name is not None:
-        print(described(get_strategy(settings.name)))
-        return
-    print("\n\n".join(described(entry) for entry in STRATEGIES.values()))
-
-
-def described(entry: Entry) -> str:
-    """Format the description of a strategy."""
-    lines = [
-        f"{entry.name}: {entry.summary}",
-        f"  from    {entry.source}",
-        f"  stores  {entry.stores}",
-        f"  budget  {budget_rule(entry)}",
-    ]
-    defaults = entry.settings()
-    settings = ", ".join(
-        f"{setting.name} {getattr(defaults, setting.name)!r}"
-        for setting in fields(defaults)
-    )
-    if settings:
-        lines.append(f"  own settings (--method.NAME VALUE)  {settings}")
-    return "\n".join(lines)
-
-
-def budget_rule(entry: Entry) -> str:
-    """Describe how the number of memories follows from the budget."""
-    if entry.joint:
-        return "none: a bound that is trained on all images"
-    if not entry.budgeted:
-        return (
-            "none: its size does not depend on the budget; the ledger lists its bytes"
-        )
-    rule = "(budget - fixed bytes) / bytes of one memory, rounded down"
-    if entry.round_up:
-        rule += "; rounded up if three quarters of a last memory fit"
-    return rule

@@ -24,7 +24,6 @@ from crumb_avalanche.cli import (
 )
 from crumb_avalanche.cli.commands import COMMANDS
 from crumb_avalanche.cli.parser import flag_of, parsed, usable_paths
-from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.weights import WeightsError
@@ -278,35 +277,6 @@ def test_help_shows_few_flags(crumb, name):
 def flags_in(text):
     """The flags that a help lists."""
     return set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE))
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_every_method_is_listed(done, name):
-    entry = STRATEGIES[name]
-    out = done("strategies")
-    block = out[out.index(f"{name}: {entry.summary}") :].partition("\n\n")[0]
-    assert entry.source in block
-    assert entry.stores in block
-    assert "  budget  " in block
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "image_replay",
-            "(budget - fixed bytes) / bytes of one memory, rounded down\n",
-        ),
-        ("image_replay", "image_replay: raw uint8 images"),
-        ("crumb", "rounded up if three quarters of a last memory fit"),
-        ("finetune", "its size does not depend on the budget"),
-    ],
-)
-def test_one_method_is_listed(done, name, words):
-    out = done("strategies", name)
-    assert out.startswith(f"{name}: ")
-    assert words in out
-    assert "\n\n" not in out
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(crumb):

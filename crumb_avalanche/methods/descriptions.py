@@ -1,0 +1,145 @@
+"""What is said of the methods of this folder, without importing torch.
+
+A list of all methods reads their calls of ``register`` as text: importing all of them
+takes seconds and a gigabyte.
+"""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is said of a method.
+
+    Attributes:
+        name, summary, source, stores: see ``Entry``.
+        joint, round_up, budgeted: see ``Entry``.
+    """
+
+    name: str
+    summary: str
+    source: str
+    stores: str
+    joint: bool
+    round_up: bool
+    budgeted: bool
+
+    @property
+    def budget_rule(self) -> str:
+        """How the number of memories follows from the budget."""
+        if self.joint:
+            return "none: a bound that is trained on all images"
+        if not self.budgeted:
+            return (
+                "none: its size does not depend on the budget; the ledger lists its "
+                "bytes"
+            )
+        rule = "(budget - fixed bytes) / bytes of one memory, rounded down"
+        if self.round_up:
+            rule += "; rounded up if three quarters of a last memory fit"
+        return rule
+
+
+@cache
+def descriptions() -> dict[str, Description]:
+    """Return what is said of each method of this folder, in the order of the files."""
+    paths = sorted(Path(__file__).parent.glob("*.py"))
+    modules = [_Module.read(path) for path in paths]
+    classes: dict[str, ast.ClassDef] = {}
+    for module in modules:
+        classes |= module.classes
+    found = {}
+    for module in modules:
+        for node, call in module.registered():
+            described = _described(node, call, module.texts, classes)
+            found[described.name] = described
+    return found
+
+
+@dataclass(frozen=True)
+class _Module:
+    """The top level of a file.
+
+    Attributes:
+        nodes: its statements.
+        classes: those that it defines, by name.
+        texts: values of its constants that are texts, by name.
+    """
+
+    nodes: list[ast.stmt]
+    classes: dict[str, ast.ClassDef]
+    texts: dict[str, str]
+
+    @staticmethod
+    def read(path: Path) -> "_Module":
+        """Parse a file."""
+        nodes = ast.parse(path.read_text(encoding="utf-8")).body
+        classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+        texts = {}
+        for node in nodes:
+            if not isinstance(node, ast.Assign):
+                continue
+            if isinstance(node.value, ast.Constant):
+                texts[ast.unparse(node.targets[0])] = str(node.value.value)
+        return _Module(nodes=nodes, classes=classes, texts=texts)
+
+    def registered(self) -> Iterator[tuple[ast.stmt, ast.Call]]:
+        """Yield each definition that ``register`` decorates, with that call."""
+        for node in self.nodes:
+            for decorator in getattr(node, "decorator_list", ()):
+                if not isinstance(decorator, ast.Call):
+                    continue
+                if ast.unparse(decorator.func) == "register":
+                    yield node, decorator
+
+
+def _described(
+    node: ast.stmt,
+    call: ast.Call,
+    texts: dict[str, str],
+    classes: dict[str, ast.ClassDef],
+) -> Description:
+    """Return what a call of ``register`` says of the definition that it decorates."""
+    values: dict[str, Any] = {"joint": False, "round_up": False}
+    for keyword in call.keywords:
+        if isinstance(keyword.value, ast.Constant):
+            values[str(keyword.arg)] = keyword.value.value
+        elif isinstance(keyword.value, ast.Name):
+            values[str(keyword.arg)] = texts.get(keyword.value.id)
+        else:
+            values[str(keyword.arg)] = None
+    buys = "buffer" in values or "item_bytes" in values
+    if isinstance(node, ast.ClassDef) and not buys:
+        buys = _is_budgeted(node, classes)
+    return Description(
+        name=ast.literal_eval(call.args[0]),
+        summary=values["summary"],
+        source=values["source"],
+        stores=values["stores"],
+        joint=values["joint"],
+        round_up=values["round_up"],
+        budgeted=buys,
+    )
+
+
+def _is_budgeted(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
+    """Return whether a class, or one that it is derived from, has a buffer or says so.
+
+    See ``register``: a plugin has the type ``buffer``, a closed form ``budgeted``.
+    """
+    for statement in node.body:
+        text = ast.unparse(statement)
+        if text.startswith(("buffer:", "buffer =")):
+            return True
+        if text.startswith("budgeted"):
+            return text.endswith("True")
+    for base in node.bases:
+        parent = classes.get(ast.unparse(base))
+        if parent is not None and _is_budgeted(parent, classes):
+            return True
+    return False
