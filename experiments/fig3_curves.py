@@ -6,7 +6,7 @@ r"""Figures 3, S1 and S2 of the paper: accuracy over all seen classes along the 
 Figure 3 shows class-instance for video benchmarks and class-i.i.d. for image sets; S1
 class-i.i.d. for video benchmarks; S2 both protocols with room for all images in every
 class. Figures 3 and S1 share their runs with `table1_accuracy.py` (the same --output
-and --family). Error bars are the root-mean-square error among runs. Writes `fig3.csv`
+and --family). Error bars are 95 % intervals over runs. Writes `fig3.csv`
 (or `figS1`, `figS2`) with every curve, `.md`, `.png` and `.svg`.
 """
 

@@ -38,7 +38,11 @@ COSTS = {
     "images_per_second": Cost("images/s", seconds),
     "train_seconds": Cost("train, s", seconds),
 }
-COSTS_OF_RUN = ("memory_bytes", "train_seconds")
+COSTS_OF_RUN = {
+    "memory_bytes": COSTS["memory_bytes"],
+    "buffer_items": Cost("memories", count),
+    "train_seconds": COSTS["train_seconds"],
+}
 
 
 def summary_table(groups: Sequence[Group]) -> Table:
@@ -128,7 +132,8 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
     columns = {"group": "group", "run": "run", "final_accuracy": "final accuracy, %"}
     for number in range(1, width + 1):
         columns[f"accuracy_after_{number}"] = f"after exp {number}"
-    columns |= {name: COSTS[name].heading for name in COSTS_OF_RUN}
+    columns["forgetting"] = "forgets"
+    columns |= {name: cost.heading for name, cost in COSTS_OF_RUN.items()}
     columns |= {name: name for name in settings}
     columns["tuned_learning_rate"] = "tuned learning rate"
     columns["folder"] = "folder"
@@ -153,8 +158,10 @@ def _run_cells(run: Run, width: int) -> dict[str, Cell]:
         cells[f"accuracy_after_{number}"] = (
             EMPTY if accuracy is None else percent([accuracy])
         )
-    for name in COSTS_OF_RUN:
-        cells[name] = COSTS[name].shown(run.ledger[name])
+    if run.forgetting is not None:
+        cells["forgetting"] = Cell(f"{run.forgetting:.2f}")
+    for name, cost in COSTS_OF_RUN.items():
+        cells[name] = cost.shown(run.ledger[name])
     tuned = run.result.get("learning_rate")
     if run.settings.get("learning_rate") is None and tuned is not None:
         cells["tuned_learning_rate"] = setting(tuned)

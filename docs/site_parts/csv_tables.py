@@ -1,8 +1,9 @@
 """Reading recorded runs from CSV files, and Markdown tables of them."""
 
 import csv
+import statistics
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -71,6 +72,24 @@ def markdown(
 def floats(lines: Iterable[Line], name: str) -> list[float]:
     """Return a column as numbers."""
     return [float(line[name]) for line in lines]
+
+
+def unit_means(lines: Lines, value: str, split: Callable[[Line], str]) -> list[float]:
+    """Return the mean of a column over the runs of each split.
+
+    Where all runs have one split, each run is a unit.
+
+    Args:
+        lines: of the runs.
+        value: name of the column.
+        split: returns what runs of one split share.
+    """
+    by_split: dict[str, list[float]] = {}
+    for line in lines:
+        by_split.setdefault(split(line), []).append(float(line[value]))
+    if len(by_split) == 1:
+        return floats(lines, value)
+    return [statistics.fmean(values) for values in by_split.values()]
 
 
 def mean_of(lines: Sequence[Line], name: str = "accuracy") -> str:

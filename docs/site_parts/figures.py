@@ -11,7 +11,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Wedge
-from site_parts import result_figures
+from site_parts import crumb_figures, result_figures
 from site_parts.result_figures import Drawn
 
 from crumb_avalanche.memory.selection import EveryJth
@@ -218,6 +218,7 @@ FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
     "pipeline": (pipeline, 680),
     "directions": (directions, 320),
     "memory": (memory, 440),
+    "accuracy_by_bytes": (crumb_figures.accuracy_by_bytes, 340),
     **result_figures.FIGURES,
 }
 

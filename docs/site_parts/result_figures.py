@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,85 +12,108 @@ from site_parts.csv_tables import (
     DOCS,
     RECORDED,
     RUNS,
+    Line,
     floats,
     grouped,
     protocol_text,
     read,
+    unit_means,
 )
 from support.pictures import bars, curves
 
 from crumb_avalanche.report.pictures import COLOURS, MARKERS
 
-# Accuracies of the runs of each row, by the name of a series.
+# Accuracies of the splits of each row, by the name of a series.
 Series = dict[str, dict[str, list[float]]]
-# Accuracies of the runs at each point, by the name of a panel and of a curve.
+# Accuracies of the splits at each point, by the name of a panel and of a curve.
 Panels = dict[str, dict[str, dict[int, list[float]]]]
 Drawn = tuple[Figure, str]  # a figure and its caption
 ACCURACY = "final accuracy, %"
+SPREAD = (
+    "the mean over splits (over runs where there is one split), its 95 % interval, and "
+    "a dot for each split; a single run has no interval"
+)
+COMPETITOR_SPLITS = 5  # of the recorded runs of all methods on ETH-80
+SPLIT = itemgetter("frame_table_sha256")
 
 
 def accuracies(
-    series: Mapping[str, Mapping[str, Sequence[float]]], shown: str, least: int = 0
+    series: Mapping[str, Mapping[str, Sequence[float]]], shown: str
 ) -> Drawn:
-    """Draw the runs of each row, their mean and standard deviation."""
-    caption = f"{shown}: mean and standard deviation of the runs, which are the dots."
-    return bars({"": series}, "", ACCURACY, (least, 102)), caption
+    """Draw the splits of each row, their mean and its interval."""
+    return bars({"": series}, "", ACCURACY, (0, 102)), f"{shown}: {SPREAD}."
+
+
+def split_of_competitor(line: Line) -> str:
+    """Return the split of a run of ``competitors_*.csv``: run 5 has that of run 0."""
+    return str(int(line["run"]) % COMPETITOR_SPLITS)
 
 
 def competitors(benchmark: str) -> Drawn:
     """Draw every method on a benchmark, the best first."""
-    groups = grouped(read(DOCS / f"competitors_{benchmark}.csv"), "method", "protocol")
+    lines = read(DOCS / f"competitors_{benchmark}.csv")
+    groups = grouped(lines, "method", "protocol")
     best: dict[str, float] = {}  # mean of the better protocol
-    for (method, _), lines in groups.items():
-        mean = statistics.fmean(floats(lines, "final_accuracy"))
+    for (method, _), of_method in groups.items():
+        mean = statistics.fmean(floats(of_method, "final_accuracy"))
         best[method] = max(mean, best.get(method, 0.0))
     series: Series = {}
     for method, protocol in sorted(groups, key=lambda key: (-best[key[0]], key[0])):
-        runs = floats(groups[method, protocol], "final_accuracy")
-        series.setdefault(protocol_text(protocol), {})[method] = runs
+        runs = groups[method, protocol]
+        if benchmark == "eth80":
+            units = unit_means(runs, "final_accuracy", split_of_competitor)
+        else:
+            units = floats(runs, "final_accuracy")
+        series.setdefault(protocol_text(protocol), {})[method] = units
     return accuracies(series, f"Every method on {DATA_SETS[benchmark]}")
 
 
 def recommended() -> Drawn:
     """Draw the recommended preset beside its relatives and rivals on ETH-80."""
-    runs = {}
+    rows = {}
     for (row,), lines in grouped(read(DOCS / "recommended_eth80.csv"), "row").items():
-        runs[row] = floats(lines, "accuracy")
-    order = sorted(runs, key=lambda row: -statistics.fmean(runs[row]))
-    best_first = {row: runs[row] for row in order}
-    return accuracies({"": best_first}, "ETH-80, class-instance", 60)
+        rows[row] = unit_means(lines, "accuracy", itemgetter("frame_table"))
+    order = sorted(rows, key=lambda row: -statistics.fmean(rows[row]))
+    best_first = {row: rows[row] for row in order}
+    return accuracies({"": best_first}, "ETH-80, class-instance")
 
 
 def table1() -> Drawn:
-    """Draw all methods of Table 1: ours on each benchmark."""
-    series: Series = {}
+    """Draw all methods of Table 1, a panel for each benchmark."""
+    panels: dict[str, Series] = {}
     groups = grouped(read(RUNS / "table1_runs.csv"), "benchmark", "protocol", "row")
     for (benchmark, protocol, row), lines in groups.items():
-        name = f"{DATA_SETS[benchmark]}, {protocol_text(protocol)}"
-        series.setdefault(name, {})[row] = floats(lines, "final_accuracy")
+        series = panels.setdefault(DATA_SETS[benchmark], {})
+        units = unit_means(lines, "final_accuracy", SPLIT)
+        series.setdefault(protocol_text(protocol), {})[row] = units
     for line in read(RECORDED / "table1.csv"):
         if line["paper"] and line["benchmark"] == line["paper_dataset"]:
-            name = f"{DATA_SETS[line['benchmark']]}, the paper"
-            series.setdefault(name, {})[line["row"]] = [float(line["paper"])]
-    return accuracies(series, "The methods of Table 1 at the same bytes")
-
-
-def add_point(
-    panels: Panels, panel: str, curve: str, point: int, accuracy: str
-) -> None:
-    """Add a run to a point of a curve."""
-    points = panels.setdefault(panel, {}).setdefault(curve, {})
-    points.setdefault(point, []).append(float(accuracy))
+            series = panels[DATA_SETS[line["benchmark"]]]
+            series.setdefault("the paper", {})[line["row"]] = [float(line["paper"])]
+    figure = bars(panels, "", ACCURACY, (0, 102))
+    caption = (
+        f"The methods of Table 1 at the same bytes: {SPREAD}. Diamonds are the paper's."
+    )
+    return figure, caption
 
 
 def stream(name: str) -> Drawn:
     """Draw accuracy along the stream, a panel for each benchmark (``fig3``, ``figS1``, ``figS2``)."""
+    runs_name = "figS2" if name == "figS2" else "table1"
+    splits = {}
+    for line in read(RUNS / f"{runs_name}_runs.csv"):
+        splits[line["benchmark"], line["run"]] = SPLIT(line)
+
+    def split(line: Line) -> str:
+        return splits[line["benchmark"], line["run"]]
+
     panels: Panels = {}
-    for line in read(RECORDED / f"{name}.csv"):
-        data_set = DATA_SETS[line["benchmark"]]
-        panel = f"{data_set}, {protocol_text(line['protocol'])}"
-        experience = int(line["experience"])
-        add_point(panels, panel, line["method"], experience, line["accuracy"])
+    columns = ("benchmark", "protocol", "method", "experience")
+    for key, lines in grouped(read(RECORDED / f"{name}.csv"), *columns).items():
+        benchmark, protocol, method, experience = key
+        panel = f"{DATA_SETS[benchmark]}, {protocol_text(protocol)}"
+        points = panels.setdefault(panel, {}).setdefault(method, {})
+        points[int(experience)] = unit_means(lines, "accuracy", split)
     figure = curves(
         panels,
         "",
@@ -98,25 +122,25 @@ def stream(name: str) -> Drawn:
         ylim=(0, 102),
     )
     return figure, (
-        "Accuracy along the stream, mean and root-mean-square error of the runs; the upper bound learns all classes at "
-        "once."
+        "Accuracy along the stream, mean and 95 % interval over splits (over runs where there is one split); the row "
+        '"Upper bound" learns all classes at once.'
     )
 
 
 def codes_and_images(name: str) -> Drawn:
     """Draw the accuracy with codes and with as many images (``table3``, ``table3_cifar100``)."""
     panels: Panels = {}
-    for line in read(RUNS / f"{name}_runs.csv"):
-        count, _, kind = line["row"].removeprefix("n=").partition(" ")
-        panel = protocol_text(line["protocol"])
+    for (row, protocol), lines in grouped(
+        read(RUNS / f"{name}_runs.csv"), "row", "protocol"
+    ).items():
+        count, _, kind = row.removeprefix("n=").partition(" ")
         curve = "codes" if kind == "Ours" else "images"
-        add_point(panels, panel, curve, int(count), line["final_accuracy"])
+        points = panels.setdefault(protocol_text(protocol), {}).setdefault(curve, {})
+        points[int(count)] = unit_means(lines, "final_accuracy", SPLIT)
     figure = curves(
         panels, "", xlabel="memories", ylabel=ACCURACY, xscale="log", ylim=(0, 100)
     )
-    caption = (
-        "Codes and as many raw images: mean and root-mean-square error of the runs."
-    )
+    caption = "Codes and as many raw images: mean and 95 % interval over splits (over runs where there is one split)."
     return figure, caption
 
 
@@ -164,8 +188,8 @@ def effects(name: str) -> Drawn:
 FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
     "competitors_eth80": (partial(competitors, "eth80"), 420),
     "competitors_cifar100": (partial(competitors, "cifar100"), 420),
-    "recommended_eth80": (recommended, 420),
-    "table1": (table1, 420),
+    "recommended_eth80": (recommended, 340),
+    "table1": (table1, 640),
 }
 for _name in ("fig3", "figS1", "figS2"):
     FIGURES[_name] = (partial(stream, _name), 560)

@@ -3,7 +3,7 @@
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
-from statistics import fmean, pstdev, stdev
+from statistics import fmean
 from typing import Any
 
 import matplotlib
@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from crumb_avalanche.report.paired import interval
 from crumb_avalanche.report.pictures import COLOURS, LINES, MARKERS, STYLE
 
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # values by series and row
@@ -28,8 +29,9 @@ def bars(
 ) -> Figure:
     """Plot panels of rows.
 
-    A series has a bar at the mean of its values, with their deviation and a dot for
-    each. A series of the paper has diamonds, no bars.
+    A series has a bar at the mean of its values, with its 95 % interval and a dot for
+    each. A series of the paper has diamonds, no bars. Values are those of independent
+    units: of splits, or of runs where there is one split.
 
     Args:
         panels: series by the title of the panel.
@@ -38,14 +40,15 @@ def bars(
         xlim: limits of all x axes.
     """
     rows = rows_of(panels)
-    count = max(_bars_of_a_row(series) for series in panels.values())
+    names = _names_of_bars(panels)
+    count = max(1, len(names))
     with matplotlib.rc_context(STYLE):
         height = 1.8 + max(0.28, 0.18 * count) * len(rows)
         figure = Figure(figsize=(3 + 4.2 * len(panels), height), layout="constrained")
         set_title(figure, title)
         grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
         for axes, (name, series) in zip(grid, panels.items()):
-            _plot_series(axes, series, rows, count)
+            _plot_series(axes, series, rows, names)
             axes.set(
                 yticks=range(len(rows)),
                 yticklabels=rows,
@@ -74,29 +77,41 @@ def _is_of_paper(name: str) -> bool:
     return "paper" in name
 
 
-def _bars_of_a_row(series: Series) -> int:
-    """Number of the series that have bars."""
-    return sum(not _is_of_paper(name) for name in series)
+def _names_of_bars(panels: Mapping[str, Series]) -> list[str]:
+    """Return the series of all panels that have bars, each with a colour of its own."""
+    names: dict[str, None] = {}
+    for series in panels.values():
+        names |= dict.fromkeys(name for name in series if not _is_of_paper(name))
+    return list(names)
 
 
-def _plot_series(axes: Axes, series: Series, rows: Sequence[str], count: int) -> None:
-    """Plot the series of a panel, `count` bars to a row."""
-    number = 0
-    for colour, (name, by_row) in zip(COLOURS, series.items()):
+def _plot_series(
+    axes: Axes, series: Series, rows: Sequence[str], names: Sequence[str]
+) -> None:
+    """Plot the series of a panel.
+
+    Args:
+        axes: what to plot on.
+        series: of the panel.
+        rows: of all panels, from top to bottom.
+        names: series of all panels that have bars, in their order within a row.
+    """
+    for name, by_row in series.items():
         values = {row: list(values) for row, values in by_row.items() if len(values)}
         means = [fmean(values_of_row) for values_of_row in values.values()]
         indices = [rows.index(row) for row in values]
-        if _is_of_paper(name) and count:
-            axes.plot(means, indices, "D", ms=4, color=COLOURS[1], label=name)
+        if _is_of_paper(name):
+            axes.plot(means, indices, "D", ms=4, color="black", label=name)
             continue
-        offset = BAR_HEIGHT * ((number + 0.5) / count - 0.5)
+        number = names.index(name)
+        offset = BAR_HEIGHT * ((number + 0.5) / len(names) - 0.5)
         heights = [index + offset for index in indices]
         axes.barh(
             heights,
             means,
-            xerr=[_deviation(values_of_row) for values_of_row in values.values()],
-            height=BAR_HEIGHT / count,
-            color=colour,
+            xerr=[interval(values_of_row)[1] for values_of_row in values.values()],
+            height=BAR_HEIGHT / len(names),
+            color=COLOURS[number % len(COLOURS)],
             alpha=0.6,
             ecolor="0.3",
             capsize=2,
@@ -104,12 +119,6 @@ def _plot_series(axes: Axes, series: Series, rows: Sequence[str], count: int) ->
         )
         for height, values_of_row in zip(heights, values.values()):
             _plot_dots(axes, values_of_row, height)
-        number += 1
-
-
-def _deviation(values: Sequence[float]) -> float:
-    """Standard deviation; NaN for one value, which draws no error bar."""
-    return stdev(values) if len(values) > 1 else math.nan
 
 
 def _plot_dots(axes: Axes, values: Sequence[float], height: float) -> None:
@@ -133,9 +142,10 @@ def _add_legend_of_axes(figure: Figure) -> None:
 
 
 def curves(panels: Mapping[str, Lines], title: str, **settings) -> Figure:
-    """Plot panels of lines through means, with their root-mean-square error.
+    """Plot panels of lines through means, with their 95 % intervals.
 
-    A line of one place is horizontal.
+    A line of one place is horizontal. Values are those of independent units, as for
+    ``bars``.
 
     Args:
         panels: lines by the title of the panel.
@@ -190,7 +200,7 @@ def _plot_line(
     if len(positions) == 1:
         without_marker = {**style, "marker": ""}
         return axes.axhline(means[0], **without_marker)
-    errors = [pstdev(points[position]) for position in positions]
+    errors = [interval(points[position])[1] for position in positions]
     return axes.errorbar(positions, means, yerr=errors, ms=4, capsize=2, **style)
 
 
