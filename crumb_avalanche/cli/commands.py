@@ -42,7 +42,7 @@ COMMANDS: dict[str, Command] = {
         positional={"model": None, "sources": "*"},
         usual=(
             "label nothing camera seconds new_class keep_pictures method backbone "
-            "weights runtime looks"
+            "weights runtime looks engine processes"
         ),
         heading="Teach and ask",
     ),

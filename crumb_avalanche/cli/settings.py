@@ -143,6 +143,13 @@ class TeachSettings(NewLearnerSettings):
             lessons --pictures.
         on_bad_frame: skip or raise: leave out files that cannot be read or whose
             features are not finite, or stop.
+        engine: where features are computed, in shards: processes of this computer,
+            slurm or ray; the learner is the same as without.
+        processes: of engine processes: shards at a time, each in a process if more than
+            one.
+        resources: of engine slurm or ray: YAML file of what a shard needs: partition,
+            gpus, time, cpus, memory.
+        shards: parts of the clips that workers compute.
     """
 
     model: str
@@ -155,6 +162,10 @@ class TeachSettings(NewLearnerSettings):
     without_weights: bool | None = None
     keep_pictures: bool = False
     on_bad_frame: Literal["skip", "raise"] = "skip"
+    engine: EngineName = "processes"
+    processes: ranges.Workers = 1
+    resources: str | None = None
+    shards: ranges.Count = 16
     progress: bool = True
 
 

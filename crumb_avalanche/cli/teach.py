@@ -1,6 +1,7 @@
 """``crumb teach``: teach a learner what images show."""
 
 import os
+import shutil
 import sys
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +22,8 @@ from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.file import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import Lesson
+from crumb_avalanche.learner.nothing import NOTHING
+from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.words import counted
@@ -31,6 +34,7 @@ MOST_NAMES = 3  # of folders, in what is said about them
 def main(settings: TeachSettings) -> None:
     """Learn the source and write the learner's file; print what was learned."""
     check_settings(settings)
+    engine = engine_of_settings(settings)
     check_sources(settings)
     keep_freed_memory()
     if settings.threads:
@@ -44,8 +48,12 @@ def main(settings: TeachSettings) -> None:
             learner, settings.runtime, *(settings.sources or (settings.nothing,))
         )
         learner.keep_pictures = settings.keep_pictures
-        lesson = taught(learner, settings)
+        if engine is None:
+            lesson = taught(learner, settings)
+        else:
+            lesson = taught_in_shards(learner, settings, engine)
         learner.save(path, weights=weights, pictures=True, locked=True)
+        shutil.rmtree(shards_folder(settings), ignore_errors=True)
     print_lesson(lesson, learner, path)
     print_learner(learner, path)
 
@@ -60,6 +68,79 @@ def check_settings(settings: TeachSettings) -> None:
         )
     if settings.nothing is not None and settings.label is not None:
         raise ValueError("an empty scene has no class: leave --label out")
+
+
+class ShardsFailedError(RuntimeError):
+    """Some shards of a lesson failed."""
+
+
+def engine_of_settings(settings: TeachSettings) -> EngineSettings | None:
+    """Return the engine that computes features; ``None`` for this process.
+
+    Raises:
+        ValueError: settings do not go together.
+    """
+    engine = engine_settings(settings.engine, settings.processes, settings.resources)
+    if engine.engine == "processes" and engine.processes < 2:
+        return None
+    if settings.camera is not None:
+        raise ValueError(
+            "a camera is watched by this process: leave --engine and --processes out"
+        )
+    if settings.keep_pictures:
+        raise ValueError(
+            "pictures are kept by this process: leave --keep-pictures out, or --engine "
+            "and --processes"
+        )
+    return engine
+
+
+def shards_folder(settings: TeachSettings) -> Path:
+    """Return the folder of the features of a lesson, beside the learner's file."""
+    path = Path(settings.model)
+    return path.with_name(f"{path.name}.shards")
+
+
+def taught_in_shards(
+    learner: Learner, settings: TeachSettings, engine: EngineSettings
+) -> Lesson:
+    """Teach a learner with features that workers compute, as one lesson.
+
+    Raises:
+        ShardsFailedError: some failed; the learner is as it was.
+    """
+    from crumb_avalanche.learner.shards import ShardedLesson, Shown
+    from crumb_avalanche.runs.engines import do_all, engine_of
+    from crumb_avalanche.runs.items import Item
+
+    source = settings.nothing
+    label: str | None = NOTHING
+    if settings.nothing is None:
+        source = source_of(settings)
+        label = settings.label
+    folder = shards_folder(settings)
+    learner.use_runtime(settings.runtime)
+    plan = ShardedLesson.plan(
+        learner,
+        Shown.of(source, label, settings.on_bad_frame),
+        settings.shards,
+        folder.resolve(),
+        new_class=settings.new_class,
+        threads=settings.threads or engine.cpus,
+    )
+    items = [Item(shard.folder, shard.compute, shard.is_done) for shard in plan.shards]
+    failed = do_all(
+        items, engine_of(engine, folder), title="shards", progress=settings.progress
+    )
+    if failed:
+        first = next(iter(failed))
+        raise ShardsFailedError(
+            f"{len(failed)} of {len(items)} shards failed, such as {first}: "
+            f"{failed[first]}; the learner is as it was, and the same command does "
+            "them again"
+        )
+    with progress_bar(None, "learning", show=settings.progress) as bar:
+        return plan.teach(learner, bar.update)
 
 
 def check_sources(settings: TeachSettings) -> None:

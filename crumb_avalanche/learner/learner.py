@@ -47,6 +47,8 @@ LOOKS = (0.6,)  # see ``Learner``
 Report = Callable[[BadImage], object]  # called with each file that is left out
 # Class names, or ``NOTHING``, with clips of images, whose order is that of the lesson.
 LabelledClips = Iterator[tuple[str, Clip]]
+# Class names, or ``NOTHING``, with batches of paths and features.
+FeaturesOfClips = Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]
 
 
 class Learner(Predictor):
@@ -289,20 +291,70 @@ class Learner(Predictor):
                 are the names of the classes, which grow as clips are learned, and a
                 function that is called with each file that cannot be read.
         """
+        strip = PictureStrip()
+
+        def features_of(
+            names: Sequence[str | None], unread: list[BadImage]
+        ) -> FeaturesOfClips:
+            clips = labelled(names, unread.append)
+            if self.keep_pictures:
+                clips = _noted(clips, strip)
+            report = unread.append if on_bad == "skip" else None
+            return self._with_features(clips, report)
+
+        return self._lesson_of(source, features_of, progress, strip)
+
+    def teach_features(
+        self,
+        features_of: Callable[[list[BadImage]], FeaturesOfClips],
+        source: Any,
+        progress: Callable[[int], None] | None = None,
+    ) -> Lesson:
+        """Learn features that ``batches`` of a copy of this learner computed.
+
+        One call is one lesson, as of ``teach``; see ``learner.shards``.
+
+        Args:
+            features_of: returns the class name of each clip, or ``NOTHING``, and its
+                batches; called with a list to which files that cannot be read are
+                added.
+            source: what was shown, for the lesson's name.
+            progress: called with the number of images after each batch.
+
+        Raises:
+            ValueError: there is nothing to learn, or a class more does not fit into the
+                budget. After any error, the learner is as it was.
+        """
+        self.check_teachable()
+        return self._lesson_of(
+            source, lambda names, unread: features_of(unread), progress, PictureStrip()
+        )
+
+    def _lesson_of(
+        self,
+        source: Any,
+        features_of: Callable[[Sequence[str | None], list[BadImage]], FeaturesOfClips],
+        progress: Callable[[int], None] | None,
+        strip: PictureStrip,
+    ) -> Lesson:
+        """Learn the features of clips as one lesson.
+
+        Args:
+            source, progress: see ``teach``.
+            features_of: returns the class name of each clip and its batches; its
+                arguments are the names of the classes, which grow as clips are learned,
+                and a list to which files that cannot be read are added.
+            strip: notes the images of which the lesson keeps a picture.
+        """
         unread: list[BadImage] = []
         with self._lock:
             self._take_fastest_runtime()
             before = self._state_with_nothing()
             classifier = copy.deepcopy(before.classifier)
-            clips = labelled(classifier.names, unread.append)
-            strip = PictureStrip()
-            if self.keep_pictures:
-                clips = _noted(clips, strip)
-            report = unread.append if on_bad == "skip" else None
             recorder = FeatureRecorder(before.history.room)
             lesson = learn(
                 classifier,
-                self._with_features(clips, report),
+                features_of(classifier.names, unread),
                 unread,
                 progress,
                 recorder.record,
@@ -320,6 +372,21 @@ class Learner(Predictor):
             self._replace_state(before, after)
             return lesson
 
+    def batches(
+        self, clip: Clip, report: Report | None = None
+    ) -> Iterator[tuple[list[str], Tensor]]:
+        """Yield the paths and features of a clip's frames, 8 at a time.
+
+        They are what ``teach`` learns and ``teach_features`` takes.
+
+        Args:
+            clip: its frames are read.
+            report: called with each image whose features are not finite, which is left
+                out; ``None`` raises instead.
+        """
+        self._state_with_nothing()
+        yield from self._values(clip, report)
+
     def _state_with_nothing(self) -> State:
         """Return the state, with the features of drawn images that show nothing."""
         state = self._state
@@ -328,7 +395,7 @@ class Learner(Predictor):
 
     def _with_features(
         self, clips: LabelledClips, report: Report | None
-    ) -> Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]:
+    ) -> FeaturesOfClips:
         """Yield the class name of each clip, and its batches; see ``_values``."""
         for name, clip in clips:
             yield name, self._values(clip, report)

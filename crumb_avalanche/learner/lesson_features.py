@@ -48,10 +48,10 @@ class LessonFeatures:
 
     def learn(self, classifier: Classifier) -> Lesson:
         """Let a classifier learn the lesson again, in the same pieces."""
-        return learn(classifier, self._batches(), [])
+        return learn(classifier, self.batches(), [])
 
-    def _batches(self) -> Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]:
-        """Yield what ``learn`` takes; the paths of the frames are not known."""
+    def batches(self) -> Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]:
+        """Yield what ``lesson.learn`` takes; the paths of frames are not known."""
         for clip in self.clips:
             yield clip.label, (([""] * len(piece), piece) for piece in clip.pieces)
 

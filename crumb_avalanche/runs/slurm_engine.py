@@ -88,6 +88,7 @@ class SlurmEngine(Engine):
                 "--engine slurm needs submitit: pip install 'crumb-avalanche[cluster]'"
             ) from error
         minutes = usable_minutes(settings)
+        check_request(settings, minutes)
         self.folder = folder / FOLDER
         self.call = Call.begin(self.folder)
         executor = submitit.SlurmExecutor(
@@ -188,14 +189,16 @@ class SlurmEngine(Engine):
         text = result_of(item)
         if text is not None:
             return Ended(item, text)
-        logs = self.folder / f"{job_id}_0_log.err"
-        if not self.call.answers():
+        # SLURM itself opens this file on the node, in the folder as the node sees it.
+        log = self.folder / f"{job_id}_0_log.err"
+        if not log.exists():
             raise EngineError(
-                f"job {job_id} ended ({state}) before it wrote to {self.folder}: its "
-                "node does not see this folder, or cannot start Python; choose an "
-                f"--output on a disk that all nodes share, or see {logs}"
+                f"job {job_id} ended ({state}) and left no log in {self.folder}: its "
+                "node does not see this folder; choose an --output on a disk that all "
+                "nodes share"
             )
-        return Ended(item, None, f"its job {job_id} is {state}; see {logs}")
+        last = _last_line(log.read_text(errors="replace"))
+        return Ended(item, None, f"its job {job_id} is {state}: {last} (see {log})")
 
     def _states(self) -> dict[str, str] | None:
         """Return the state of each job of this user by id; ``None`` without an answer.
@@ -286,6 +289,26 @@ def usable_minutes(settings: EngineSettings) -> int:
     if asked is not None:
         return asked
     return USUAL_MINUTES if most is None else min(most, USUAL_MINUTES)
+
+
+def check_request(settings: EngineSettings, minutes: int) -> None:
+    """Raise EngineError if SLURM would never run a job that asks for so much."""
+    asked = {
+        "cpus-per-task": settings.cpus,
+        "time": minutes,
+        "partition": settings.partition,
+        "gpus-per-node": settings.gpus or None,
+        "mem": settings.memory,
+        **settings.options,
+    }
+    flags = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    command = ["sbatch", "--test-only", *flags, "--wrap=true"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise EngineError(
+            f"SLURM refuses such jobs ({_last_line(done.stderr)}): ask for what the "
+            "partition has in --resources"
+        )
 
 
 def _last_line(text: str) -> str:

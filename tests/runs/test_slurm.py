@@ -138,8 +138,9 @@ def test_the_same_call_finds_its_jobs_again(base, tmp_path):
 def test_a_refused_job(base, tmp_path):
     settings = EngineSettings("slurm", cpus=1000)
     cells = grid(base, tmp_path, [0], {"row": {}})
-    with pytest.raises(EngineError, match=r"SLURM refuses the jobs: .*not available"):
+    with pytest.raises(EngineError, match=r"refuses such jobs \(.*not available"):
         sweep(cells, settings, tmp_path)
+    assert not (tmp_path / "row").exists()
 
 
 def test_workers_of_another_version(base, tmp_path, monkeypatch):
@@ -170,4 +171,4 @@ def test_a_folder_that_workers_do_not_see(tmp_path):
     command = ["unshare", "--mount", "sh", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     last = done.stderr.splitlines()[-1]
-    assert "its node does not see this folder, or cannot start Python" in last
+    assert "its node does not see this folder; choose an --output on a disk" in last

@@ -1,0 +1,269 @@
+"""A lesson of many clips in shards: workers compute features, one learner learns them.
+
+A worker computes the features of its clips in the batches in which the learner itself
+would, and the learner learns all clips in their order. So it is bit by bit the learner
+that was taught in one pass, whatever the number of shards and workers.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.images.clips import BadImage, Clip, OnBad, checked, label_of
+from crumb_avalanche.images.sources import clips_of
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.lesson_features import ClipFeatures, LessonFeatures
+from crumb_avalanche.learner.nothing import NOTHING
+from crumb_avalanche.models.map_store import files_key
+from crumb_avalanche.system.tensor_file import (
+    StateError,
+    TensorFileError,
+    read_state,
+    write_state,
+)
+
+FEATURES = "features.safetensors"  # in the folder of a shard
+LEARNER = "learner.safetensors"  # that workers compute features with
+FORMAT = {"format": "crumb-shard"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a lesson shows.
+
+    Attributes:
+        source: path, or list of lists of paths; absolute.
+        label: name of the class, ``NOTHING``, or ``None`` for class folders.
+        on_bad: see ``Learner.teach``.
+    """
+
+    source: Any
+    label: str | None
+    on_bad: OnBad = "skip"
+
+    @classmethod
+    def of(cls, source: Any, label: str | None, on_bad: OnBad = "skip") -> "Shown":
+        """Return what a path or lists of paths show, from any working folder."""
+        return cls(_absolute(source), label, on_bad)
+
+    def clips(self, unread: list[BadImage]) -> list[Clip]:
+        """List the clips, whose images are not read yet.
+
+        Args:
+            unread: filled with folders that cannot be read, and while clips are read
+                with images.
+        """
+        label = "nothing" if self.label == NOTHING else self.label
+        clips = clips_of(self.source, label, on_bad=self.on_bad, report=unread.append)
+        return list(clips)
+
+    def name_of(self, clip: Clip) -> str:
+        """Return the class name of a clip, or ``NOTHING``."""
+        return NOTHING if self.label == NOTHING else label_of(clip)
+
+
+def _absolute(source: Any) -> Any:
+    if isinstance(source, str | os.PathLike):
+        return os.path.abspath(source)
+    return [_absolute(item) for item in source]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Consecutive clips of what is shown, for one worker, which gets it pickled.
+
+    Attributes:
+        shown: what is shown.
+        first, last: numbers of its clips, from the first to before the last.
+        learner: file of the learner that computes the features.
+        runtime: name and version of what runs its network.
+        threads: CPU threads of the worker.
+        folder: of its own, where the features are left.
+    """
+
+    shown: Shown
+    first: int
+    last: int
+    learner: Path
+    runtime: str
+    threads: int
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        """The file of the features."""
+        return self.folder / FEATURES
+
+    def is_done(self) -> bool:
+        """Whether the features are there; they are written at once."""
+        return self.path.is_file()
+
+    def compute(self) -> None:
+        """Compute the features, and write them.
+
+        Raises:
+            BadFrameError: an image cannot be read, and ``on_bad`` is ``raise``.
+            RuntimeRefusedError: the runtime is not installed here.
+            ValueError: it has another version here, or the clips are others.
+        """
+        torch.set_num_threads(self.threads)
+        learner = Learner.load(self.learner)
+        runtime = str(learner.use_runtime(self.runtime.partition(" ")[0]))
+        if runtime != self.runtime:
+            raise ValueError(
+                f"the network runs in {self.runtime} where the command was given, but "
+                f"in {runtime} here: give all nodes the same environment"
+            )
+        unread: list[BadImage] = []
+        clips = self.shown.clips(unread)[self.first : self.last]
+        unread.clear()  # folders, which every worker meets
+        report = unread.append if self.shown.on_bad == "skip" else None
+        computed = []
+        for clip in clips:
+            pieces = tuple(features for _, features in learner.batches(clip, report))
+            computed.append(ClipFeatures(self.shown.name_of(clip), pieces))
+        state = {
+            "lesson": LessonFeatures(tuple(computed)).state_dict(),
+            "paths": [clip.path for clip in clips],
+            "unread": [[bad.path, bad.reason] for bad in unread],
+        }
+        write_state(self.path, state, FORMAT)
+
+    def read(self, clips: Sequence[Clip], unread: list[BadImage]) -> LessonFeatures:
+        """Read the features that a worker computed.
+
+        Args:
+            clips: those of the shard, which must be those that the worker met.
+            unread: files that the worker could not read are added.
+
+        Raises:
+            TensorFileError: the file is damaged, or of other clips.
+        """
+        try:
+            state, _ = read_state(self.path)
+            if state["paths"] != [clip.path for clip in clips]:
+                raise StateError("its clips are not those of the source")
+            lesson = LessonFeatures.of_state(state["lesson"])
+            unread += [BadImage(path, reason) for path, reason in state["unread"]]
+        except (StateError, LookupError, TypeError, RuntimeError, ValueError) as error:
+            raise TensorFileError(
+                f"{self.path} cannot be used ({error}): remove {self.folder} and give "
+                "the same command again"
+            ) from error
+        return lesson
+
+
+@dataclass(frozen=True)
+class ShardedLesson:
+    """A lesson that workers compute the features of.
+
+    Attributes:
+        shown: what is shown.
+        clips: all of its clips.
+        shards: that together have all clips, in order.
+        unread: folders that cannot be read.
+    """
+
+    shown: Shown
+    clips: list[Clip]
+    shards: list[Shard]
+    unread: list[BadImage]
+
+    @classmethod
+    def plan(
+        cls,
+        learner: Learner,
+        shown: Shown,
+        count: int,
+        folder: Path,
+        new_class: bool = False,
+        threads: int = 1,
+    ) -> "ShardedLesson":
+        """Divide what is shown among workers, and write the learner for them.
+
+        Args:
+            learner: that will learn it, in the runtime that all workers are to use.
+            shown: what is shown.
+            count: number of shards, at least 1; at most one for each clip.
+            folder: that all workers see; what other features are left in has another
+                subfolder there.
+            new_class: see ``Learner.teach``.
+            threads: CPU threads of each worker.
+
+        Raises:
+            DoubtfulNameError: see ``Learner.teach``.
+            ValueError: there is nothing to learn.
+        """
+        learner.check_teachable()
+        unread: list[BadImage] = []
+        clips = shown.clips(unread)
+        if not new_class and shown.label != NOTHING:
+            names = [info.name for info in learner.classes]
+            for clip in checked(clips, names):
+                names.append(shown.name_of(clip))
+        runtime = str(learner.runtime)
+        own = folder / _key(learner, clips, shown, runtime)
+        own.mkdir(parents=True, exist_ok=True)
+        file = own / LEARNER
+        if not file.exists():
+            learner.save(file)
+        count = min(count, len(clips))
+        bounds = [number * len(clips) // count for number in range(count + 1)]
+        shards = []
+        for number, (first, last) in enumerate(pairwise(bounds)):
+            shard = Shard(
+                shown=shown,
+                first=first,
+                last=last,
+                learner=file,
+                runtime=runtime,
+                threads=threads,
+                folder=own / f"shard{number}of{count}",
+            )
+            shards.append(shard)
+        return cls(shown, clips, shards, unread)
+
+    def batches(
+        self, unread: list[BadImage]
+    ) -> Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]:
+        """Yield what ``learner.lesson.learn`` takes, shard by shard, in order.
+
+        Args:
+            unread: files that no worker could read are added.
+        """
+        unread += self.unread
+        for shard in self.shards:
+            own_clips = self.clips[shard.first : shard.last]
+            yield from shard.read(own_clips, unread).batches()
+
+    def teach(self, learner: Learner, progress: Any = None) -> Any:
+        """Let a learner learn the features of all shards as one lesson.
+
+        Returns:
+            The lesson, as ``Learner.teach`` does.
+        """
+        return learner.teach_features(self.batches, self.shown.source, progress)
+
+
+def _key(learner: Learner, clips: Sequence[Clip], shown: Shown, runtime: str) -> str:
+    """Return a name for all that decides the features of clips."""
+    files = [file for clip in clips for file in clip.files]
+    parts = [
+        learner.network.header(),
+        learner.features,
+        learner.looks,
+        runtime,
+        [shown.label, shown.on_bad],
+        [clip.path for clip in clips],
+        files_key(files),
+    ]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
