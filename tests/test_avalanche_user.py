@@ -44,7 +44,8 @@ from crumb_avalanche import (
     split_backbone,
 )
 
-DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, no_gpu])]
 SIZE = 32
 NORMALIZE = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # Avalanche's MNIST gives (1, 28, 28) tensors.

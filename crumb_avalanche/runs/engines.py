@@ -22,6 +22,7 @@ from crumb_avalanche.runs.ray_engine import RayEngine
 from crumb_avalanche.runs.slurm_engine import SlurmEngine
 
 RETRIES = 2  # times that a lost item is done again
+MOST_DUE = 100  # times that an item goes on that met a time limit
 
 
 def engine_of(settings: EngineSettings, folder: Path) -> Engine:
@@ -118,6 +119,7 @@ class _Sweep:
         self.bar = bar
         self.running = 0
         self.losses = Counter[Path]()
+        self.times_due = Counter[Path]()
         self.failed: dict[Path, str] = {}
 
     def run(self) -> dict[Path, str]:
@@ -154,15 +156,12 @@ class _Sweep:
         item = ended.item
         text = ended.text
         if text is None:
-            tqdm.write(f"died: {item.folder}: {ended.cause}", sys.stderr)
-            self.losses[item.folder] += 1
-            losses = self.losses[item.folder]
-            if losses <= self.retries:
+            if self._goes_on(ended):
                 self.waiting.append(item)
                 return
             text = ended.cause
             if self.retries:
-                text += f", {losses} times"
+                text += f", {self.losses[item.folder]} times"
             with contextlib.suppress(OSError):
                 write_text(item.folder / ERROR, text + "\n")
         if text == DONE:
@@ -174,3 +173,14 @@ class _Sweep:
             tqdm.write(f"failed: {item.folder}: {error}", sys.stderr)
         self.bar.n += 1  # by update() the time left would follow the latest items
         self.bar.set_postfix_str("", refresh=sys.stderr.isatty())
+
+    def _goes_on(self, ended: Ended) -> bool:
+        """Count a lost worker; whether its item is done again."""
+        folder = ended.item.folder
+        if ended.is_due and self.times_due[folder] < MOST_DUE:
+            self.times_due[folder] += 1
+            tqdm.write(f"goes on: {folder}: {ended.cause}", sys.stderr)
+            return True
+        tqdm.write(f"died: {folder}: {ended.cause}", sys.stderr)
+        self.losses[folder] += 1
+        return self.losses[folder] <= self.retries

@@ -54,11 +54,14 @@ class Ended:
         item: the item.
         text: ``DONE``, or the traceback of the item; ``None`` if the worker was lost.
         cause: why it was lost.
+        is_due: whether the cluster ended it by its rules, such as a time limit; it is
+            done again then, and goes on from what it left.
     """
 
     item: Item
     text: str | None
     cause: str = ""
+    is_due: bool = False
 
 
 class Engine(ABC):

@@ -1,8 +1,10 @@
 """Items as jobs of SLURM, which submitit submits."""
 
 import json
+import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,6 +46,12 @@ OVER = {
     "PREEMPTED",
     "TIMEOUT",
 }
+# Of these, ends by SLURM's rules rather than by a fault. A job that was told in time is
+# queued again by submitit.
+DUE = {"PREEMPTED", "TIMEOUT"}
+# Starts Python with the notice of the time limit ignored, which would end it before
+# submitit handles it: SLURM may give it a minute early.
+START = """sh -c 'trap "" USR2; exec "$0" "$@"'"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,9 @@ class SlurmEngine(Engine):
         self.folder = folder / FOLDER
         self.call = Call.begin(self.folder)
         executor = submitit.SlurmExecutor(
-            self.folder.resolve(), max_num_timeout=MOST_REQUEUES
+            self.folder.resolve(),
+            max_num_timeout=MOST_REQUEUES,
+            python=f"{START} {shlex.quote(sys.executable)}",
         )
         executor.update_parameters(**self._parameters(settings, minutes))
         self.executor = executor
@@ -107,7 +117,7 @@ class SlurmEngine(Engine):
             "cpus_per_task": settings.cpus,
             "array_parallelism": settings.at_once or ARRAY,
             "signal_delay_s": min(NOTICE, 30 * minutes),
-            "setup": [f"export PYTHONPATH={python_path()}"],
+            "setup": [f"export PYTHONPATH={shlex.quote(python_path())}"],
             "additional_parameters": {"requeue": True, **settings.options},
         }
         if settings.partition is not None:
@@ -198,7 +208,8 @@ class SlurmEngine(Engine):
                 "nodes share"
             )
         last = _last_line(log.read_text(errors="replace"))
-        return Ended(item, None, f"its job {job_id} is {state}: {last} (see {log})")
+        cause = f"its job {job_id} is {state}: {last} (see {log})"
+        return Ended(item, None, cause, is_due=state in DUE)
 
     def _states(self) -> dict[str, str] | None:
         """Return the state of each job of this user by id; ``None`` without an answer.

@@ -20,7 +20,7 @@ from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.runs.cells import item_of
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import check_folders, do_all, engine_of
-from crumb_avalanche.runs.items import DONE, ERROR, work_on
+from crumb_avalanche.runs.items import DONE, ERROR, Ended, Engine, work_on
 from crumb_avalanche.runs.local_engines import Processes, ThisProcess
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
@@ -346,3 +346,56 @@ def test_otherwise_or_in_the_first_experience_it_is_an_error(
     ):
         run_once(RunPlan.of(diverging(*place)), count_divergence=counts)
     assert not (tmp_path / "run0" / "result.json").exists()
+
+
+class PlayedCluster(Engine):
+    """A cluster whose first workers end as told, and later ones do their work."""
+
+    def __init__(self, **first):
+        self.first = first
+        self.ends = 2
+        self.waiting = []
+
+    def room(self):
+        return None
+
+    def start(self, items):
+        self.waiting += items
+
+    def wait(self):
+        items = self.waiting
+        self.waiting = []
+        if not self.ends:
+            return [Ended(item, work_on(item)) for item in items]
+        self.ends -= 1
+        return [Ended(item, None, **self.first) for item in items]
+
+    def stop(self, running):
+        return "running jobs go on"
+
+    def close(self):
+        pass
+
+
+def test_a_time_limit_is_no_loss(tmp_path, capsys):
+    (cell,) = cells_of(tmp_path, 1)
+    engine = PlayedCluster(cause="TIMEOUT", is_due=True)
+    assert not do_all([item_of(cell, finish)], engine, retries=0)
+    assert f"goes on: {cell.output}: TIMEOUT" in capsys.readouterr().err
+
+
+def test_a_lost_node_is_a_loss(tmp_path):
+    (cell,) = cells_of(tmp_path, 1)
+    engine = PlayedCluster(cause="NODE_FAIL")
+    failed = do_all([item_of(cell, finish)], engine, retries=1)
+    assert failed == {Path(cell.output): "NODE_FAIL, 2 times"}
+
+
+def test_an_interrupt_says_what_runs_on(tmp_path, capsys):
+    (cell,) = cells_of(tmp_path, 1)
+    engine = PlayedCluster(cause="NODE_FAIL")
+    engine.wait = partial(interrupt_in_run_1, RunSettings(run=1))
+    with pytest.raises(KeyboardInterrupt):
+        do_all([item_of(cell, finish)], engine)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == "running jobs go on; 1 are left, and the same command goes on"
