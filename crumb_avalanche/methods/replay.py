@@ -200,7 +200,10 @@ def draw(buffer: MemoryBuffer, count: int) -> Tensor:
 class ImageMemoryPlugin(StoringPlugin):
     """Stores raw images during the last epoch of each experience.
 
-    A method adds its own loss. One that chooses its memories itself calls ``hold``
+    A method adds its own loss to ``strategy.loss`` in ``before_backward``: ``draw``
+    gives slots of memories, ``memory_logits`` their masked logits and labels, and
+    ``storage_policy.slots.random`` the random numbers. Attributes that later steps need
+    are named in ``kept``. A method that chooses its memories itself calls ``hold``
     after an experience.
 
     Args:
