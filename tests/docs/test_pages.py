@@ -37,17 +37,21 @@ PROGRAMS = set(
         "pipx",
         "pre-commit",
         "pytest",
+        "ray",
         "rattler-build",
         "tar",
     ]
 )
 FOREIGN_FLAGS = set(
     [
+        "--address",
         "--check",
         "--config",
+        "--head",
         "--help",
         "--hypothesis-profile",
         "--keep-cr",
+        "--name",
         "--print-config",
         "--skip",
         "--strict",

@@ -396,6 +396,6 @@ def test_an_interrupt_says_what_runs_on(tmp_path, capsys):
     engine = PlayedCluster(cause="NODE_FAIL")
     engine.wait = partial(interrupt_in_run_1, RunSettings(run=1))
     with pytest.raises(KeyboardInterrupt):
-        do_all([item_of(cell, finish)], engine)
+        do_all([item_of(cell, finish)], engine, progress=False)
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "running jobs go on; 1 are left, and the same command goes on"
