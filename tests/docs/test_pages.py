@@ -162,7 +162,7 @@ def with_tables(text: str) -> str:
 def test_a_page_has_at_most_1400_words(texts, page):
     without_targets = re.sub(r"\]\([^)]*\)", "", with_tables(texts[page]))
     words = [word for word in without_targets.split() if re.search(r"\w", word)]
-    assert len(words) <= 1500
+    assert len(words) <= 1400
 
 
 # Links
