@@ -293,6 +293,7 @@ def held_out_of(table: FrameTable) -> dict[str, str]:
 
 
 def _described(table: FrameTable, class_name: str) -> str:
+    """Say what of a class is held out: objects, clips or the last frames."""
     rows = table.rows(class_name=class_name)
     test = table.rows("test", class_name)
     for column, kind in (

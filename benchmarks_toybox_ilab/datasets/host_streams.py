@@ -175,6 +175,17 @@ def _frames(
     root: str | Path | None = None,
     run: int = 0,
 ) -> FrameTable:
+    """Return the frames of a stream that a generator of Avalanche makes.
+
+    Args:
+        name: of the stream, for errors.
+        generator: name of the generator in Avalanche.
+        arguments: names and values in YAML.
+        root, run: folder of the data, and number of the class order.
+
+    Raises:
+        ValueError: Avalanche cannot make the stream.
+    """
     import yaml
 
     call = _generator(generator)

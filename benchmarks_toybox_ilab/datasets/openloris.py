@@ -79,6 +79,7 @@ def _key(image: re.Match[str], factors: tuple[str, ...]) -> tuple | None:
 
 
 def _layout(name: str, factors: tuple[str, ...]) -> Layout:
+    """Return the layout of a protocol, which has some of the factors."""
     sessions = len(CLASSES) * len(factors) * SEGMENTS
     return Layout(
         name=f"openloris_{name}",

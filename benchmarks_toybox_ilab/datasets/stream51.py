@@ -204,6 +204,14 @@ def _table(
     bbox_crop: bool = True,
     ratio: float = RATIO,
 ) -> FrameTable:
+    """Make the table of the known classes, or of the novel one.
+
+    Args:
+        root: folder of the data set.
+        novel: whether to take the images of novel classes, as one class.
+        bbox_crop: whether images are cut to the box around the object.
+        ratio: side of the cut in units of that of the box.
+    """
     if ratio < 1:
         raise ValueError(
             f"ratio is {ratio}, but must be at least 1: the cut holds the box around "

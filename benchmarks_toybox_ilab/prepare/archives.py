@@ -205,6 +205,7 @@ def _no_archive(archive: Path, start: bytes) -> FrameTableError:
 
 
 def _of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
+    """Yield the members of a .zip file."""
     offsets = (info.header_offset for info in file.infolist())
     if min(offsets, default=0) > _MARKER:
         raise zipfile.BadZipFile("another archive comes before it")
@@ -232,6 +233,7 @@ def _kind_in_zip(info: zipfile.ZipInfo) -> str:
 
 
 def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
+    """Yield the members of a .tar file, and check that it is complete."""
     for info in file.getmembers():
         yield Member(
             name=info.name,

@@ -33,6 +33,7 @@ def describe(source: Path, layout: Layout) -> str:
 
 
 def _describe_folder(source: Path, layout: Layout) -> str:
+    """Say what a folder without the layout holds instead."""
     names = _names_below(source)
     if not names:
         return "It is empty."
@@ -58,6 +59,7 @@ def _describe_folder(source: Path, layout: Layout) -> str:
 
 
 def _describe_archives(archives: list[Path], layout: Layout) -> str:
+    """Say what archives without images of the layout hold instead."""
     names: list[str] = []
     for archive in archives:
         try:

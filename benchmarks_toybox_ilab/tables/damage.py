@@ -289,6 +289,7 @@ def _scans(content: bytes, frame: _Frame) -> Iterator[_Scan]:
 
 
 def _read_frame(segment: bytes, frame: _Frame) -> None:
+    """Read size and components of a JPEG from its start-of-frame segment (SOF)."""
     height, width, count = struct.unpack_from(">xHHB", segment)
     samplings = {}
     for component in range(count):
@@ -324,6 +325,14 @@ def _scan(
     frame: _Frame,
     content: bytes,
 ) -> _Scan:
+    """Read the header of a scan (SOS segment) of a JPEG.
+
+    Args:
+        segment: the header.
+        codes: Huffman codes by number, DC below 16, AC from 16 on.
+        frame: of the file.
+        content: entropy-coded data after the header.
+    """
     count = segment[0]
     first, last, bits = struct.unpack_from("BBB", segment, 1 + 2 * count)
     scan = _Scan([], [], [], first, last, refines=bool(bits >> 4), content=content)

@@ -58,10 +58,11 @@ def progress_bar(
     }
     if not show or sys.stderr.isatty():
         return tqdm(**usual, disable=not show)
-    done = "{n_fmt}/{total_fmt}" if total else "{n_fmt}"
+    # In tqdm's format.
+    count = "{n_fmt}/{total_fmt}" if total else "{n_fmt}"
     return Lines(
         **usual,
-        bar_format="{desc}: " + done + "{unit}, {rate_fmt}{postfix}",
+        bar_format="{desc}: " + count + "{unit}, {rate_fmt}{postfix}",
         mininterval=SECONDS,
         delay=SECONDS,
         miniters=1,

@@ -139,6 +139,7 @@ def camera_frames(device: str | int, seconds: float = math.inf) -> TimedFrames:
 def _frames(
     device: str | int, name: str, options: dict[str, Any], seconds: float
 ) -> TimedFrames:
+    """Yield the frames of an opened camera with their times; see ``camera_frames``."""
     av = load_av()
     try:
         container = av.open(name, timeout=PATIENCE, **options)

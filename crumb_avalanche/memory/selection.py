@@ -125,6 +125,11 @@ class EveryJth(SelectionRule):
         return []
 
     def choose(self, slots, labels):
+        """Store a frame if its class has room, by how many of the class were announced.
+
+        Raises:
+            ValueError: a class was not announced by ``begin_experience``.
+        """
         chosen = []
         for position, label in enumerate(labels):
             if label not in self.coming:
@@ -257,6 +262,11 @@ class ReferenceRule(SelectionRule):
         return []
 
     def choose(self, slots, labels):
+        """Store every few frames of a class, until it has its quota.
+
+        Of a class that has memories already, these and the new frames are drawn from
+        alike.
+        """
         if not self.trimmed:
             slots.trim(self.quota)  # the buffer wipes what is not taken again
             self.trimmed = True

@@ -298,6 +298,7 @@ class AANetsPlugin(HerdingPlugin):
         self._branch_bytes = strategy.model.plastic_layers.stable_bytes
 
     def before_backward(self, strategy, **kwargs):
+        """Add the loss of memories and the distillation from the old network."""
         if not self._old:
             return
         model = strategy.model
@@ -327,6 +328,10 @@ class AANetsPlugin(HerdingPlugin):
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):
+        """Choose exemplars by herding, and keep a copy of the network as the old one.
+
+        An experience that was too short for an outer step gets one on memories alone.
+        """
         model = strategy.model
         with model.stopwatch.measure("replay"):
             if not self._old:

@@ -75,6 +75,11 @@ class SplitExemplars(SelectionRule):
         return min(max(1, round(self.share * count)), max(1, count - 1))
 
     def begin_experience(self, slots, coming, batch_size):
+        """Decide which frames of a class are stored, and which of these are held out.
+
+        Frames are spread evenly over those of the class. A class that comes again is
+        collected anew.
+        """
         for label in coming:
             # A class even if no slot is left for it.
             slots.by_class.setdefault(label, [])
@@ -110,6 +115,7 @@ class SplitExemplars(SelectionRule):
             self.offered[label] = self.offered.get(label, 0) + 1
 
     def choose(self, slots, labels):
+        """Store the frames that were decided on; at the end balance the classes."""
         chosen = []
         for position, number in enumerate(self._numbers_in_class(labels)):
             label = labels[position]
@@ -281,6 +287,10 @@ class BiCPlugin(ImageMemoryPlugin):
         strategy.mb_output = self.mask(self.correct(strategy.mb_output))
 
     def before_backward(self, strategy, **kwargs):
+        """Replace the loss by that of new and stored images, with distillation.
+
+        Images that are held out to correct the bias have no weight in it.
+        """
         logits = strategy.mb_output
         labels = self.current.labels
         maps = self.current.feature_map

@@ -408,6 +408,7 @@ class ClosedForm(ABC):
 
     @isolated
     def _cached_typical_space(self, nothing: Tensor | None) -> Any:
+        """Return the space of ``_typical_space``, computed anew after each change."""
         solved = self.solved()  # another one after each change
         typical = self._typical
         if (

@@ -85,6 +85,7 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         self.beta = beta
 
     def before_backward(self, strategy, **kwargs):
+        """Add losses of two draws of memories, from stored logits and from labels."""
         dark_slots = draw(self.storage_policy, len(strategy.mb_y))
         label_slots = draw(self.storage_policy, len(strategy.mb_y))
         count = len(dark_slots)

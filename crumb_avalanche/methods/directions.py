@@ -283,6 +283,7 @@ class ClassDirections:
         check_not_negative("outside", tensors["outside"])
 
     def _shapes_fit(self, tensors: dict[str, Tensor]) -> bool:
+        """Whether tensors of a state have the shapes and dtypes of these directions."""
         rows = tensors["directions"]
         scales = tensors["direction_scales"]
         n_classes = len(self.rows)

@@ -102,6 +102,11 @@ class FeCAM(ClassGaussians):
         whole: bool = False,
         total_directions: int | None = None,
     ) -> None:
+        """Make empty statistics; see ``ClassGaussians``.
+
+        Raises:
+            ValueError: the settings make covariances that have no inverse.
+        """
         if self.shrink_others > self.shrink_diagonal:
             raise ValueError(
                 f"shrink_diagonal is {self.shrink_diagonal} and shrink_others "
@@ -114,6 +119,7 @@ class FeCAM(ClassGaussians):
         return features.sign() * features.abs() ** self.tukey
 
     def _solve(self, seen):
+        """Compute the shrunk covariance of each class from its stored directions."""
         means = self.means[seen].double()
         counts = self.image_counts[seen].double()
         scatters = self.stored_scatters(seen)

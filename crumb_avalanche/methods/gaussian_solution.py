@@ -186,6 +186,12 @@ class Solution:
         return self._mixed(scores, self.part.scores(last_features))
 
     def _log_densities(self, rows: Tensor, white: Tensor | None) -> Tensor:
+        """Return ``(N, C)`` log densities of the classes, up to a common summand.
+
+        Args:
+            rows: ``(N, D)`` float64 features minus the centre.
+            white: the same where the common covariance is 1, if that was computed.
+        """
         if self.projection is not None:
             points = rows @ self.projection
         elif white is None:

@@ -141,6 +141,7 @@ class ClassGaussians(ClosedForm):
         return self.item_bytes(self.settings["length"], self.settings)
 
     def share(self, classes: int, budget: int) -> str:
+        """Give directions up until statistics of so many classes fit into a budget."""
         if self.directions is None:
             return ""
         room = budget - self._bytes_without_images(classes)
@@ -184,7 +185,11 @@ class ClassGaussians(ClosedForm):
         return features
 
     def stored_scatters(self, seen: Tensor) -> StoredScatters:
-        """Return what the directions hold of the classes of a mask."""
+        """Return what the directions hold of some classes.
+
+        Args:
+            seen: ``(classes,)`` bool, which of them.
+        """
         if self.directions is None:
             n_classes = int(seen.sum())
             return StoredScatters(
@@ -249,6 +254,10 @@ class ClassGaussians(ClosedForm):
             self.directions.trim()
 
     def _merge(self, other, labels):
+        """Add the statistics of another instance.
+
+        Where both know a class, the difference of its two means joins its scatter.
+        """
         for merged in self.classes.absorb_means(other.classes, labels):
             if self.scatter is not None:
                 self.scatter.add(merged.between)
@@ -299,6 +308,7 @@ class ClassGaussians(ClosedForm):
         self.classes._check_values(tensors)
 
     def _load(self, tensors):
+        """Take the tensors of a state; nothing changes if one does not fit."""
         if self.directions is not None:
             self.directions.check(tensors)
         held = self.classes.named_tensors()
@@ -340,6 +350,10 @@ class BlendedGaussians(ClassGaussians):
         """
 
     def _solve(self, seen) -> Solution:
+        """Compute the shrunk common covariance, and the classes where it is 1.
+
+        With ``span`` this is the space that the class means span, else all features.
+        """
         means = self.means[seen].double()
         centre = means.mean(0)
         scatters = self.stored_scatters(seen)

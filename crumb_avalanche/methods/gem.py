@@ -48,6 +48,11 @@ class ExperienceShares(SelectionRule):
     offered: int = 0
 
     def begin_experience(self, slots: Slots, coming, batch_size):
+        """Give each experience, with the one that begins, an equal share of the slots.
+
+        Raises:
+            ValueError: there are fewer slots than experiences.
+        """
         experiences = self.experience + 2
         if experiences > slots.capacity:
             raise ValueError(
@@ -166,6 +171,7 @@ class GEMPlugin(ImageMemoryPlugin):
         self.margin = margin
 
     def after_backward(self, strategy, **kwargs):
+        """Turn the gradient so that the loss of no earlier experience increases."""
         past = self.shares.past(self.storage_policy.slots)
         if not past:
             return

@@ -116,6 +116,13 @@ class GreedyDiversity(SelectionRule):
         self._offered = OfferedGradients(gradients=gradients, slots=list(slots))
 
     def choose(self, slots, labels):
+        """Offer frames one by one, scored by their largest cosine with a memory.
+
+        A frame that enters is compared with the later ones of the batch.
+
+        Raises:
+            ValueError: the gradients of the batch were not offered.
+        """
         offered = self._offered
         if offered is None:
             raise ValueError(
@@ -226,6 +233,10 @@ class GSSPlugin(ImageMemoryPlugin):
         return tensor_bytes([self.diversity.scores])
 
     def before_backward(self, strategy, **kwargs):
+        """Add the loss of as many memories as new images.
+
+        The memories that the new frames are compared with are among those drawn.
+        """
         model = strategy.model
         storage = self.storage_policy
         stored = held_slots(storage)
@@ -248,6 +259,7 @@ class GSSPlugin(ImageMemoryPlugin):
         )
 
     def offer(self, strategy, batch):
+        """Offer the batch to the buffer, with gradients of its images and memories."""
         model = strategy.model
         maps = batch.feature_map
         labels = batch.labels

@@ -149,6 +149,7 @@ class ICaRLPlugin(HerdingPlugin):
         self._head.attach(strategy.model, strategy.mb_x)
 
     def after_eval_forward(self, strategy, **kwargs):
+        """Answer with the distances to the means of exemplars, where there are any."""
         features = self._head.release()
         if self._means is None:
             # During the first experience there are no exemplars: the head answers.
@@ -178,6 +179,7 @@ class ICaRLPlugin(HerdingPlugin):
 
 
 def _warn_of_relu_behind_head(model: SplitModel) -> None:
+    """Warn of a network whose logits are never negative."""
     parent, _, head = model.head.rpartition(".")
     layers = dict(model.plastic_layers.get_submodule(parent).named_children())
     names = list(layers)

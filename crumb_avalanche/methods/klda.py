@@ -84,6 +84,7 @@ class KernelLDA(FillsBudget, ClassGaussians):
         return (2 / projection) ** 0.5 * angles.cos()
 
     def _fourier_features(self) -> FourierFeatures:
+        """Return weights and phases of random Fourier features, drawn by the seed."""
         if self._drawn is None:
             length = self.settings["length"]
             projection = self.classes.means.shape[1]

@@ -188,6 +188,8 @@ class StreamEWC(Penalty):
         super().__init__(recipe, weight=weight)
 
     def after_training_exp(self, strategy, **kwargs):
+        """Remember the weights and their importance: the Fisher information (EWC)."""
+
         def loss(logits: Tensor, labels: Tensor) -> Tensor:
             return strategy._criterion(strategy.seen_classes.mask(logits), labels)
 
@@ -229,6 +231,7 @@ class StreamMAS(Penalty):
         super().__init__(recipe, weight=weight)
 
     def after_training_exp(self, strategy, **kwargs):
+        """Remember the weights and the sum of their importance so far (MAS)."""
         seen = strategy.seen_classes.seen
 
         def squared_length(logits: Tensor, labels: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ class PostDeploymentLDA(StreamingLDA):
         return base
 
     def _merge(self, other, labels):
+        """Add statistics of another instance; of classes after the base their means."""
         base = {}
         later = {}
         for theirs, mine in labels.items():

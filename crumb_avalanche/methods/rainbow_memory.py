@@ -86,9 +86,9 @@ def make_perturbations(
     """
     flips = ((-1,), (-2,), (-2, -1))  # axes
     perturbations: list[Callable[[Tensor], Tensor]] = []
-    strengths = -(-count // 4)
-    for number in range(strengths):
-        strength = (number + 1) / (strengths + 1)
+    rounds = math.ceil(count / 4)
+    for number in range(rounds):
+        strength = (number + 1) / (rounds + 1)
         down, right, brighter = random.choice([-1.0, 1.0], size=3) * strength
         top, left = random.random(2)
         perturbations.append(partial(torch.flip, dims=flips[number % 3]))

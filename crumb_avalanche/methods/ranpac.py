@@ -223,6 +223,10 @@ class RandomProjection(RandomFeatures):
         add_counts(self.counts, labels)
 
     def _solve(self, seen):
+        """Compute the weights of the ridge regression, ``(M, C)`` float64.
+
+        A ``ridge`` of 0 is chosen by generalised cross-validation.
+        """
         gram = self.gram.double()
         sums = self.sums[seen].double().mT
         unit = float(gram.diagonal().mean()) or 1.0  # 0 where all features are

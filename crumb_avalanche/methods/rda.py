@@ -120,6 +120,11 @@ class RegularizedDiscriminant(BlendedGaussians):
         total_directions: int | None = None,
         part: int = 0,
     ) -> None:
+        """Make empty statistics; see ``ClassGaussians``.
+
+        Args:
+            part: number of the last features that answer a second time, alone.
+        """
         if not 0 <= part < max(1, length):
             raise ValueError(
                 f"part is {part}; give 0 or a number of features below length, {length}"
@@ -163,6 +168,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         return cls(0, length, MOST_DIRECTIONS, part=part)
 
     def narrow(self, classes: int, budget: int, head_length: int) -> str:
+        """Give the features of the map up if they leave a budget too few directions."""
         length = self.settings["length"]
         if head_length >= length or not self.drop_features:
             return ""

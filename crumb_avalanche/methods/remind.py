@@ -342,6 +342,11 @@ class RemindStrategy(StreamStrategy):
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def forward(self):
+        """Return the logits of new images from quantised maps.
+
+        In training they pass the network together with mixtures of memories, whose
+        logits are kept for the loss.
+        """
         model = self.model
         quantizer = self.remind.storage_policy.quantizer
         if not quantizer.fitted:

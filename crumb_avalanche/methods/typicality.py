@@ -173,6 +173,13 @@ class MeansSpan(NamedTuple):
         white: Callable[[Tensor], Tensor],
         back: Callable[[Tensor], Tensor],
     ) -> "MeansSpan":
+        """Find the space that class means span.
+
+        Args:
+            means: ``(C, D)`` float64.
+            white: maps rows to where the common covariance is 1.
+            back: maps rows of that space to weights of the features.
+        """
         centre = means.mean(0)
         rows = white(means - centre)
         lengths, vectors = torch.linalg.eigh(rows @ rows.mT)

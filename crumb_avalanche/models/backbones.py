@@ -66,6 +66,7 @@ class Backbone(NamedTuple):
 def _squeezenet_ends(
     network: Any, relu_logits: bool = False, head_kernel: int = 1
 ) -> Ends:
+    """Build SqueezeNet's layers behind its ``features``; see ``split_backbone``."""
     # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The
     # reference code has a 3x3 convolution and keeps the ReLU, so its logits are never
     # negative. Without both, the average can come first.

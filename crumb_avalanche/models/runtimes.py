@@ -105,6 +105,7 @@ def onnx_bytes(
 
 
 def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
+    """Build a function of images to maps that runs in ONNX Runtime."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -219,6 +219,7 @@ class SplitModel(nn.Module):
         return self
 
     def _apply(self, fn, *arguments, **keywords):
+        """Move or convert the module, as torch does, but keep its weights float32."""
         # torch moves and converts a module with this hook.
         dtype = fn(self.feature_scale).dtype
         if dtype != torch.float32:

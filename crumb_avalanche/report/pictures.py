@@ -387,6 +387,7 @@ def inline_svg(
         figure.savefig(file, format="svg", metadata={"Date": None})
     svg = re.sub(r"<(metadata|style).*?</\1>", "", file.getvalue(), flags=re.DOTALL)
     svg = re.sub(r'style="[^"]*"', _style_of_page, svg)
+    # Prefix ids, and below what refers to them.
     svg = re.sub(r'(<\w+ id=")', rf"\1{prefix}", svg)
 
     def with_group(match: re.Match) -> str:
@@ -395,6 +396,7 @@ def inline_svg(
     svg = re.sub(rf'(?<=<g )(?=id="{prefix}group-(\d+)-)', with_group, svg)
     svg = svg.replace('xlink:href="#', f'href="#{prefix}')
     svg = svg.replace("url(#", f"url(#{prefix}")
+    # Without the XML declaration before the element, and its size in points.
     element = re.search(r'<svg [^>]*(viewBox="[^"]*")[^>]*>(.*)', " ".join(svg.split()))
     assert element is not None, "matplotlib writes one svg element"
     box, inner = element.groups()

@@ -252,6 +252,7 @@ MOST_LEVELS = 6  # of lists and dictionaries in each other
 
 
 def _check_plain(value: Any, levels: int = MOST_LEVELS) -> Any:
+    """Return a value that is plain at all levels, or raise ValueError."""
     if isinstance(value, dict | list | tuple):
         if not levels:
             raise ValueError("nested in fewer levels")

@@ -75,6 +75,7 @@ class BatchPlugin(StatefulPlugin):
         self._handle = strategy.model.register_map_hook(self._records.append)
 
     def after_forward(self, strategy, **kwargs):
+        """Put labels, maps, codes and pixels of the batch into ``batch``."""
         record = self._record_of(strategy)
         self._stop_recording()
         _check_map_shape(record, strategy.model)
@@ -184,6 +185,7 @@ class StoringPlugin(BatchPlugin):
         buffer.rule.check_room(buffer.max_size, len(announced), "that come in all")
 
     def before_training_exp(self, strategy, **kwargs):
+        """Begin an experience in the buffer, and warn of classes that return."""
         self._seen = seen_classes_of(strategy, self.seen)
         labels = labels_of(strategy.adapted_dataset)  # of all that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)

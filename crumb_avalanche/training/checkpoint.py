@@ -279,6 +279,7 @@ class CheckpointPlugin(StatefulPlugin):
         self._resumption = _Resumption(position, epoch_start, restore)
 
     def before_training_epoch(self, strategy, **kwargs):
+        """Skip the epochs and steps before the position to resume from."""
         self.epoch_start = torch.get_rng_state()
         resumption = self._resumption
         if resumption is None:

@@ -267,6 +267,10 @@ class DivergenceGuard(StatefulPlugin):
         self._unread = []
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Stop if a loss of the iteration is not finite; else its weights are good.
+
+        All losses are read here, since each reading waits for a GPU.
+        """
         losses = self._unread
         self._unread = None
         if not losses:
@@ -390,6 +394,7 @@ class TaskIncrementalPlugin(StatefulPlugin):
         self._classes = sorted(set(labels_of(strategy.experience.dataset)))
 
     def after_eval_forward(self, strategy, **kwargs):
+        """Leave the answers of the classes of the experience under test alone."""
         logits = strategy.mb_output
         outside = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
         outside[self._classes] = False

@@ -325,6 +325,11 @@ def _optimizer_state(
 def _load_optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]
 ) -> None:
+    """Load the state of an optimizer whose weights are listed by name.
+
+    Raises:
+        StateError: it has other groups, or weights that the model lacks.
+    """
     weights = dict(model.named_parameters())
     groups = state["weights"]
     missing = [name for group in groups for name in group if name not in weights]
