@@ -174,10 +174,14 @@ class Layout:
         root = Path(root)
         if paths is None:
             root = self.folder(root)
-            tops = [""]
+            folders = [""]  # the root itself
             if self.whole:
-                tops = [top for top in self.folders if (root / top).is_dir()] or tops
-            paths = [path for top in tops for path in files_below(root, top)]
+                present = [name for name in self.folders if (root / name).is_dir()]
+                folders = present or folders
+            listed: list[str] = []
+            for name in folders:
+                listed += files_below(root, name)
+            paths = listed
         return root, self.images(paths)
 
     def clips(self, images: Iterable[re.Match[str]]) -> Clips:

@@ -200,79 +200,130 @@ def make_benchmark(
         per_exp_classes=per_exp_classes,
         test_split=test_split,
     )
+    stream = _NumberedStream(table, plan)
     if reference:
-        appearance = table.labels[np.concatenate(plan.train)]
-        relabelled = _relabelled(table, plan, appearance)
-        table = relabelled.table
-        plan = relabelled.plan
-    original_classes = [
-        set(np.unique(table.labels[rows]).tolist()) for rows in plan.train
-    ]
+        stream = _relabelled(stream, table.labels[np.concatenate(plan.train)])
+    original_classes = _classes_of(stream.table.labels, stream.plan.train)
     if class_ids_from_zero_from_first_exp:
-        relabelled = _relabelled(table, plan, np.concatenate(plan.chunks))
-        table = relabelled.table
-        plan = relabelled.plan
-    order = list(dict.fromkeys(np.concatenate(plan.chunks).tolist()))
-    labels = table.labels
+        stream = _relabelled(stream, np.concatenate(stream.plan.chunks))
     if class_ids_from_zero_in_each_exp:
         excluded = class_ids_from_zero_from_first_exp or protocol == "offline"
-        if excluded or len(order) < sum(map(len, plan.chunks)):
-            raise ValueError(
-                "class_ids_from_zero_in_each_exp excludes "
-                "class_ids_from_zero_from_first_exp, and experiences that share "
-                "classes; leave it out."
-            )
-        number_of = _numbers_in_experiences(plan.chunks)
-        # Classes that the stream leaves out have no number.
-        numbers = [number_of.get(label, -1) for label in range(len(table.classes))]
-        labels = np.array(numbers)[labels]
-        order = [number_of[label] for label in order]
-    train_info = StreamInfo(
-        n_classes=len(order),
-        n_classes_per_exp=_class_counts(labels, plan.train),
-        classes_order=order,
+        numbering = _numbered_in_each_experience(stream, excluded)
+    else:
+        numbering = _numbered_as_classes(stream)
+    table = stream.table
+    plan = stream.plan
+    info = StreamInfo(
+        n_classes=len(numbering.order),
+        n_classes_per_exp=_class_counts(numbering.labels, plan.train),
+        classes_order=numbering.order,
         original_classes_in_exp=original_classes,
     )
-    test_info = replace(train_info, n_classes_per_exp=_class_counts(labels, plan.test))
+    test_info = replace(
+        info, n_classes_per_exp=_class_counts(numbering.labels, plan.test)
+    )
     transforms = {
         "train": (train_transform or imagenet_transform(), None),
         "eval": (eval_transform or imagenet_transform(), None),
     }
-    frames = _StreamFrames(table, labels, transforms, return_task_id)
-    train_stream = EagerCLStream("train", frames.experiences(plan.train, train_info))
-    test_stream = EagerCLStream(
-        "test", frames.experiences(plan.test, test_info, for_evaluation=True)
+    frames = _StreamFrames(table, numbering.labels, transforms, return_task_id)
+    streams = _decorated(
+        frames.experiences(plan.train, info),
+        frames.experiences(plan.test, test_info, for_evaluation=True),
     )
-    scenario = CLScenario([train_stream, test_stream])
+    return FrameBenchmark(streams, table, protocol, plan.run, info)
+
+
+def _decorated(
+    train: list[FrameExperience], test: list[FrameExperience]
+) -> list[EagerCLStream]:
+    """Return the two streams with what Avalanche's strategies read of experiences."""
+    scenario = CLScenario([EagerCLStream("train", train), EagerCLStream("test", test)])
     decorated = with_task_labels(with_classes_timeline(scenario))
     streams = list(decorated.streams.values())
     for stream in streams:
         _set_future_classes(stream)
-    return FrameBenchmark(streams, table, protocol, plan.run, train_info)
+    return streams
 
 
 @dataclass(frozen=True)
-class _Relabelled:
-    """A table whose classes have other labels, and the plan with these."""
+class _Numbering:
+    """The numbers that a strategy sees of the classes.
+
+    Attributes:
+        labels: of each row of the table, `(N,)` integers.
+        order: labels in order of appearance.
+    """
+
+    labels: np.ndarray
+    order: list[int]
+
+
+def _numbered_as_classes(stream: "_NumberedStream") -> _Numbering:
+    """Number the classes as the table does."""
+    order = dict.fromkeys(np.concatenate(stream.plan.chunks).tolist())
+    return _Numbering(labels=stream.table.labels, order=list(order))
+
+
+def _numbered_in_each_experience(
+    stream: "_NumberedStream", excluded: bool
+) -> _Numbering:
+    """Number the classes of each experience from 0.
+
+    Args:
+        stream: the table and its experiences.
+        excluded: whether another setting excludes it.
+
+    Raises:
+        ValueError: it is excluded, or experiences share classes.
+    """
+    chunks = stream.plan.chunks
+    by_class = _numbered_as_classes(stream)
+    share_classes = len(by_class.order) < sum(map(len, chunks))
+    if excluded or share_classes:
+        raise ValueError(
+            "class_ids_from_zero_in_each_exp excludes "
+            "class_ids_from_zero_from_first_exp, and experiences that share "
+            "classes; leave it out."
+        )
+    number_of = _numbers_in_experiences(chunks)
+    # Classes that the stream leaves out have no number.
+    numbers = [number_of.get(label, -1) for label in range(len(stream.table.classes))]
+    return _Numbering(
+        labels=np.array(numbers)[by_class.labels],
+        order=[number_of[label] for label in by_class.order],
+    )
+
+
+@dataclass(frozen=True)
+class _NumberedStream:
+    """A table, and the plan of its stream with the table's labels."""
 
     table: FrameTable
     plan: StreamPlan
 
 
-def _relabelled(
-    table: FrameTable, plan: StreamPlan, appearance: np.ndarray
-) -> _Relabelled:
+def _relabelled(stream: _NumberedStream, appearance: np.ndarray) -> _NumberedStream:
     """Number the classes by the order in which their labels appear.
 
     Those that do not appear follow.
     """
+    table = stream.table
+    plan = stream.plan
     labels = [*appearance.tolist(), *range(len(table.classes))]
     order = list(dict.fromkeys(labels))
     chunks = [tuple(sorted(map(order.index, chunk))) for chunk in plan.chunks]
     classes = [table.classes[label] for label in order]
-    return _Relabelled(
+    return _NumberedStream(
         table=table.with_classes(classes), plan=replace(plan, chunks=tuple(chunks))
     )
+
+
+def _classes_of(
+    labels: np.ndarray, experiences: Iterable[np.ndarray]
+) -> list[set[int]]:
+    """Return the labels of each experience, given by its rows."""
+    return [set(np.unique(labels[rows]).tolist()) for rows in experiences]
 
 
 def _numbers_in_experiences(chunks: Iterable[Sequence[int]]) -> dict[int, int]:

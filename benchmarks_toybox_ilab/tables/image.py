@@ -171,6 +171,14 @@ def _opened(source: str | PathLike | BinaryIO, most: int, **how: Any) -> Image.I
     """Open an image; also a JPEG of so many pixels that Pillow refuses it.
 
     Pillow does so before the JPEG can be asked for a reduced size.
+
+    Args:
+        source: path or file.
+        most: number of pixels that are accepted, for the error.
+        how: arguments of `Image.open`.
+
+    Raises:
+        TooManyPixelsError: Pillow refuses it, and it is no JPEG.
     """
     try:
         return Image.open(source, **how)

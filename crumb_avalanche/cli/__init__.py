@@ -155,8 +155,9 @@ def lost_output(arguments: list[str]) -> int:
     """
     output: Any = sys.stdout
     try:
-        if (error := getattr(output, "error", None)) is not None:
-            raise error
+        earlier_error = getattr(output, "error", None)
+        if earlier_error is not None:
+            raise earlier_error
         output.flush()
     except OSError as error:
         output.error = None

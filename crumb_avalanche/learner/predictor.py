@@ -426,13 +426,13 @@ class Predictor:
         for ((label, share), *others), known in ranked:
             answer = Answer(label, share, known, tuple(others), truth=clip.label)
             answers.append(answer)
-        *of_frames, whole = answers
+        *of_frames, together = answers  # the last one is for all frames
         named = zip(of_frames, paths, strict=True)
         frames = tuple(replace(answer, path=path) for answer, path in named)
         if len(frames) == 1:
             return _ClipAnswers(frames=frames, together=frames[0])
-        whole = replace(whole, path=clip.path, frames=frames)
-        return _ClipAnswers(frames=frames, together=whole)
+        together = replace(together, path=clip.path, frames=frames)
+        return _ClipAnswers(frames=frames, together=together)
 
     @property
     def explains(self) -> bool:

@@ -117,7 +117,10 @@ class GaussianBuffer(MemoryBuffer):
         )
 
     def to_maps(self, rows, model):
-        """Draw a new map for every row."""
+        """Draw a new map for every row, from the Gaussians of its class.
+
+        A row holds means, standard deviations, the lowest value, and the image count.
+        """
         channels, height, width = model.map_shape
         count = len(rows)
         means, deviations = rows[:, :-2].view(count, 2, -1).unbind(1)
@@ -132,6 +135,7 @@ class GaussianBuffer(MemoryBuffer):
         maps = spread + means.view(shape)
         if self.settings.clamp:
             lowest = rows[:, -2]
+            # Maps behind a ReLU are never negative.
             floor = torch.where(lowest >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
             maps = maps.maximum(floor)
         return maps.permute(0, 3, 1, 2)

@@ -143,8 +143,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
     """Load all tensors of a weight file into a model, or leave the model unchanged.
 
     Batch counters of batch norms (``num_batches_tracked``) may be absent: evaluation
-    does not use them. So may
-    ``calibrated``: files without it hold calibrated models.
+    does not use them. So may ``calibrated``: files without it hold calibrated models.
 
     Args:
         model: changed in place.
