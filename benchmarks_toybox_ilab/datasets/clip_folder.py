@@ -323,7 +323,15 @@ def _clips_of_class(
 ) -> dict[_Clip, list[Path]]:
     """Return the clips of a class in natural order, each with its images.
 
-    [] for a video. A video beside photos is left out: it is their source, perhaps.
+    A video has none yet. One beside photos is left out: it is perhaps their source.
+
+    Args:
+        folder: of the class, with `object/.../clip` or fewer levels below it.
+        class_name: name of the class.
+        ignored: counts the files that are left out, by ending.
+
+    Raises:
+        FrameTableError: there are no clips, or two have the same name.
     """
     clips: dict[_Clip, list[Path]] = {}
     path_of: dict[tuple[str, str], Path] = {}  # by object and clip
@@ -338,14 +346,20 @@ def _clips_of_class(
 
     for inner, entries in walk(folder, _raise_unreadable, folder.parent):
         ignored.update(entries.ignored)
-        above, *below = inner.relative_to(folder.parent).parts
-        object_name = below.pop(0) if below else above
+        # The class folder, that of the object, and the folders of the clip; a class
+        # folder with images itself is one object.
+        class_folder, *below = inner.relative_to(folder.parent).parts
+        if below:
+            object_name, *of_clip = below
+        else:
+            object_name, of_clip = class_folder, []
         if entries.images:
-            add(object_name, "/".join(below) or inner.name, inner, entries.images)
+            name = "/".join(of_clip) or inner.name
+            add(object_name, name, inner, entries.images)
             ignored.update(video.suffix.lower() for video in entries.videos)
         else:
             for video in entries.videos:
-                add(object_name, "/".join([*below, video.stem]), video, [])
+                add(object_name, "/".join([*of_clip, video.stem]), video, [])
     if not clips:
         listed = ignored_files(ignored)
         but = f" (but {listed})" if listed else ""
@@ -374,6 +388,15 @@ def _video_images(
     """Return the frames of each video that can be read.
 
     They are extracted unless that was done before.
+
+    Args:
+        root: folder of all clips.
+        videos: below it.
+        fps: frames per second.
+        bad_videos: gets a message for each video that cannot be read; `None` raises.
+
+    Raises:
+        FrameTableError: videos cannot be read, or one was changed meanwhile.
     """
     folder = root / FRAMES_FOLDER / f"{str(fps).removesuffix('.0')}fps"
     jobs = []
@@ -396,14 +419,14 @@ def _video_images(
             )
     images = {}
     for job in jobs:
-        if job.video not in bad:
-            names = job.finished()
-            if names is None:
-                raise FrameTableError(
-                    f"video {job.video} was changed while it was read; run the same "
-                    "again."
-                )
-            images[job.video] = [job.folder / name for name in names]
+        if job.video in bad:
+            continue
+        names = job.finished()
+        if names is None:
+            raise FrameTableError(
+                f"video {job.video} was changed while it was read; run the same again."
+            )
+        images[job.video] = [job.folder / name for name in names]
     return images
 
 

@@ -227,23 +227,35 @@ def _table(
         classes = ["novel"]
     else:
         test = [entry for entry in test if entry.number != NOVEL]
-        names = {entry.number: f"class {entry.number}" for entry in test}
-        names |= {entry.number: _class_name(entry.path) for entry in train}
-        if len(set(names.values())) < len(names):
-            raise FrameTableError(
-                f"{folder / LISTS['train']} gives two classes one folder; unpack "
-                "Stream-51.zip again."
-            )
+        names = _class_names(folder, train, test)
         frames = [_training_frame(entry, names[entry.number]) for entry in train]
         frames += [_test_frame(entry, names[entry.number], "test") for entry in test]
         classes = [names[number] for number in sorted(names)]
     reader = None
     if bbox_crop:
-        used = {frame.path for frame in frames}
-        listed = (*train, *test)
-        boxes = {entry.path: entry.box for entry in listed if entry.path in used}
-        reader = Cuts(folder, boxes, ratio)
+        boxes = {entry.path: entry.box for entry in (*train, *test)}
+        boxes_of_frames = {frame.path: boxes[frame.path] for frame in frames}
+        reader = Cuts(folder, boxes_of_frames, ratio)
     return FrameTable(frames, folder, reader, LAYOUT.name, classes=classes)
+
+
+def _class_names(
+    folder: Path, train: Sequence[_Entry], test: Sequence[_Entry]
+) -> dict[int, str]:
+    """Return the name of each class, which the folder of its training images gives.
+
+    Raises:
+        FrameTableError: two classes have one folder.
+    """
+    names = {entry.number: f"class {entry.number}" for entry in test}
+    for entry in train:
+        names[entry.number] = _class_name(entry.path)
+    if len(set(names.values())) < len(names):
+        raise FrameTableError(
+            f"{folder / LISTS['train']} gives two classes one folder; unpack "
+            "Stream-51.zip again."
+        )
+    return names
 
 
 def _class_name(path: str) -> str:

@@ -326,18 +326,15 @@ class HerdingPlugin(ImageMemoryPlugin):
         classes = list(dict.fromkeys([*by_class, *sorted(set(labels.tolist()))]))
         quotas = allot(self.storage_policy.max_size, classes)
         chosen: dict[int, Exemplars] = {}
+        slots: list[int] = []
+        frames: list[int] = []
         for label, quota in quotas.items():
             positions = (labels == label).nonzero().flatten().tolist()
-            chosen[label] = self._choose(strategy, label, quota, positions, features)
-        self.hold(
-            strategy,
-            slots=[slot for exemplars in chosen.values() for slot in exemplars.slots],
-            positions=[
-                position
-                for exemplars in chosen.values()
-                for position in exemplars.positions
-            ],
-        )
+            exemplars = self._choose(strategy, label, quota, positions, features)
+            chosen[label] = exemplars
+            slots += exemplars.slots
+            frames += exemplars.positions
+        self.hold(strategy, slots=slots, positions=frames)
         for label, exemplars in chosen.items():
             if exemplars.order is not None:
                 by_class[label] = _in_order(by_class[label], exemplars.order)

@@ -212,16 +212,8 @@ def accuracy_matrix(group: Group) -> Matrix:
     width = len(matrices[0][-1])
     rows = []
     for after in range(len(matrices[0])):
-        cells = []
-        for column in range(width):
-            accuracies = []
-            for matrix in matrices:
-                accuracies += matrix[after][column : column + 1]
-            if len(accuracies) == len(matrices):
-                share = f"{statistics.fmean(accuracies) / 100:.1%}"
-                cells.append(MatrixCell(_mean(accuracies), share))
-            else:
-                cells.append(MatrixCell())
+        rows_after = [matrix[after] for matrix in matrices]
+        cells = [_matrix_cell(rows_after, column) for column in range(width)]
         overall = [run.result["accuracy_after"][after] for run in group.runs]
         cells.append(MatrixCell(EMPTY if None in overall else _mean(overall)))
         name = "joint" if group.curve.joint else f"exp {after + 1}"
@@ -231,6 +223,21 @@ def accuracy_matrix(group: Group) -> Matrix:
     for number in range(1, width + 1):
         heads.append(str(number) if is_wide else f"exp {number}")
     return Matrix(["after", *heads, "all seen"], rows, small=is_wide)
+
+
+def _matrix_cell(rows: Sequence[Sequence[float]], column: int) -> MatrixCell:
+    """Return the mean of a column over runs; empty unless each has the column.
+
+    Args:
+        rows: accuracies in percent after an experience, a row for each run; it ends
+            with the last experience that was tested.
+        column: number of the experience.
+    """
+    if any(column >= len(row) for row in rows):
+        return MatrixCell()
+    accuracies = [row[column] for row in rows]
+    share = f"{statistics.fmean(accuracies) / 100:.1%}"
+    return MatrixCell(_mean(accuracies), share)
 
 
 def _mean(values: Sequence[float]) -> Cell:

@@ -407,22 +407,19 @@ def film_next(pairs: Pairs) -> list[str]:
 def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
     """Name bad classes of few objects, the worst first.
 
-    They have fewer right answers than all together, and fewer objects than most.
+    Their accuracy is below that of all classes together, and they have fewer objects
+    than the median class.
     """
     tested = sum(counts.tested for counts in classes)
     right = sum(counts.right for counts in classes)
-    overall = right / tested if tested else 1.0
+    accuracy = right / tested if tested else 1.0
     usual = median(counts.objects for counts in classes)
-    enough = max(FEW_OBJECTS, usual)
-    few = [
-        counts
-        for counts in classes
-        if counts.share < overall and counts.objects < enough
-    ]
-    few.sort(key=lambda counts: (counts.share, counts.objects))
+    bad = [counts for counts in classes if counts.share < accuracy]
+    bad_and_few = [counts for counts in bad if counts.objects < max(FEW_OBJECTS, usual)]
+    bad_and_few.sort(key=lambda counts: (counts.share, counts.objects))
     unit = "object" if usual == 1 else "objects"
     lines = []
-    for counts in few[:MOST_NAMED]:
+    for counts in bad_and_few[:MOST_NAMED]:
         objects = counted(counts.objects, "object")
         clips = counted(counts.clips, "clip")
         images = counted(counts.images, "image")
