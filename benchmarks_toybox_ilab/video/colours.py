@@ -73,7 +73,9 @@ def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
 def _light(transfer: int) -> np.ndarray:
     """Return the light of each 16-bit signal, `(65536,)` float32.
 
-    1 is white (PQ, sRGB), or the most that the scene has (HLG).
+    1 is white (PQ, sRGB), or the most that the scene has (HLG). The curves and their
+    constants are those of SMPTE ST 2084 (PQ, up to 10,000 cd/m2), ITU-R BT.2100 (HLG)
+    and IEC 61966-2-1 (sRGB).
     """
     signal = np.linspace(0, 1, 1 << 16)
     if transfer == _PQ:

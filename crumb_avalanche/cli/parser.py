@@ -339,7 +339,8 @@ def settings_in(path: str, known: list[str]) -> dict[str, Any]:
         settings = load_yaml(Path(path).read_text(encoding="utf-8"))
         if not isinstance(settings, dict):
             raise ValueError("it holds no lines of the form name: value")
-        if unknown := [str(name)[:60] for name in settings if name not in known]:
+        unknown = [str(name)[:60] for name in settings if name not in known]
+        if unknown:
             raise ValueError(f"it sets {', '.join(unknown)}, unknown to this command")
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -111,9 +111,11 @@ class NothingCosine(NamedTuple):
             white: function from ``(n, D)`` rows to the whitened space.
         """
         nothing_mean = nothing.mean(0)
+        # V, scaled so that the images have a mean squared length of STRENGTH.
         spread = white(nothing - nothing_mean).mT
         energy = spread.square().sum().clamp_min(TINY)
         spread = spread * (STRENGTH * spread.shape[1] / energy).sqrt()
+        # Woodbury: (1 + V V^T)^-1 = 1 - V (1 + V^T V)^-1 V^T = 1 - lift lift^T.
         unit = torch.eye(len(nothing), dtype=torch.float64)
         root = torch.linalg.cholesky(unit + spread.mT @ spread)
         lift = torch.linalg.solve_triangular(root, spread.mT, upper=False).mT

@@ -146,25 +146,27 @@ class _Copy:
     Attributes:
         original: the object.
         copied: its copy, which a criterion may change.
-        values: the values that the copy began with: of the object's attributes, and of
-            each of ``TENSORS_OF_MODULES`` if it is a module.
+        attributes: the values that the copy began with, by name.
+        tensors: of a module those of each of ``TENSORS_OF_MODULES``, by name.
     """
 
     original: Any
     copied: Any
-    values: dict[str, dict[str, Any]]
+    attributes: dict[str, Any]
+    tensors: dict[str, dict[str, Any]]
 
     def hand_back(self) -> None:
         """Give the original what the copy assigned to itself, such as a count."""
-        for home, values in self.values.items():
-            for name, value in _values_of(self.copied, home).items():
-                if name not in PARTS_OF_MODULES and value is not values.get(name):
-                    _values_of(self.original, home)[name] = value
-
-
-def _values_of(owner: Any, home: str) -> dict[str, Any]:
-    """Return the attributes of an object, or what it keeps in one of them."""
-    return vars(owner)[home] if home else vars(owner)
+        original = vars(self.original)
+        copied = vars(self.copied)
+        for name, value in copied.items():
+            is_new = value is not self.attributes.get(name)
+            if is_new and name not in PARTS_OF_MODULES:
+                original[name] = value
+        for kind, tensors in self.tensors.items():
+            for name, value in copied[kind].items():
+                if value is not tensors.get(name):
+                    original[kind][name] = value
 
 
 class _Cutter:
@@ -215,19 +217,25 @@ class _Cutter:
             return self.copies[id(original)].copied
         if not hasattr(original, "__dict__"):
             return original
-        copied = copy.copy(original)
-        values = {"": self._cut_all(vars(original))}
+        attributes = self._cut_all(vars(original))
+        tensors: dict[str, dict[str, Any]] = {}
         if isinstance(original, nn.Module):
-            for home in TENSORS_OF_MODULES:
-                values[home] = self._cut_all(vars(original)[home])
-                values[""][home] = dict(values[home])
-            values[""]["_modules"] = {
-                name: None if module is None else self.owner(module)
-                for name, module in vars(original)["_modules"].items()
-            }
-        vars(copied).update(values[""])
-        self.copies[id(original)] = _Copy(original, copied, values)
+            for kind in TENSORS_OF_MODULES:
+                tensors[kind] = self._cut_all(vars(original)[kind])
+                # A dictionary of the copy's own, in which it may assign.
+                attributes[kind] = dict(tensors[kind])
+            attributes["_modules"] = self._copied_modules(original)
+        copied = copy.copy(original)
+        vars(copied).update(attributes)
+        self.copies[id(original)] = _Copy(original, copied, attributes, tensors)
         return copied
+
+    def _copied_modules(self, parent: nn.Module) -> dict[str, nn.Module | None]:
+        """Return copies of the modules of a module, by name; some may be None."""
+        modules: dict[str, nn.Module | None] = {}
+        for name, module in vars(parent)["_modules"].items():
+            modules[name] = None if module is None else self.owner(module)
+        return modules
 
     def _cut_all(self, values: dict[str, Any]) -> dict[str, Any]:
         return {name: self.value(name, value) for name, value in values.items()}

@@ -62,21 +62,21 @@ def mirrored(right_half) -> np.ndarray:
 
 
 def ribbon(path, width, end_width=None) -> np.ndarray:
-    """Return a line of a given width as a polygon.
+    """Return a line along a path as a polygon, which scales and tilts with the object.
 
-    So it scales and tilts with the object.
+    Args:
+        path: `(N, 2)` points.
+        width: of the line, at its end `end_width` if that is given.
     """
     path = np.asarray(path, dtype=float)
     tangent = np.gradient(path, axis=0)
     tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
-    half = (
-        np.linspace(width, width if end_width is None else end_width, len(path))[
-            :, None
-        ]
-        / 2
-    )
-    normal = np.stack([-tangent[:, 1], tangent[:, 0]], axis=1) * half
-    return np.concatenate([path + normal, (path - normal)[::-1]])
+    normal = np.stack([-tangent[:, 1], tangent[:, 0]], axis=1)
+    if end_width is None:
+        end_width = width
+    widths = np.linspace(width, end_width, len(path))
+    side = normal * widths[:, None] / 2
+    return np.concatenate([path + side, (path - side)[::-1]])
 
 
 def _arrow(uniform: Uniform) -> list[Part]:
