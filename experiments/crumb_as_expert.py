@@ -37,7 +37,7 @@ from crumb_avalanche.report.paired import paired
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.session import open_stream
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.tables import mean_text
+from crumb_avalanche.runs.tables import mean_text, number
 from crumb_avalanche.training.plugins import OutputsPlugin
 
 OURS = "recommended"  # row and expert that the others are compared with
@@ -108,19 +108,21 @@ def row_of(
     options: CommonOptions, stream: str, name: str, experts: Sequence[Finding]
 ) -> Row:
     """Let the experts of a row answer, in every run that all of them finished."""
-    runs = [{run.number: run for run in expert.runs} for expert in experts]
-    common = set.intersection(*(set(by_number) for by_number in runs))
+    runs: dict[int, list[FinishedRun]] = {}  # of all experts, by number
+    for expert in experts:
+        for run in expert.runs:
+            runs.setdefault(run.number, []).append(run)
     accuracies = {}
     memory = {}
-    for number in options.runs:
-        if number not in common:
+    for run_number in options.runs:
+        same = runs.get(run_number, [])
+        if len(same) < len(experts):
             continue
-        same = [by_number[number] for by_number in runs]
-        accuracies[number] = same[0].final
+        accuracies[run_number] = same[0].final
         if len(same) > 1:
-            settings = options.settings(stream, **SHARED, run=number)
-            accuracies[number] = together(same, settings)
-        memory[number] = sum(run.ledger["memory_bytes"] for run in same)
+            settings = options.settings(stream, **SHARED, run=run_number)
+            accuracies[run_number] = together(same, settings)
+        memory[run_number] = sum(run.ledger["memory_bytes"] for run in same)
     return Row(stream, name, accuracies, memory)
 
 
@@ -133,7 +135,7 @@ def line_of(row: Row, ours: Row, splits: dict[int, str]) -> list[str]:
         row.stream,
         row.name,
         mean_text(list(row.accuracies.values())),
-        "" if comparison is None else f"{comparison.mean:+.1f}",
+        number(comparison and comparison.mean, "+.1f"),
         interval_text(comparison),
         str(len(row.accuracies)),
         f"{list(row.bytes.values())[-1]:,}" if row.bytes else "0",
@@ -167,10 +169,10 @@ def main() -> int:
     csv_rows: list[list[object]] = [list(CSV_HEADER)]
     for stream in options.roots:
         splits = {run.number: run.split for run in experts[stream, OURS].runs}
-        rows = [
-            row_of(options, stream, name, [experts[stream, expert] for expert in names])
-            for name, names in ROWS.items()
-        ]
+        rows = []
+        for name, names in ROWS.items():
+            experts_of_row = [experts[stream, expert] for expert in names]
+            rows.append(row_of(options, stream, name, experts_of_row))
         for row in rows:
             lines.append(line_of(row, rows[0], splits))
             csv_rows += csv_rows_of(row, splits)

@@ -49,6 +49,7 @@ from support.tables import interval_text, p_text, recorded_runs_of, write_table
 from table4_ablations import MEM_SIZES, PAPER_DATASET
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.runs.tables import number
 
 # Strategy of each row.
 ROWS = {"crumb": "crumb", "control": "image_replay"}
@@ -115,22 +116,21 @@ def streamed(
         findings: runs of the rows `crumb` and `control`.
         style_root: folder of the style images; None without any.
     """
-    runs = {row: {run.number: run for run in findings[row].runs} for row in findings}
-    passed = {row: {run.number for run in findings[row].filter[0]} for row in findings}
+    crumb = findings["crumb"]
+    control = findings["control"]
+    in_control = {run.number for run in control.runs}
+    passed = {run.number for run in crumb.filter[0]}
+    passed &= {run.number for run in control.filter[0]}
     pairs = []
-    for number, run in runs["crumb"].items():
-        if number not in runs["control"]:
+    for run in crumb.runs:
+        if run.number not in in_control:
             continue
-        drops = {
-            row: _drops_of_run(options, finding, number, style_root)
-            for row, finding in findings.items()
-        }
         pairs.append(
             RunDrops(
-                number=number,
-                crumb=drops["crumb"],
-                control=drops["control"],
-                passed=number in passed["crumb"] & passed["control"],
+                number=run.number,
+                crumb=_drops_of_run(options, crumb, run.number, style_root),
+                control=_drops_of_run(options, control, run.number, style_root),
+                passed=run.number in passed,
                 split=run.split,
             )
         )
@@ -247,10 +247,9 @@ class CorrectedBar:
         advantage = self.bar.all_runs
         if advantage is None:
             return [""] * 8
-        error = "" if advantage.error is None else f"{advantage.error:.4f}"
         return [
             f"{advantage.mean:+.4f}",
-            error,
+            number(advantage.error, ".4f"),
             interval_text(advantage.over_runs, "+.4f"),
             p_text(self.p),
             advantage.over_runs.verdict(self.p),

@@ -37,7 +37,7 @@ from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import number, table
 
 HEADER = [
     "run",
@@ -68,8 +68,7 @@ class Stage:
     def cells(self) -> list[str]:
         """Values of `HEADER`, but for the run."""
         figures = (self.accuracy, self.auroc, self.auroc_of_learner)
-        texts = ["" if value is None else f"{value:.4f}" for value in figures]
-        return [str(self.classes), *texts]
+        return [str(self.classes), *(number(value, ".4f") for value in figures)]
 
 
 @dataclass(frozen=True)

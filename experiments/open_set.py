@@ -57,7 +57,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.report.paired import interval
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import number, table
 
 DEVELOPMENT = ("cifar100", "tiny_imagenet")
 # Figures of a run with the heading of their column.
@@ -219,12 +219,9 @@ def scene_images(scenes: Scenes) -> list[Image.Image]:
         first_of_class.setdefault(target.name, index)
     images: list[Image.Image] = []
     for name, index in first_of_class.items():
-        candidates = [
-            index_of_class
-            for index_of_class in first_of_class.values()
-            if index_of_class != index
-        ]
-        images += _images_of_class(scenes, name, index, candidates)
+        others = list(first_of_class.values())
+        others.remove(index)
+        images += _images_of_class(scenes, name, index, others)
     return [*images, *(scenes.photo() for _ in range(EMPTY))]
 
 
@@ -483,7 +480,7 @@ def run_rows(runs: Sequence[Run]) -> list[list[object]]:
     rows: list[list[object]] = [["stream", "method", "run", "left_out", *MEASURES]]
     for run in runs:
         values = [getattr(run.measured, name) for name in MEASURES]
-        cells = ["" if value is None else f"{value:.5f}" for value in values]
+        cells = [number(value, ".5f") for value in values]
         rows.append([run.stream, run.method, run.run, " ".join(run.left_out), *cells])
     return rows
 

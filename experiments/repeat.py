@@ -92,15 +92,20 @@ class Repeated:
     @property
     def line(self) -> list[str]:
         """Values of `HEADER`."""
+        final = ""
+        machine = ""
+        if self.run is not None:
+            final = f"{self.run.final:.{DIGITS}f}"
+            machine = f"{self.run.cpu} ({self.run.commit})"
         return [
             self.recorded.row,
             str(self.recorded.number),
             f"{self.recorded.final:.{DIGITS}f}",
-            "" if self.run is None else f"{self.run.final:.{DIGITS}f}",
+            final,
             self.digits,
             self.verdict,
             f"{self.recorded.cpu} ({self.recorded.commit})",
-            "" if self.run is None else f"{self.run.cpu} ({self.run.commit})",
+            machine,
         ]
 
 

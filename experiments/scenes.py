@@ -168,7 +168,9 @@ def learned_in_a_run(
 def teach(learner: Learner, scenes: Scenes, stream: str, boxed: bool) -> None:
     """Teach a stream, with the box of each object or without."""
     for name, images in scenes.lessons(stream):
-        boxes = [image.info["box"] for image in images] if boxed else None
+        boxes = None
+        if boxed:
+            boxes = [image.info["box"] for image in images]
         learner.teach(images, name, box=boxes)
 
 
@@ -220,15 +222,16 @@ Row = dict[str, str]  # a line of the CSV file
 def percent_text(rows: Sequence[Row], way: str) -> str:
     """Format the share of right answers over splits; for `empty`, of those known."""
     counted = "known" if way == "empty" else "right"
-    shares = [
-        100 * int(row[counted]) / int(row["images"])
-        for row in rows
-        if row["asked"] == way
-    ]
-    if not shares:
+    percents = []
+    for row in rows:
+        if row["asked"] == way:
+            percents.append(100 * int(row[counted]) / int(row["images"]))
+    if not percents:
         return ""
-    mean = f"{np.mean(shares):.1f}"
-    return f"{mean} ± {interval(shares)[1]:.1f}" if len(shares) > 1 else mean
+    mean = f"{np.mean(percents):.1f}"
+    if len(percents) == 1:
+        return mean
+    return f"{mean} ± {interval(percents)[1]:.1f}"
 
 
 def summary(rows: Sequence[Row]) -> str:

@@ -40,6 +40,7 @@ from support.tables import write_table
 
 from crumb_avalanche.runs.run_folder import FinishedRunError, write_json
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
+from crumb_avalanche.runs.tables import number
 
 TABLE = "table2"
 PAPER_DATASET = "cifar100"
@@ -133,24 +134,22 @@ class Quantity:
     @property
     def line(self) -> list[str]:
         """Values of `HEADER`."""
-        ours = self.ours
-        return [
-            self.benchmark,
-            self.unit.label,
-            self.dataset,
-            f"{self.paper.crumb:.3g}",
-            "" if ours is None else f"{ours.crumb:.3g}",
-            f"{self.paper.remind:.3g}",
-            "" if ours is None else f"{ours.remind:.3g}",
-            f"{self.paper.ratio:.1f} %",
-            "" if ours is None else f"{ours.ratio:.1f} %",
-            "" if self.difference is None else f"{self.difference:+.1f}",
-            str(self.runs or ""),
-        ]
+        ours = ["", "", ""]
+        if self.ours is not None:
+            ours = _pair_cells(self.ours)
+        cells = [self.benchmark, self.unit.label, self.dataset]
+        for paper_cell, our_cell in zip(_pair_cells(self.paper), ours):
+            cells += [paper_cell, our_cell]
+        return [*cells, number(self.difference, "+.1f"), str(self.runs or "")]
 
     def cell(self, column: str) -> str:
         """The value of a column of `HEADER`."""
         return self.line[HEADER.index(column)]
+
+
+def _pair_cells(pair: Pair) -> list[str]:
+    """Cells of CRUMB, REMIND and their ratio."""
+    return [f"{pair.crumb:.3g}", f"{pair.remind:.3g}", f"{pair.ratio:.1f} %"]
 
 
 def measured(path: Path) -> list[Pair] | None:
@@ -174,15 +173,19 @@ def part_of(file: Path) -> str:
     The first experience and the tables weigh more in a part.
     """
     notes = file.with_name("made_with.json")
-    part = json.loads(notes.read_text()) if notes.exists() else {}
+    if not notes.exists():
+        return ""
+    part = json.loads(notes.read_text())
     texts = {
         "stream_images": "{} images of each experience",
         "experiences": "the first {} experiences",
         "table_images": "REMIND's tables of {} maps",
     }
-    return ", ".join(
-        text.format(part[name]) for name, text in texts.items() if part.get(name)
-    )
+    phrases = []
+    for name, text in texts.items():
+        if part.get(name):
+            phrases.append(text.format(part[name]))
+    return ", ".join(phrases)
 
 
 def measure_once(settings: RunSettings, part: Part) -> None:

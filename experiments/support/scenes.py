@@ -86,25 +86,28 @@ Objects = dict[str, dict[str, list[View]]]  # views by class and object
 def cut_outs(root: Path) -> Objects:
     """Read the views of ETH-80 that can be cut out, by class and object."""
     objects: Objects = {}
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        views = [view_of(file) for file in sorted(folder.iterdir())]
+    for folder in sorted(root.iterdir()):
+        if not folder.is_dir():
+            continue
+        views = []
+        for file in sorted(folder.iterdir()):
+            view = view_of(file)
+            if view is not None:
+                views.append(view)
         name = folder.name.rstrip("0123456789")
-        objects.setdefault(name, {})[folder.name] = [
-            view for view in views if view is not None
-        ]
+        objects.setdefault(name, {})[folder.name] = views
     return objects
 
 
 def half_of(folders: Sequence[Path], development: bool) -> list[Path]:
     """The photos of folders for choosing settings, or those for reporting."""
-    files = [
-        file for folder in folders for file in Path(folder).rglob("*") if file.is_file()
-    ]
-    return [
-        file
-        for file in sorted(files)
-        if zlib.crc32(file.name.encode()) % 2 == int(development)
-    ]
+    files: list[Path] = []
+    for folder in folders:
+        for path in Path(folder).rglob("*"):
+            is_of_half = zlib.crc32(path.name.encode()) % 2 == int(development)
+            if path.is_file() and is_of_half:
+                files.append(path)
+    return sorted(files)
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,7 @@ class Scenes:
     def __init__(self, objects: Objects, photos: Sequence[Path], split: int):
         self.draws = np.random.default_rng(split)
         self._photos = iter(self.draws.permutation(np.array(photos, dtype=object)))
+        self.taught: list[TaughtObject] = []
         taught: list[tuple[str, list[View]]] = []
         self.held_out: list[tuple[str, list[View]]] = []
         for name, views_of in objects.items():
@@ -143,10 +147,9 @@ class Scenes:
                 drawn = [views[index] for index in self.draws.permutation(len(views))]
                 target = self.held_out if number < HELD_OUT else taught
                 target.append((name, drawn))
-        self.taught = [
-            TaughtObject(name, views, [self.photo() for _ in range(PHOTOS_OF_OBJECT)])
-            for name, views in taught
-        ]
+        for name, views in taught:
+            own_photos = [self.photo() for _ in range(PHOTOS_OF_OBJECT)]
+            self.taught.append(TaughtObject(name, views, own_photos))
         self.table = self.photo()
 
     def photo(self) -> Image.Image:

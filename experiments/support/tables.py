@@ -234,12 +234,13 @@ def _text_table(
         columns |= EFFECT
     if any(finding.cell.note for finding in findings):
         columns |= NOTE
+    lines = []
+    for finding in findings:
+        lines.append([str(text(finding)) for text in columns.values()])
     return TextTable(
         title=_title(benchmark, protocol, findings),
         header=list(columns),
-        lines=[
-            [str(text(finding)) for text in columns.values()] for finding in findings
-        ],
+        lines=lines,
     )
 
 
