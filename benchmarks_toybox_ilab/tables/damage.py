@@ -226,8 +226,8 @@ class _Frame:
     @property
     def mcus(self) -> int:
         """Number of MCUs."""
-        columns = -(-self.size[0] // self.mcu[0])
-        rows = -(-self.size[1] // self.mcu[1])
+        columns = math.ceil(self.size[0] / self.mcu[0])
+        rows = math.ceil(self.size[1] / self.mcu[1])
         return columns * rows
 
 

@@ -463,10 +463,11 @@ class Predictor:
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
-            shares = self._classifier.explain(self.network.model, pixels[0])
-        return torch.nn.functional.interpolate(
-            shares[None, None], self.image_size, mode="bilinear"
-        )[0, 0].float()
+            attribution = self._classifier.explain(self.network.model, pixels[0])
+        enlarged = torch.nn.functional.interpolate(
+            attribution[None, None], self.image_size, mode="bilinear"
+        )
+        return enlarged[0, 0].float()
 
     def _values(
         self, clip: Clip, report: Callable[[BadImage], object] | None

@@ -4,6 +4,7 @@ They are storage policies of the plugins of this package. A buffer writes into o
 tensor allocated once, so the bytes that the ledger reports are the bytes held.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -162,7 +163,7 @@ class MemoryBuffer(ABC):
         candidates = [label for label in self.slots.classes if label not in without]
         if not candidates:
             return torch.empty(0, dtype=torch.int64)
-        n_rounds = -(-at_least // len(candidates))
+        n_rounds = math.ceil(at_least / len(candidates))
         slots_by_class = []
         for label in candidates:
             members = self.slots.by_class[label]

@@ -4,6 +4,7 @@ Every rule keeps the classes balanced and never holds more than the capacity. Ru
 slot numbers only; the buffers of ``memory.buffers`` hold the bytes.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
@@ -255,7 +256,7 @@ class ReferenceRule(SelectionRule):
         super().begin_experience(slots, coming, batch_size)
         self.expected = sorted(set(slots.classes) | set(coming))
         self.quota = slots.capacity // max(1, len(self.expected))
-        batches = -(-sum(coming.values()) // batch_size)
+        batches = math.ceil(sum(coming.values()) / batch_size)
         self.stride = max(1, (batches - 1) * batch_size // slots.capacity)
         self.done = False
         self.trimmed = False

@@ -5,6 +5,7 @@ plastic layers before the head. Training is a single pass instead of many epochs
 """
 
 import copy
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -374,7 +375,7 @@ class AANetsPlugin(HerdingPlugin):
         fresh = set(labels.tolist())
         all_classes = fresh | set(buffer.classes)
         stored = len(all_classes - fresh)
-        rounds = -(-strategy.train_mb_size // len(all_classes))
+        rounds = math.ceil(strategy.train_mb_size / len(all_classes))
         positions = []
         for label in sorted(fresh):
             members = (labels == label).nonzero().flatten().tolist()

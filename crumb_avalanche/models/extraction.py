@@ -4,6 +4,7 @@ Means and deviations of pixels are ``(1, 3, 1, 1)``, in units where white is 1.
 """
 
 import contextlib
+import math
 import time
 import warnings
 from collections import defaultdict, deque
@@ -128,13 +129,13 @@ def classify_in_parts(layers: nn.Module, maps: Tensor, training: bool) -> Tensor
 
     That is done at once on a GPU, or where batch norm mixes images in training.
     """
-    n_batches = -(-len(maps) // MAPS_AT_A_TIME)
+    n_batches = math.ceil(len(maps) / MAPS_AT_A_TIME)
     mixes_images = training and any(
         isinstance(layer, _BatchNorm) for layer in layers.modules()
     )
     if maps.device.type != "cpu" or n_batches < 2 or mixes_images:
         return layers(maps)
-    batch_size = -(-len(maps) // n_batches)
+    batch_size = math.ceil(len(maps) / n_batches)
     # Not tensor_split or slices, whose gradients are each as large as all the maps.
     return torch.cat([layers(batch) for batch in maps.split(batch_size)])
 
