@@ -1,4 +1,7 @@
-"""One thread, the same random numbers in each test, and no deadline: no test depends on the machine or the order."""
+"""One thread, the same random numbers in each test, and no deadline.
+
+No test depends on the machine or the order.
+"""
 
 import gc
 import json
@@ -71,7 +74,10 @@ def make_model():
 
 @pytest.fixture(scope="session")
 def make_stream():
-    """A function that builds the small benchmark; strategies may change theirs, so each gets its own."""
+    """A function that builds the small benchmark.
+
+    Strategies may change theirs, so each gets its own.
+    """
     return small_models.make_stream
 
 
@@ -102,7 +108,10 @@ def weights_file(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def clips(tmp_path_factory) -> Path:
-    """4 classes x 3 objects x 2 clips x 5 frames of 32 pixels; each class has its own pattern, each frame its noise."""
+    """4 classes x 3 objects x 2 clips x 5 frames of 32 pixels.
+
+    Each class has its own pattern, each frame its noise.
+    """
     root = tmp_path_factory.mktemp("clips")
     rows, columns = np.mgrid[:32, :32]
     patterns = [
@@ -128,7 +137,10 @@ def clips(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def crumb(capsys):
-    """Call the command line: ``crumb("run", ...)`` gives (exit code, standard output, standard error)."""
+    """Call the command line.
+
+    ``crumb("run", ...)`` gives (exit code, standard output, standard error).
+    """
 
     def call(*arguments) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -144,7 +156,7 @@ def crumb(capsys):
 
 @pytest.fixture
 def done(crumb):
-    """Call a command that ends well: ``done("report", ...)`` gives its standard output."""
+    """Call a command that ends well; ``done("report", ...)`` gives what it prints."""
 
     def call(*arguments) -> str:
         code, out, err = crumb(*arguments)
@@ -156,7 +168,10 @@ def done(crumb):
 
 @pytest.fixture
 def refused(crumb):
-    """Call a command that says what is wrong: ``refused(words, "report", ...)`` gives its standard error."""
+    """Call a command that says what is wrong.
+
+    ``refused(words, "report", ...)`` gives its standard error.
+    """
 
     def call(words, *arguments) -> str:
         code, _, err = crumb(*arguments)
@@ -172,7 +187,10 @@ def refused(crumb):
 
 @pytest.fixture
 def ran(done, tiny):
-    """Do a run of a second: ``ran(folder, "--strategy", "ncm")`` gives its result and what it printed."""
+    """Do a run of a second.
+
+    ``ran(folder, "--strategy", "ncm")`` gives its result and what it printed.
+    """
 
     def call(output, *more) -> tuple[dict, str]:
         out = done(*tiny, "--output", output, *more)

@@ -1,4 +1,5 @@
-"""Print the oldest version that setup.cfg allows of each requirement, as constraints for pip.
+"""Print the oldest version that setup.cfg allows of each requirement, as constraints
+for pip.
 
 python tests/oldest.py > oldest.txt; pip install -c oldest.txt -e ".[test]"
 """

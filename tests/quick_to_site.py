@@ -1,4 +1,6 @@
-"""Do every script of experiments/ with --quick, then build the site; print the seconds of each.
+"""Do every script of experiments/ with --quick, then build the site.
+
+Print the seconds of each.
 
     python tests/quick_to_site.py build/job
 

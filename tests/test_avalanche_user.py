@@ -1,4 +1,7 @@
-"""As an Avalanche user would: Avalanche's own benchmarks, loggers, evaluation and plugins around CRUMB."""
+"""As an Avalanche user would.
+
+Avalanche's own benchmarks, loggers, evaluation and plugins around CRUMB.
+"""
 
 import gzip
 import re
@@ -232,7 +235,9 @@ def test_a_wrapped_model_is_refused_by_the_plugin(model, make_stream):
 
 
 def test_classes_are_sets_and_lists(make_stream):
-    """Avalanche's new benchmarks have sets there, its classic ones lists, and some of its code takes lists only."""
+    """Avalanche's new benchmarks have sets there, its classic ones lists, and some of
+    its code takes lists only.
+    """
     experience = make_stream().train_stream[1]
     classes = experience.classes_in_this_experience
     assert isinstance(classes, set) and classes == {2, 3} and classes[0] in classes

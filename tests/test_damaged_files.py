@@ -1,4 +1,6 @@
-"""A damaged byte in any file that a command reads: the same result, or an error or a warning of ours.
+"""A damaged byte in any file that a command reads.
+
+The same result, or an error or a warning of ours.
 
 Each kind gives the files of which one is damaged, and what is done with it. The result
 of the undamaged one is right.
@@ -49,7 +51,9 @@ def sums(tensors):
 
 
 def write_clips(root):
-    """Three classes of two objects of two frames, of which each class has another format."""
+    """Three classes of two objects of two frames, of which each class has another
+    format.
+    """
     for label, ending in enumerate((".png", ".jpg", ".tif")):
         for seed in range(4):
             path = (
@@ -238,7 +242,9 @@ KINDS += [
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A function that gives the files and the act of a kind, made once, and the right result of each file."""
+    """A function that gives the files and the act of a kind, made once, and the right
+    result of each file.
+    """
     prepared_kinds = {}
 
     def of(kind):

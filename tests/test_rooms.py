@@ -41,7 +41,9 @@ except SystemExit as end: assert not end.code
 
 @cache
 def imported(path):
-    """Pairs (module, inside a function) of what a file imports, as text for ``import_module`` too."""
+    """Pairs (module, inside a function) of what a file imports, as text for
+    ``import_module`` too.
+    """
     return list(_imported(path))
 
 
@@ -94,7 +96,7 @@ def room_of(path, package):
 
 
 def below(module, package):
-    """The room of an imported module, ``None`` for a module at the package's top level."""
+    """The room of an imported module; ``None`` at the package's top level."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and parts[1] in ROOMS[package] else None
 
@@ -157,7 +159,8 @@ def test_nothing_installed_knows_the_experiments_and_the_tests():
 def test_the_walk_sees_imports(tmp_path):
     path = tmp_path / "x.py"
     path.write_text(
-        "import a.b\ndef f():\n    from c.d import e\n    return import_module(f'g.h.{e}')\n"
+        "import a.b\ndef f():\n    from c.d import e\n    return "
+        "import_module(f'g.h.{e}')\n"
     )
     assert imported(path) == [("a.b", False), ("c.d.e", True), ("g.h.", True)]
 
@@ -192,7 +195,8 @@ def test_what_comes_without_heavy_libraries():
     for code, left_out in (  # each after those before it
         ("import crumb_avalanche.cli", "numpy yaml dataclasses"),
         (
-            "import crumb_avalanche, crumb_avalanche.system.process, benchmarks_toybox_ilab.tables.frame_table, "
+            "import crumb_avalanche, crumb_avalanche.system.process, "
+            "benchmarks_toybox_ilab.tables.frame_table, "
             "benchmarks_toybox_ilab.catalog",
             "torch torchvision avalanche av faiss matplotlib",
         ),
@@ -204,7 +208,9 @@ def test_what_comes_without_heavy_libraries():
         ),
         (f"import torch, {light}", "avalanche torchvision"),
     ):
-        program += f"{code}\nfound = {set(left_out.split())} & {{*sys.modules}}\nassert not found, found\n"
+        unwanted = set(left_out.split())
+        program += f"{code}\nfound = {unwanted} & {{*sys.modules}}\n"
+        program += "assert not found, found\n"
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True
     )

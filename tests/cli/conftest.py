@@ -61,7 +61,10 @@ def mine(place, new, tmp_path, done):
 
 @pytest.fixture
 def usual_signals():
-    """Handle signals as in a foreground process: shells let background ones ignore SIGINT."""
+    """Handle signals as in a foreground process.
+
+    Shells let background ones ignore SIGINT.
+    """
     before = {
         number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
     }

@@ -27,11 +27,14 @@ from crumb_avalanche.models.backbones import Backbone, register_backbone
 class Toy(nn.Module):
     def __init__(self, side):
         super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(3, 24, 3, 2), nn.ReLU(), nn.Conv2d(24, 32, 3, 2), nn.ReLU())
+        first = nn.Conv2d(3, 24, 3, 2)
+        second = nn.Conv2d(24, 32, 3, 2)
+        self.layers = nn.Sequential(first, nn.ReLU(), second, nn.ReLU())
         self.head = nn.Linear(32, 10)
 
 def ends(network):
-    return {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "head": network.head}
+    pool = nn.AdaptiveAvgPool2d(1)
+    return {"pool": pool, "flatten": nn.Flatten(), "head": network.head}
 
 halves = (0.5, 0.5, 0.5)
 toy = Backbone(2, lambda network: network.layers, ends, Toy)

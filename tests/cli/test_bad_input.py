@@ -1,4 +1,7 @@
-"""Bad input, damaged settings, interrupts and bugs: words for what a user can mend, and nothing is lost."""
+"""Bad input, damaged settings, interrupts and bugs.
+
+Words for what a user can mend, and nothing is lost.
+"""
 
 import errno
 import re
@@ -45,7 +48,8 @@ def root(clips, tmp_path):
         ("--dataset-root nowhere", "nowhere.*<class>/<object>/<clip>"),
         (
             "--strategy crumbs",
-            "'crumbs' is unknown; known are aanets, bic, finetune, offline, chance, cope",
+            "'crumbs' is unknown; known are aanets, bic, finetune, offline, chance, "
+            "cope",
         ),
         ("--codebook-init zeros", "known are matched"),
         ("--budget-image 3", "[Uu]nrecognized"),
@@ -74,7 +78,8 @@ def root(clips, tmp_path):
         ("--overwrite maybe", r"run: overwrite is 'maybe'; give true or false\n$"),
         (
             "--preset best",
-            r"run: preset is 'best'; give one of paper, reference, recommended, tuned\n$",
+            r"run: preset is 'best'; give one of paper, reference, recommended, "
+            r"tuned\n$",
         ),
         ("--weights none.npz", "there is no weight file"),
         (
@@ -282,7 +287,8 @@ def flags_in(text):
 def test_a_mistyped_command_is_answered_with_the_nearest(crumb):
     assert crumb("taech", "x")[::2] == (
         2,
-        "crumb: 'taech' is no command; did you mean crumb teach? crumb --help lists all of them\n",
+        "crumb: 'taech' is no command; did you mean crumb teach? crumb --help lists "
+        "all of them\n",
     )
     assert "mean" not in crumb("xyz")[2]
 
@@ -416,7 +422,8 @@ def test_without_a_network_the_weights_are_named(monkeypatch, error):
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
     with pytest.raises(
         WeightsError,
-        match=r"resnet18.* https://\S+\.pth .*(no network|invalid hash).*--weights FILE",
+        match=r"resnet18.* https://\S+\.pth .*(no network|invalid hash)"
+        r".*--weights FILE",
     ):
         split_backbone("resnet18", n_classes=2)
 

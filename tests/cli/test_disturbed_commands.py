@@ -283,7 +283,7 @@ def is_acknowledged(process, output, photo, label):
 
 
 def commands_of_a_round(place, folder):
-    """Two each of teach, merge, forget and serve on one learner, by what they change."""
+    """Two of teach, merge, forget and serve on one learner, by what they change."""
     mine = folder / "mine.safetensors"
     commands = {}
     for number in "01":

@@ -1,4 +1,4 @@
-"""Odd values for every setting: a command ends well with them, or says which is wrong."""
+"""Odd values for every setting: a command ends well, or says which is wrong."""
 
 import dataclasses
 import os
@@ -53,7 +53,10 @@ PLACES = (
     "/" + "y/" * 3000,
     "none",
 )
-NUMBERS = "0 1 2 3 7 16 32 0.5 1e-3 0.9 -1 -0.5 1e300 -1e300 .inf -.inf .nan 1e18 99999999999999999999 0x10 1_000 ٣ 1e"
+NUMBERS = (
+    "0 1 2 3 7 16 32 0.5 1e-3 0.9 -1 -0.5 1e300 -1e300 .inf -.inf .nan 1e18 "
+    "99999999999999999999 0x10 1_000 ٣ 1e"
+)
 TEXTS = (
     "",
     " ",
@@ -82,7 +85,10 @@ TEXTS += (
     "a: b: c",
     "\udcff",
 )
-NAMES = "crumb ncm rda finetune er paper recommended fair class_iid toy_shapes_short cuda cuda:0 meta bf16 kmeans skip"
+NAMES = (
+    "crumb ncm rda finetune er paper recommended fair class_iid toy_shapes_short cuda "
+    "cuda:0 meta bf16 kmeans skip"
+)
 FILES = (
     "",
     "- 1",
@@ -110,7 +116,7 @@ NETWORK = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, clips, weights_file):
-    """A folder with a finished run, a learner, and the folder in which commands work."""
+    """A folder with a finished run, a learner, and the folder that commands work in."""
     folder = tmp_path_factory.mktemp("odd")
     run = ["run", "--benchmark", "clip_folder", "--dataset-root", clips]
     run += ["--weights", "none", "--strategy", "ncm", *NETWORK]
@@ -183,7 +189,7 @@ def drawn_settings(command, draw):
 
 
 def in_file(drawn, path, draw):
-    """Write settings, or no settings at all, to a file; return the flag that reads it."""
+    """Write settings, or something else, to a file; return the flag that reads it."""
     lines = [f"{name}: {value}" for name, value in drawn.items()]
     text = draw(st.sampled_from(FILES)) or "\n".join(lines)
     path.write_text(text, errors="surrogateescape")

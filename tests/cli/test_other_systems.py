@@ -29,7 +29,8 @@ def without_proc(function):
         return function(path, *arguments, **keywords)
     return hidden
 
-import numpy, torch, torchvision, PIL.Image, safetensors.torch, filelock  # built for each system
+# Built for each system.
+import numpy, torch, torchvision, PIL.Image, safetensors.torch, filelock
 builtins.open = io.open = without_proc(open)
 for name in ("open", "stat", "listdir", "scandir", "readlink"):
     setattr(os, name, without_proc(getattr(os, name)))

@@ -101,7 +101,7 @@ def test_a_change_that_cannot_be_saved(mine, crumb):
 
 @pytest.fixture
 def under_lock(mine, monkeypatch):
-    """A list of the calls that read and save a learner, each while its file is locked."""
+    """The calls that read and save a learner, each while its file is locked."""
     calls = []
 
     def watched(function):
@@ -235,7 +235,7 @@ def fill(mine, place, clips, tiny, tmp_path):
 
 @pytest.fixture
 def replaced(tmp_path, monkeypatch):
-    """The folders in which files were replaced, each with whether the run was locked."""
+    """Folders in which files were replaced, each with whether the run was locked."""
     folders = set()
     replace = os.replace
 

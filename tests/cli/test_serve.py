@@ -227,11 +227,14 @@ def test_what_is_absent_is_named(path, capsys, monkeypatch):
 COLOURS = {"red": (210, 40, 40), "blue": (40, 40, 210), "green": (40, 210, 40)}
 # The colour in the middle of the camera picture.
 SEEN = """(() => {
-  const canvas = document.createElement("canvas"), video = document.getElementById("video");
+  const canvas = document.createElement("canvas");
+  const video = document.getElementById("video");
   canvas.width = canvas.height = 1;
   canvas.getContext("2d").drawImage(video, 0, 0, 1, 1);
   const [red, green, blue] = canvas.getContext("2d").getImageData(0, 0, 1, 1).data;
-  return video.videoWidth ? (green > red && green > blue ? "green" : red > blue ? "red" : "blue") : "";
+  if (!video.videoWidth) return "";
+  if (green > red && green > blue) return "green";
+  return red > blue ? "red" : "blue";
 })()"""
 # Teach pictures of the camera as a lesson, while it shows a colour.
 LESSON = """(async () => {
@@ -404,7 +407,8 @@ def test_lessons_of_the_camera_and_of_files_and_their_changes(page, tmp_path):
     page.says("teach", "Nothing was changed.")
     page.run("document.querySelector('summary').click()")  # its lessons, with pictures
     page.wait_for(
-        "[...document.querySelectorAll('li img')].filter((one) => one.naturalWidth).length === 2"
+        "[...document.querySelectorAll('li img')].filter((one) => "
+        "one.naturalWidth).length === 2"
     )
     page.press("Remove photo.png of film")
     page.says("known", "Removed a lesson of film.")
@@ -425,7 +429,8 @@ def test_lessons_of_the_camera_and_of_files_and_their_changes(page, tmp_path):
     page.browser.window = first_window
     page.run("document.getElementById('check').click()")
     page.wait_for(
-        "/fooled by [0-2] of 2 things/.test(document.getElementById('fooled').textContent)"
+        "/fooled by [0-2] of 2 "
+        "things/.test(document.getElementById('fooled').textContent)"
     )
     light = background_of(page, "light")
     assert light == "rgb(246, 247, 248)"

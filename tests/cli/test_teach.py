@@ -68,7 +68,7 @@ def fill(mine, place, tmp_path):
 
 @pytest.fixture
 def wrong_lesson(images, new, tmp_path, done):
-    """A learner whose fourth lesson of five has the wrong name, and what was printed."""
+    """A learner whose fourth of five lessons has a wrong name, and what was printed."""
     path = tmp_path / "mine.safetensors"
 
     def lesson(colour, label, *more):

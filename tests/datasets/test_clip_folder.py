@@ -144,7 +144,8 @@ def test_more_objects_than_there_are(tmp_path):
     [
         (
             "stray.png",
-            "lies where class folders are expected; the layout is <root>/<class>/<object>/<clip>",
+            "lies where class folders are expected; the layout is "
+            "<root>/<class>/<object>/<clip>",
         ),
         ("stray.mp4", "lies where class folders are expected; the layout is"),
         (
@@ -385,7 +386,8 @@ def damaged(mixed):
 def test_bad_videos_are_an_error(damaged):
     words = (
         r"2 of 6 videos below .* cannot be read to their end; remove or replace them, "
-        r"or leave them out with --on-bad-frame skip\. .* are kept\.\n .*bad1.mp4 cannot "
+        r"or leave them out with --on-bad-frame skip\. .* are kept\.\n .*bad1.mp4 "
+        r"cannot "
         r".*\n .*bad2.AVI cannot"
     )
     with pytest.raises(FrameTableError, match=words):

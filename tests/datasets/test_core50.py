@@ -283,7 +283,8 @@ def test_the_ten_categories_are_the_default(small, arguments):
     [
         (
             {"scenario": "nicv3"},
-            "unknown scenario 'nicv3'; known are paper, ni, nc, nic, nicv2_79, nicv2_196, nicv2_391",
+            "unknown scenario 'nicv3'; known are paper, ni, nc, nic, nicv2_79, "
+            "nicv2_196, nicv2_391",
         ),
         (
             {"scenario": "ni", "seed": 3},

@@ -239,7 +239,8 @@ def test_labels_in_the_order_of_the_classes(cifar):
         ),
         (
             dict(seed=1, run=1),
-            "seed=1 excludes run=1: seed draws the order of classes as Avalanche does, run as",
+            "seed=1 excludes run=1: seed draws the order of classes as Avalanche does, "
+            "run as",
         ),
         (dict(seed=1, reference=True), "seed=1 excludes reference=True"),
         (

@@ -132,7 +132,8 @@ def test_a_session_that_is_not_used_draws_nothing():
 def test_a_class_without_a_usable_object():
     names = ilab_names(["boat"], [1], SMALL) + ilab_names(["car"], [1, 2], range(1, 8))
     words = (
-        r"class 'car' in nowhere has 2 objects, none with 8 sessions \(backgrounds\) of "
+        r"class 'car' in nowhere has 2 objects, none with 8 sessions \(backgrounds\) "
+        r"of "
         r"at least 15.* Complete the"
     )
     with pytest.raises(FrameTableError, match=words):

@@ -386,7 +386,7 @@ def test_wrong_trees_of_stream51(tmp_path, change, words):
 
 @pytest.fixture
 def orbit_root(tmp_path):
-    """Three objects of a user of ORBIT; few frames of the bag are in a clutter video."""
+    """Three objects of a user of ORBIT; the bag has few frames in a clutter video."""
     write_orbit(tmp_path, frames=(1100, 5), absent=0, users=["P177"], things=["bag"])
     taught = ["front door", "mug"]
     write_orbit(tmp_path, frames=(40, 260), absent=20, users=["P177"], things=taught)
@@ -590,7 +590,8 @@ def test_a_run_on_a_stream_of_avalanche(done, tiny, tmp_path):
         ),
         (
             "avalanche:Digits",
-            "avalanche:Digits takes n_experiences, seed.*; n_experiences is unknown, or "
+            "avalanche:Digits takes n_experiences, seed.*; n_experiences is unknown, "
+            "or "
             "is missing",
         ),
         (

@@ -1,4 +1,7 @@
-"""What a release needs: one version, the conda recipe, workflows and hooks that name what exists."""
+"""What a release needs.
+
+One version, the conda recipe, workflows and hooks that name what exists.
+"""
 
 import configparser
 import re

@@ -1,4 +1,6 @@
-"""The site as MkDocs builds it, and the pages' scripts with the parsers of their arguments."""
+"""The site as MkDocs builds it, and the pages' scripts with the parsers of their
+arguments.
+"""
 
 import argparse
 import os

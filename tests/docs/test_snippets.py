@@ -1,4 +1,6 @@
-"""The Python lines of pages, run one after the other, and docstrings of the names that the packages export."""
+"""The Python lines of pages, run one after the other, and docstrings of the names that
+the packages export.
+"""
 
 import ast
 import contextlib
@@ -154,7 +156,9 @@ def definitions():
 
 @cache
 def docstrings() -> dict[str, str]:
-    """The docstrings of the streams' package by the names of functions and classes, and of methods with their class."""
+    """The docstrings of the streams' package by the names of functions and classes, and
+    of methods with their class.
+    """
     texts = {}
     for path in (ROOT / "benchmarks_toybox_ilab").glob("**/*.py"):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
@@ -168,7 +172,7 @@ def docstrings() -> dict[str, str]:
 
 
 def undescribed(function, docstring: str) -> list[str]:
-    """Parameters that neither a docstring nor one that it says to see lists or names."""
+    """Parameters that neither a docstring nor one that it refers to lists or names."""
     texts = [docstring]
     for match in SEE.finditer(docstring):
         for name in re.findall(r"`(?:[a-z]\w*\.)?([^`]+)`", match[0]):
@@ -196,7 +200,9 @@ def unlisted(function, docstring: str) -> list[str]:
 
 
 def without_shape(function, docstring: str) -> list[str]:
-    """Tensors and arrays that a function takes or returns, where a docstring says nothing of a shape."""
+    """Tensors and arrays that a function takes or returns, where a docstring says
+    nothing of a shape.
+    """
     if SHAPE.search(docstring):
         return []
     entries = [*function.args.args, *function.args.kwonlyargs]
@@ -217,7 +223,7 @@ def missing(target: str, function, docstring: str) -> list[str]:
 
 
 def problems(target: str, node: ast.ClassDef | ast.FunctionDef) -> list[str]:
-    """What is missing in the docstrings of a class with its methods, or of a function."""
+    """What the docstrings of a class and its methods, or of a function, lack."""
     own = ast.get_docstring(node) or ""
     lines = [] if own else [f"{target} has no docstring"]
     if isinstance(node, ast.FunctionDef):
@@ -229,7 +235,9 @@ def problems(target: str, node: ast.ClassDef | ast.FunctionDef) -> list[str]:
 
 
 def method_problems(target: str, method: ast.FunctionDef, own: str) -> list[str]:
-    """What is missing in the docstring of a method of a class with the docstring ``own``."""
+    """What is missing in the docstring of a method of a class with the docstring
+    ``own``.
+    """
     text = ast.get_docstring(method)
     if method.name == "__init__":
         return missing(target, method, own)
@@ -254,12 +262,18 @@ def test_public_names_describe_parameters_errors_and_shapes():
 
 
 def test_what_is_not_described_is_found():
-    code = "def root(x: Tensor, y) -> Tensor:\n    if y:\n        raise NaNError\n    raise ValueError(f'x is {x}')"
+    code = (
+        "def root(x: Tensor, y) -> Tensor:\n    if y:\n        raise NaNError\n    "
+        "raise ValueError(f'x is {x}')"
+    )
     node = ast.parse(code)
     assert missing("root", node.body[0], "Take it.") == [
         f"root: {name}" for name in ("x", "y", "NaNError", "ValueError", "Tensor")
     ]
-    described = "Take the root of `x`, `(n,)` float32.\n\nArgs:\n    y: flag.\n\nRaises:\n    ValueError: never.\n"
+    described = (
+        "Take the root of `x`, `(n,)` float32.\n\nArgs:\n    y: flag.\n\nRaises:\n    "
+        "ValueError: never.\n"
+    )
     assert missing("root", node.body[0], described) == ["root: NaNError"]
     text = "Take it.\n\nSee `orders.StreamKeywords` and `Benchmark.stream`."
     node = ast.parse("def root(seed, dataset_root, where): pass")

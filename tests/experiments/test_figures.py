@@ -1,4 +1,6 @@
-"""Figures 4 and 5: perturbations, drops and advantages of the shape bias by hand, its networks, and use of blocks."""
+"""Figures 4 and 5: perturbations, drops and advantages of the shape bias by hand, its
+networks, and use of blocks.
+"""
 
 import csv
 import math

@@ -1,4 +1,6 @@
-"""Streams of lessons, measures and tables of the script for calibration and unknown classes."""
+"""Streams of lessons, measures and tables of the script for calibration and unknown
+classes.
+"""
 
 import argparse
 import re
@@ -75,7 +77,9 @@ def test_combinations_left_out():
 
 @pytest.fixture
 def make():
-    """A function that makes a learner of whole images with a small network of random weights."""
+    """A function that makes a learner of whole images with a small network of random
+    weights.
+    """
 
     def made(method="rda"):
         torch.manual_seed(0)
@@ -86,7 +90,10 @@ def make():
 
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_a_run_tells_separate_classes_and_unknown_ones(method, make):
-    """Classes far apart, objects near each other: all answers right, unknown classes below known ones."""
+    """Classes far apart, objects near each other.
+
+    All answers right, unknown classes below known ones.
+    """
     table, empty = made_table(objects=7), make(method)._classifier
     generator = np.random.default_rng(0)
     length = empty.length
@@ -112,7 +119,10 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method, make):
 
 
 def test_novelty_along_a_stream(make):
-    """Classes far apart: all answers right; images of later classes and novel ones score lower."""
+    """Classes far apart: all answers right.
+
+    Images of later classes and novel ones score lower.
+    """
     table, empty = made_table(objects=7), make("slda")._classifier
     centres = 10 * np.random.default_rng(0).normal(size=(6, empty.length))
     noise = np.random.default_rng(1).normal(size=(len(table), empty.length))

@@ -1,4 +1,4 @@
-"""Runs of a table in a CSV file, which count as finished where their folders are not."""
+"""Runs of a table in a CSV file, which count as finished without their folders."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The recorded runs of the paper's tables: settings, splits, and where they come from."""
+"""The recorded runs of the paper's tables: settings, splits and provenance."""
 
 from collections import defaultdict
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The paper's numbers beside ours, and the rows of every table; cells without runs are empty."""
+"""The paper's numbers beside ours, and the rows of every table.
+
+Cells without runs are empty.
+"""
 
 import csv
 import json
@@ -56,7 +59,9 @@ def changed(folder, **more):
 
 @pytest.fixture
 def cells(tmp_path):
-    """Two runs of Ours, two of another row of which one fails its first task, and a row that was not run."""
+    """Two runs of Ours, two of another row of which one fails its first task, and a row
+    that was not run.
+    """
     for run, right in ((0, 160), (1, 170)):
         made_run(tmp_path / "ours" / f"run{run}", right)
     made_run(tmp_path / "half" / "run0", 120)

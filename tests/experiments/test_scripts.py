@@ -1,4 +1,7 @@
-"""One contract for all scripts: options, help, the table of no runs, and a whole quick run that leaves its files."""
+"""One contract for all scripts.
+
+Options, help, the table of no runs, and a whole quick run that leaves its files.
+"""
 
 import csv
 import json
@@ -244,7 +247,8 @@ def test_the_readme_names_every_script():
         (
             "open_set",
             [],
-            "there is no data: give --eth80, --sign-digits, --cifar100 or --tiny-imagenet, or --quick",
+            "there is no data: give --eth80, --sign-digits, --cifar100 or "
+            "--tiny-imagenet, or --quick",
         ),
         ("table1_accuracy", ["--strategies", "magic"], "strategy 'magic' is unknown"),
     ],

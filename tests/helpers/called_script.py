@@ -1,4 +1,6 @@
-"""Scripts of experiments/ called as from the command line, and handmade run folders that they read."""
+"""Scripts of experiments/ called as from the command line, and handmade run folders
+that they read.
+"""
 
 import contextlib
 import io
@@ -15,7 +17,8 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
 def called(script: str, *options) -> subprocess.CompletedProcess:
-    """Do what ``python experiments/SCRIPT.py OPTIONS`` does, in this process, as importing the library takes seconds.
+    """Do what ``python experiments/SCRIPT.py OPTIONS`` does, in this process, as
+    importing the library takes seconds.
 
     Processes that a script starts are forked from a server that the tests of all
     scripts share.

@@ -1,4 +1,6 @@
-"""A headless Chromium, with a camera that plays a file if wanted, driven through the pipe of its DevTools protocol."""
+"""A headless Chromium, with a camera that plays a file if wanted, driven through the
+pipe of its DevTools protocol.
+"""
 
 import itertools
 import json
@@ -19,7 +21,8 @@ PROGRAM = (
 # may have these numbers already.
 START = """
 import fcntl, os, sys
-to_read, to_write = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+numbers = map(int, sys.argv[1:3])
+to_read, to_write = (fcntl.fcntl(number, fcntl.F_DUPFD, 10) for number in numbers)
 os.dup2(to_read, 3)
 os.dup2(to_write, 4)
 os.execv(sys.argv[3], sys.argv[3:])
@@ -119,7 +122,10 @@ class Chromium:
         os.close(self._in)
 
     def open_window(self):
-        """Open a window, which gets the commands until ``window`` is another one; return the one that got them."""
+        """Open a window, which gets the commands until ``window`` is another one.
+
+        Return the one that got them.
+        """
         before, self.window = self.window, None
         target = self.send("Target.createTarget", url="about:blank", newWindow=True)[
             "targetId"
@@ -178,8 +184,11 @@ class Chromium:
         return value
 
     def mouse(self, kind, selector):
-        """Move to an element, or press (``mousePressed``) or release the button there."""
-        centre = "{const r = document.querySelector('%s').getBoundingClientRect(); [r.x + r.width / 2, r.y + r.height / 2]}"
+        """Move to an element, or press (``mousePressed``) or release a button there."""
+        centre = (
+            "{const r = document.querySelector('%s').getBoundingClientRect(); [r.x + "
+            "r.width / 2, r.y + r.height / 2]}"
+        )
         x, y = self.evaluate(centre % selector)
         self.send(
             "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1

@@ -1,4 +1,5 @@
-"""Change values of a state at random, as somebody would who writes files by hand with right checksums.
+"""Change values of a state at random, as somebody would who writes files by hand with
+right checksums.
 
 ``crafted`` changes nested plain values and tensors as hypothesis draws it: a value is
 replaced by an odd one, an entry is left out, added or doubled, a tensor gets other

@@ -67,7 +67,10 @@ def held_out(table):
 
 
 def number_reader(path: str) -> Image.Image:
-    """A noisy image of the brightness that the path names: `.../7` has a mean of about 7."""
+    """A noisy image of the brightness that the path names.
+
+    `.../7` has a mean of about 7.
+    """
     number = int(path.rpartition("/")[2])
     noise = np.random.default_rng(number).integers(0, 2, (8, 8, 3))
     return Image.fromarray((number + noise).astype(np.uint8))
@@ -76,7 +79,10 @@ def number_reader(path: str) -> Image.Image:
 def make_table(
     classes: int = 5, objects: int = 2, sessions: int = 3, frames: int = 4
 ) -> FrameTable:
-    """A table of images drawn when read; the last session of each object is the test split, paths end in the row."""
+    """A table of images drawn when read.
+
+    The last session of each object is the test split, paths end in the row.
+    """
     rows = []
     for c, o, s, f in product(*map(range, (classes, objects, sessions, frames))):
         split = "test" if s == sessions - 1 else "train"
@@ -295,7 +301,10 @@ def icub_clip(
     camera: str = "left",
     ending: str = ".jpg",
 ) -> list[str]:
-    """Names of the frames of a clip of iCubWorld Transformations; folder is like part3/mug/mug1/MIX."""
+    """Names of the frames of a clip of iCubWorld Transformations.
+
+    Folder is like part3/mug/mug1/MIX.
+    """
     return [f"{folder}/day{day}/{camera}/{frame:08d}{ending}" for frame in frames]
 
 

@@ -1,4 +1,5 @@
-"""Damage that hypothesis draws, disks that fail, and the rule of every test of faults: nothing silent.
+"""Damage that hypothesis draws, disks that fail, and the rule of every test of faults:
+nothing silent.
 
 After a fault, the result is that of the undamaged case, or an error or a warning of
 ours says what is wrong.
@@ -43,7 +44,10 @@ class OtherWordsError(ValueError):
 
 
 def damaged(draw, data: bytes) -> bytes:
-    """Return other bytes than given: a changed byte or digit, a span zeroed, moved or left out, a cut, or more."""
+    """Return other bytes than given.
+
+    A changed byte or digit, a span zeroed, moved or left out, a cut, or more.
+    """
     how = draw(st.sampled_from(DAMAGES))
     last = max(0, len(data) - 1)
     start = draw(
@@ -78,7 +82,7 @@ def damaged(draw, data: bytes) -> bytes:
 
 
 def is_ours(error: BaseException) -> bool:
-    """Whether a command would print an error as one line, and the words in it are ours."""
+    """Whether a command would print an error as one line, in words of ours."""
     if not isinstance(error, Exception) or cli.words_for(error) is None:
         return False
     if isinstance(error, MemoryError | OtherWordsError) or (
@@ -94,7 +98,10 @@ def is_ours(error: BaseException) -> bool:
 def check(
     act: Callable[[], object], right: Callable[[object], bool], what: object = ""
 ) -> None:
-    """Do something with damaged files; fail unless its result is right, or words of ours say what is wrong."""
+    """Do something with damaged files.
+
+    Fail unless its result is right, or words of ours say what is wrong.
+    """
     err = io.StringIO()
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -133,7 +140,9 @@ def full_disk(folder: Path, pattern: str = "*") -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_changes(folder: Path, watch: Callable[[str], None]) -> Iterator[None]:
-    """Call a function with the path before each change of a file below a folder by Python code of this process."""
+    """Call a function with the path before each change of a file below a folder by
+    Python code of this process.
+    """
     active = True
 
     def hook(event: str, arguments: tuple) -> None:
@@ -161,7 +170,9 @@ def watched_changes(folder: Path, watch: Callable[[str], None]) -> Iterator[None
 def command_killed_at(
     change: int, number: int, folder: str, arguments: list[str]
 ) -> None:
-    """Do ``crumb ARGUMENTS`` in this process, which gets a signal before one of its changes of files in a folder."""
+    """Do ``crumb ARGUMENTS`` in this process, which gets a signal before one of its
+    changes of files in a folder.
+    """
     left = [change]
 
     def watch(path: str) -> None:

@@ -2,7 +2,9 @@
 
 
 def flags(settings: dict | None = None, **more) -> list[str]:
-    """Return ``--NAME VALUE`` of each setting; ``True`` and ``False`` are in lower case.
+    """Return ``--NAME VALUE`` of each setting.
+
+    ``True`` and ``False`` are in lower case.
 
     Underscores of keywords become dashes; names in ``settings`` stay as they are.
     """

@@ -1,4 +1,7 @@
-"""Processes that have the library imported, forked from the server that sweeps use: importing takes seconds."""
+"""Processes that have the library imported, forked from the server that sweeps use.
+
+Importing takes seconds.
+"""
 
 import contextlib
 import multiprocessing
@@ -31,7 +34,10 @@ def start_crumb(*arguments, output=os.devnull, errors=None):
 
 
 def exit_code_of_fork(target, *arguments):
-    """The exit code of a function in a process forked from this one; ``None`` if it hangs."""
+    """The exit code of a function in a process forked from this one.
+
+    ``None`` if it hangs.
+    """
     process = multiprocessing.get_context("fork").Process(target=target, args=arguments)
     process.start()
     process.join(60)

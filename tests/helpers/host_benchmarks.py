@@ -39,7 +39,9 @@ KINDS = ("nc", "nc_tasks", "class_incremental", "task_incremental", "from_datase
 
 
 class LabelledImages(TensorDataset):
-    """``(N, 3, 16, 16)`` normalised float images and their labels, with the ``targets`` that Avalanche reads."""
+    """``(N, 3, 16, 16)`` normalised float images and their labels, with the ``targets``
+    that Avalanche reads.
+    """
 
     def __init__(self, images: Tensor, labels: Tensor):
         super().__init__(images, labels)
@@ -62,7 +64,9 @@ def coloured_images(
 
 
 def of_classes(data: LabelledImages, first: int, count: int = PER_EXPERIENCE):
-    """The images of some consecutive classes as an Avalanche data set, which gives (x, y)."""
+    """The images of some consecutive classes as an Avalanche data set, which gives (x,
+    y).
+    """
     rows = [
         row for row, label in enumerate(data.targets) if first <= label < first + count
     ]
@@ -74,7 +78,10 @@ def of_classes(data: LabelledImages, first: int, count: int = PER_EXPERIENCE):
 def host_benchmark(
     kind: str = "nc", per_class: int = PER_CLASS, n_classes: int = N_CLASSES
 ):
-    """Experiences of two classes each, in the order of the labels; two test images a class."""
+    """Experiences of two classes each, in the order of the labels.
+
+    Two test images a class.
+    """
     train, test = (
         coloured_images(per_class, 0, n_classes),
         coloured_images(2, 1, n_classes),
@@ -121,7 +128,10 @@ def quiet() -> EvaluationPlugin:
 
 
 def host_model(seed: int = 0, n_classes: int = N_CLASSES, codebook: bool = True):
-    """The small ``SplitModel`` with an output for each class; see ``small_models.make_model``."""
+    """The small ``SplitModel`` with an output for each class.
+
+    See ``small_models.make_model``.
+    """
     return make_model(seed, n_classes, codebook)
 
 
@@ -167,7 +177,10 @@ STORING = ("CRUMBStrategy", "Naive+CRUMBPlugin")
 def our_strategy(
     name: str, model: SplitModel | None = None, buffer=None, plugins=(), **arguments
 ):
-    """CRUMB as a strategy or as a plugin of Avalanche's ``Naive``, or fine-tuning; plugins run before CRUMB's."""
+    """CRUMB as a strategy or as a plugin of Avalanche's ``Naive``, or fine-tuning.
+
+    Plugins run before CRUMB's.
+    """
     torch.manual_seed(0)
     model = host_model() if model is None else model
     arguments = {
@@ -203,7 +216,7 @@ def registered(
     train_epochs: int = 2,
     **host,
 ):
-    """A strategy of our registry, with the same number of epochs in every experience."""
+    """A strategy of our registry, with the same number of epochs each experience."""
     torch.manual_seed(0)
     model = host_model(codebook=STRATEGIES[name].codebook) if model is None else model
     rates = {"learning_rate": 0.02, "batch_size": 8, "eval_batch_size": 8}

@@ -1,4 +1,6 @@
-"""Commands in the shell blocks of Markdown pages, with the variables of the page filled in."""
+"""Commands in the shell blocks of Markdown pages, with the variables of the page filled
+in.
+"""
 
 import functools
 import re

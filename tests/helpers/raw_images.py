@@ -1,4 +1,6 @@
-"""Image files written byte by byte, of kinds that Pillow reads and does not write, and a colour profile."""
+"""Image files written byte by byte, of kinds that Pillow reads and does not write, and
+a colour profile.
+"""
 
 import struct
 import zlib

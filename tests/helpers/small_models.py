@@ -16,7 +16,10 @@ CLASSES = ("house", "leaf", "ring", "star")
 
 
 def make_model(seed: int = 0, n_classes: int = 4, codebook: bool = True) -> SplitModel:
-    """Images of 16 pixels -> maps of 8x4x4 -> a codebook of 8 rows of 4 -> logits; same seed, same weights."""
+    """Images of 16 pixels -> maps of 8x4x4 -> a codebook of 8 rows of 4 -> logits.
+
+    Same seed, same weights.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         extractor = nn.Sequential(
@@ -48,7 +51,10 @@ def _drawn(path: str) -> Image.Image:
 
 
 class DrawnOnce:
-    """Draws each frame once for all tests, as drawing takes long; a checkpoint of Avalanche's pickles it."""
+    """Draws each frame once for all tests, as drawing takes long.
+
+    A checkpoint of Avalanche's pickles it.
+    """
 
     def __call__(self, path: str) -> Image.Image:
         """Return the image."""
@@ -61,7 +67,10 @@ def make_stream(
     protocol: str = "class_instance",
     classes=CLASSES,
 ):
-    """Experiences of ten rendered training frames a class: two objects, one clip of five frames each, in order."""
+    """Experiences of ten rendered training frames a class.
+
+    Two objects, one clip of five frames each, in order.
+    """
     from benchmarks_toybox_ilab import ToyShapesFrames, make_benchmark, pixel_transform
 
     drawn = dict(

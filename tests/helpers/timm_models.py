@@ -33,7 +33,9 @@ default_cfgs = generate_default_cfgs(
 
 @register_model
 def small_dinov2(pretrained=False, **kwargs):
-    """Three blocks of 32 channels, patches of 8 pixels, a class token and four registers."""
+    """Three blocks of 32 channels, patches of 8 pixels, a class token and four
+    registers.
+    """
     usual = dict(
         img_size=64,
         patch_size=8,

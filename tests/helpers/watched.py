@@ -1,4 +1,6 @@
-"""Methods and CRUMB with the paper's settings trained on the small stream, and plugins that record what they do."""
+"""Methods and CRUMB with the paper's settings trained on the small stream, and plugins
+that record what they do.
+"""
 
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
@@ -20,7 +22,9 @@ VARIANTS = {f"crumb {readout}": ("crumb", {"readout": readout}) for readout in R
 
 
 def entry_of(name: str) -> tuple[Entry, dict]:
-    """Registry entry of a strategy or variant, and the settings of its method that are not the defaults."""
+    """Registry entry of a strategy or variant, and the settings of its method that are
+    not the defaults.
+    """
     strategy, method = VARIANTS.get(name, (name, {}))
     return STRATEGIES[strategy], method
 
@@ -64,7 +68,9 @@ def outputs_of(strategy, stream):
 
 
 class Losses(SupervisedPlugin):
-    """The loss of every step, and what ``expect(strategy)`` returns before it, when nothing is drawn yet."""
+    """The loss of every step, and what ``expect(strategy)`` returns before it, when
+    nothing is drawn yet.
+    """
 
     def __init__(self, expect):
         super().__init__()
@@ -78,13 +84,15 @@ class Losses(SupervisedPlugin):
 
 
 def unseen_in(logits):
-    """Classes of a probability of 1e-6 in every row of ``(B, classes)`` logits, relative to the others."""
+    """Classes of a probability of 1e-6 in every row of ``(B, classes)`` logits,
+    relative to the others.
+    """
     ratios = logits.double().softmax(1) / (1 - logits.double().softmax(1))
     return set(((ratios / 1e-6 - 1).abs() < 1e-3).all(0).nonzero().flatten().tolist())
 
 
 def built(name, model, mem_size=7, settings=None, seed=0, method=None, **host):
-    """A method by name with small settings, some of them changed, that prints nothing."""
+    """A method by name with small settings, some of them changed; prints nothing."""
     learning = LearningSettings(**{**SETTINGS, **(settings or {})})
     host = {"evaluator": EvaluationPlugin(loggers=[]), **host}
     return build_strategy(name, model, learning, mem_size, seed, "cpu", method, **host)
@@ -99,7 +107,9 @@ def taught(
     plugins=(),
     **more,
 ):
-    """What ``learned`` returns of the small model without a codebook, and the small stream of some classes."""
+    """What ``learned`` returns of the small model without a codebook, and the small
+    stream of some classes.
+    """
     model, stream = (
         make_model(n_classes=len(classes), codebook=False),
         make_stream(per_experience, classes=classes),
@@ -130,7 +140,9 @@ DIRECT = dict(direct_weight=1.0, codebook_weight=0.0)
 
 
 def make(kind, model, *plugins, **arguments):
-    """A strategy of any class that prints nothing, with batches of six and SGD over all weights."""
+    """A strategy of any class that prints nothing, with batches of six and SGD over all
+    weights.
+    """
     settings = (
         dict(train_mb_size=BATCH, evaluator=EvaluationPlugin(loggers=[])) | arguments
     )

@@ -181,7 +181,7 @@ def test_crafted_files(good, data):
 
 @pytest.fixture(scope="module")
 def run_parts(tmp_path_factory, clips):
-    """The parts of the learner files of two runs; a ``Learner`` is made of the first."""
+    """The parts of the files of two runs; a ``Learner`` is made of the first."""
     folder = tmp_path_factory.mktemp("runs")
     usual = (
         f"--benchmark clip_folder --dataset-root {clips} --weights none --preset paper "
@@ -299,12 +299,14 @@ COUNTS = [
     (
         "lessons",
         lambda lessons: [{**lesson, "id": 5} for lesson in lessons],
-        "lessons does not agree with the rest, but has to be each with an id of its own",
+        "lessons does not agree with the rest, but has to be each with an id of its "
+        "own",
     ),
     (
         "state.statistics.direction_counts",
         with_first(13),
-        "statistics.direction_counts does not agree with the rest, but has to be at most",
+        "statistics.direction_counts does not agree with the rest, but has to be at "
+        "most",
     ),
 ]
 SETTINGS = [

@@ -31,7 +31,10 @@ COLOURS = np.random.default_rng(7).integers(0, 256, (8, 2, 2, 3))
 
 
 def photos(number, count=6, seed=0, size=(32, 32)):
-    """Noisy images of four patches whose colours belong to the class; ``(count, *size, 3)`` uint8."""
+    """Noisy images of four patches whose colours belong to the class.
+
+    ``(count, *size, 3)`` uint8.
+    """
     random = np.random.default_rng(1000 * seed + number)
     patches = COLOURS[number].repeat(size[0] // 2, 0).repeat(size[1] // 2, 1)
     return np.clip(patches + random.normal(0, 25, (count, *size, 3)), 0, 255).astype(

@@ -1,4 +1,4 @@
-"""What a person may rely on: lessons in any order, undo, forget, merge, and the file."""
+"""What a person may rely on: lessons in any order, undo, forget, merge, the file."""
 
 import copy
 import json
@@ -580,7 +580,7 @@ def test_a_folder_called_source(readme, tmp_path):
 
 @pytest.fixture(params=[np.nan, np.inf, 3e38])
 def damaging(monkeypatch, request):
-    """Let the network give a bad value for white images; return six, the third white."""
+    """Let the network give bad values for white images; return six, the third white."""
     extract = SplitModel._extract
 
     def damaged(model, pixels):

@@ -32,7 +32,7 @@ def test_a_clip_that_is_recognised(learner):
 
 
 def test_an_unknown_clip_is_news(learner):
-    """Also if its class is the nearest: the name came, but nobody would have seen it."""
+    """Also if its class is the nearest: the name came, but nobody would see it."""
     clip = images(NEW, seed=9)
     answer = learner.predict(clip)
     assert answer.unknown

@@ -33,7 +33,7 @@ EVERY = 6  # photo of an object that is taught or asked about
 
 
 def numbered_views(archive):
-    """Yield class, number and view name of each photo of ETH-80, by name of the file."""
+    """Yield class, number and view of each photo of ETH-80, by name of the file."""
     for name in sorted(archive.namelist()):
         folders = name.split("/")
         if len(folders) == 3 and name.endswith(".jpg"):

@@ -1,4 +1,4 @@
-"""Buffers hold what they say, codes are packed, and the product quantizer is faiss's."""
+"""Buffers hold what they say, codes are packed, the product quantizer is faiss's."""
 
 import re
 from collections import Counter

@@ -1,4 +1,6 @@
-"""A quiet `prepare` with one worker for every test of this folder, and a local address for each download."""
+"""A quiet `prepare` with one worker for every test of this folder, and a local address
+for each download.
+"""
 
 from dataclasses import replace
 
@@ -28,7 +30,9 @@ def run(said):
 
 @pytest.fixture
 def publish(monkeypatch):
-    """A function that lets a data set be published at another address, with another checksum."""
+    """A function that lets a data set be published at another address, with another
+    checksum.
+    """
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
     def change(name, url, md5):

@@ -1,4 +1,6 @@
-"""Small archives, what lies in a folder, and a web server that can break connections or answer with errors."""
+"""Small archives, what lies in a folder, and a web server that can break connections or
+answer with errors.
+"""
 
 import hashlib
 import io

@@ -543,8 +543,8 @@ def test_a_wrong_checksum_deletes_the_file(server, tmp_path):
         download(f"{server.url}/x.zip", tmp_path / "x.zip", "0" * 32)
     message = str(raised.value)
     assert (
-        f"of {server.url}/x.zip has the MD5 checksum {server.md5}, but {'0' * 32} is expected"
-        in message
+        f"of {server.url}/x.zip has the MD5 checksum {server.md5}, but {'0' * 32} is "
+        f"expected" in message
     )
     assert (
         "it was deleted" in message

@@ -467,8 +467,8 @@ def core50(tmp_path):
 def test_a_data_set_is_prepared(done, core50):
     out = done("prepare", "core50", "--dataset-root", core50)
     assert (
-        f"core50 in {core50}: 2 classes, 4 training and 4 test images; listed in {core50 / 'core50.csv'}"
-        in out
+        f"core50 in {core50}: 2 classes, 4 training and 4 test images; listed in "
+        f"{core50 / 'core50.csv'}" in out
     )
     assert len(FrameTable.from_csv(core50 / "core50.csv", core50)) == 8
 

@@ -190,7 +190,7 @@ def test_all_images_are_in_the_page(attacked):
 
 @pytest.fixture
 def heat():
-    """A heat map ``(14, 28, 4)`` of evidence for the answer above and against it below."""
+    """A heat map ``(14, 28, 4)``: evidence for the answer above, against it below."""
     shares = torch.zeros(28, 28)
     shares[:14] = 2.0
     shares[20:] = -1.0

@@ -349,7 +349,7 @@ def test_equal_settings_have_no_column(sweep_lines, setting):
     ],
 )
 def test_what_was_not_run_is_empty(tmp_path, strategy, after):
-    """Of 3, 2 and 1 experiences; the joint learner stands where a stream of two ends."""
+    """Of 3, 2 and 1 experiences; the joint one stands where a stream of two ends."""
     long = {"accuracy_after": [100.0, 80.0, 70.0]}
     fake_run(tmp_path / "long", result=long, rows=["0,9,,", "1,9,9,", "2,9,9,9"])
     fake_run(tmp_path / "short", strategy="finetune")

@@ -36,7 +36,8 @@ def groups_with(folder, finals, **shared):
                 "crumb": {0: 70.0, 1: 70.0, 2: 70.0},
                 "finetune": {0: 24.0, 1: 25.0, 2: 26.0},
             },
-            "crumb is ahead of finetune by 45.0 points (70.0 % and 25.0 %; 95 % interval "
+            "crumb is ahead of finetune by 45.0 points (70.0 % and 25.0 %; 95 % "
+            "interval "
             "42.5 to 47.5, 3 runs).",
         ),
         # Differences of -10, 0, 13: 1 +- 4.303 * 11.53 / sqrt(3).
@@ -45,7 +46,8 @@ def groups_with(folder, finals, **shared):
                 "crumb": {0: 60.0, 1: 60.0, 2: 73.0},
                 "finetune": {0: 70.0, 1: 60.0, 2: 60.0},
             },
-            "crumb and finetune are level: 64.3 % and 63.3 %, a difference of 1.0 points "
+            "crumb and finetune are level: 64.3 % and 63.3 %, a difference of 1.0 "
+            "points "
             "(95 % interval -27.6 to 29.6, 3 runs).",
         ),
         (

@@ -1,4 +1,6 @@
-"""A sweep ends with all results that are possible, survives faults, and reports failed and diverged runs."""
+"""A sweep ends with all results that are possible, survives faults, and reports failed
+and diverged runs.
+"""
 
 import gc
 import json
@@ -37,7 +39,7 @@ from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedEr
 
 
 def sweep(cells, processes=1, *, work, **options) -> dict[Path, str]:
-    """Do cells in forks of the tests' process, so that none imports anything; or in it."""
+    """Do cells in forks of the tests' process, so that none imports; or in it."""
     engine = Processes(processes, "fork") if processes else ThisProcess()
     return do_all([item_of(cell, work) for cell in cells], engine, **options)
 
@@ -277,7 +279,9 @@ def test_engines_of_this_computer(tmp_path, processes, kind):
 
 @pytest.fixture
 def diverging(clips, tmp_path, monkeypatch):
-    """A function that gives a run of four experiences of a class each, which diverges in an iteration of one."""
+    """A function that gives a run of four experiences of a class each, which diverges
+    in an iteration of one.
+    """
     check = DivergenceGuard.check
     chosen = dict(
         benchmark="clip_folder",

@@ -1,4 +1,7 @@
-"""Finished runs are known by settings, frames and content, not by paths; damage is noticed."""
+"""Finished runs are known by settings, frames and content, not by paths.
+
+Damage is noticed.
+"""
 
 import json
 import shutil
@@ -16,7 +19,10 @@ from crumb_avalanche.system.tensor_file import write_tensors
 
 @pytest.fixture
 def several(tiny, done, clips, tmp_path):
-    """The command of a finished `--runs 0` with some settings changed; its clips are a copy."""
+    """The command of a finished `--runs 0` with some settings changed.
+
+    Its clips are a copy.
+    """
     root = shutil.copytree(clips, tmp_path / "clips")
     usual = {
         "dataset-root": root,

@@ -117,7 +117,9 @@ def test_the_same_bits_after_power_cuts(after_power_cuts, whole):
 
 @pytest.fixture
 def resumed(done, command, cut_off, whole, cut):
-    """The folder of a run that was cut off in its second experience, and what it printed."""
+    """The folder of a run that was cut off in its second experience, and what it
+    printed.
+    """
     cut_off(IN_THE_SECOND, *command("cut"))
     out = done(*command("cut"))
     return cut, out

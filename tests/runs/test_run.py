@@ -1,4 +1,7 @@
-"""``crumb run`` from the command line to the run folder: what it writes and prints, and the demo."""
+"""``crumb run`` from the command line to the run folder.
+
+What it writes and prints, and the demo.
+"""
 
 import contextlib
 import csv
@@ -275,7 +278,9 @@ def test_a_changed_image_is_not_missed(cached):
 
 @pytest.fixture(scope="module", params=["crumb", "icarl"])
 def often_and_seldom(run, tmp_path_factory, request):
-    """Runs of four experiences of one class, tested after each and not after the second."""
+    """Runs of four experiences of one class, tested after each and not after the
+    second.
+    """
     folder = tmp_path_factory.mktemp("evaluated")
     common = flags(
         strategy=request.param, classes_per_experience=1, mem_size=6, first_epochs=1

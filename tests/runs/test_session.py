@@ -78,7 +78,7 @@ def test_statistics_are_within_the_budget(refused, tiny, tmp_path):
 
 @pytest.fixture
 def tuned_on(ran, tmp_path, monkeypatch):
-    """Do a run that tunes its rate; return the classes of each experience that it sees."""
+    """Do a run that tunes its rate; return the classes of the experiences it sees."""
     classes = []
 
     def watched(learner, stream, **loader):
@@ -183,7 +183,9 @@ SLOW = [name for name in PAPER if name not in ("crumb", "remind", *QUICK)]
     "strategy", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 )
 def test_rows_of_the_paper_run_on_small_images(done, clips, tmp_path, strategy):
-    """At a low rate: at the row's own, up to 0.2, the CPU's rounding decides whether an untrained network diverges."""
+    """At a low rate: at the row's own, up to 0.2, the CPU's rounding decides whether an
+    untrained network diverges.
+    """
     settings = {
         "weights": "none",
         "image_size": 32,

@@ -1,4 +1,7 @@
-"""Runs on a real SLURM, which ``sinfo`` has to answer for: jobs that are killed, queued again and refused."""
+"""Runs on a real SLURM, which ``sinfo`` has to answer for.
+
+Jobs that are killed, queued again and refused.
+"""
 
 import os
 import shutil

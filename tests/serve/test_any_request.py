@@ -125,14 +125,17 @@ CLIENT = """
 import createClient from "openapi-fetch"
 import type { paths } from "./api"
 
-const client = createClient<paths>({ baseUrl: "http://127.0.0.1:8000", headers: { "X-Crumb-Token": "token" } })
+const baseUrl = "http://127.0.0.1:8000"
+const headers = { "X-Crumb-Token": "token" }
+const client = createClient<paths>({ baseUrl, headers })
 
 export async function correct(body: FormData): Promise<string> {
   const asked = { body: { image: [] as string[] }, bodySerializer: () => body }
   const found = await client.POST("/predict", asked)
   if (found.error) throw new Error(found.error.error)
   if (found.data.known) return `${found.data.label} ${found.data.confidence.toFixed(2)}`
-  const taught = await client.POST("/teach", { ...asked, params: { query: { label: "mug" } } })
+  const query = { label: "mug" }
+  const taught = await client.POST("/teach", { ...asked, params: { query } })
   const lessons = (await client.GET("/lessons")).data ?? []
   await client.POST("/undo", { params: { query: { lesson: lessons[0].number } } })
   return `${taught.data?.images["mug"]} images`

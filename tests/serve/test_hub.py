@@ -1,4 +1,7 @@
-"""A learner on a model hub: what is published and fetched; the slow test has a server of its own."""
+"""A learner on a model hub: what is published and fetched.
+
+The slow test has a server of its own.
+"""
 
 import base64
 import hashlib

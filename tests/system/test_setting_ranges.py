@@ -1,4 +1,7 @@
-"""Ranges of settings as part of their types: every numeric setting is finite and has limits."""
+"""Ranges of settings as part of their types.
+
+Every numeric setting is finite and has limits.
+"""
 
 import re
 from dataclasses import dataclass, replace

@@ -1,4 +1,8 @@
-"""What lies in folders: files that are photos and videos, any tree as clips or one line, and text that files hold."""
+"""What lies in folders.
+
+Files that are photos and videos, any tree as clips or one line, and text that files
+hold.
+"""
 
 import io
 import subprocess

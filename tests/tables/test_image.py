@@ -29,7 +29,9 @@ def read(path):
 
 
 def with_alpha(mode):
-    """An image with a pixel that is shown and one that is transparent, its colour hidden."""
+    """An image with a pixel that is shown and one that is transparent, its colour
+    hidden.
+    """
     if mode == "P":
         image = Image.fromarray(np.uint8([[0, 1]]), "P")
         image.putpalette([*SHOWN, *HIDDEN])

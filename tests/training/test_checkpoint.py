@@ -1,4 +1,4 @@
-"""Checkpoints: files are atomic and run no code; every strategy resumes from any step."""
+"""Checkpoints: atomic files that run no code; each strategy resumes anywhere."""
 
 import copy
 import json

@@ -1,4 +1,7 @@
-"""CRUMB: losses, storage, calibration, feature caches, copies, wrong settings; when it replays, and what."""
+"""CRUMB: losses, storage, calibration, feature caches, copies, wrong settings.
+
+When it replays, and what.
+"""
 
 import math
 import warnings

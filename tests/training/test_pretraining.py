@@ -1,4 +1,6 @@
-"""Pretraining trains P and the codebook but not F, resumes bit for bit, and writes a file that is read as written."""
+"""Pretraining trains P and the codebook but not F, resumes bit for bit, and writes a
+file that is read as written.
+"""
 
 import json
 
@@ -281,13 +283,19 @@ def test_an_interrupted_pretraining_resumes(
         code, _, err = crumb(*options, "--output", cut)
     assert (
         code == 130
-        and "crumb pretrain: stopped; what was finished is kept, and the same command resumes"
+        and (
+            "crumb pretrain: stopped; what was finished is kept, and the same command "
+            "resumes"
+        )
         in err
     )
     folder = tmp_path / "cut.safetensors.checkpoints"
     names = ["00000000.safetensors", "00000001.safetensors", "maps"]
     assert sorted(path.name for path in folder.iterdir()) == names and not cut.exists()
-    words = "holds checkpoints made with codebook_size=256, not 128; resume with the same settings"
+    words = (
+        "holds checkpoints made with codebook_size=256, not 128; resume with the same "
+        "settings"
+    )
     refused(words, *options, "--codebook-size", "128", "--output", cut)
     out = done(*options, "--output", cut)
     (one, first), (other, second) = read_pretrained(whole), read_pretrained(cut)
@@ -306,7 +314,10 @@ def test_an_output_that_appears_during_a_pretraining_stays(
         return locked(folder)
 
     monkeypatch.setattr(command, "locked", late)
-    words = "x.safetensors exists already; choose another --output, or replace it with --overwrite true"
+    words = (
+        "x.safetensors exists already; choose another --output, or replace it with "
+        "--overwrite true"
+    )
     refused(words, *options, "--epochs", "1", "--output", file)
     assert file.read_text() == "of another" and [*tmp_path.glob("x*")] == [file]
 

@@ -279,7 +279,10 @@ def test_without_the_hint_other_classes_are_answered(hinted):
 
 
 class NaNAt(SupervisedPlugin):
-    """Makes the loss of one iteration NaN; keeps the trainable weights that each iteration began with."""
+    """Makes the loss of one iteration NaN.
+
+    Keeps the trainable weights that each iteration began with.
+    """
 
     def __init__(self, iteration, value=float("nan")):
         super().__init__()
@@ -438,7 +441,9 @@ LEARNERS = [
 
 
 class ForeignPass(SupervisedPlugin):
-    """Passes noise through the model in training mode, in batches of several sizes, at every event of an iteration."""
+    """Passes noise through the model in training mode, in batches of several sizes, at
+    every event of an iteration.
+    """
 
     def __init__(self):
         super().__init__()

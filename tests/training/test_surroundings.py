@@ -1,4 +1,7 @@
-"""What a user's script has around a strategy: autocast, converted models, wrappers, images, types, other hosts."""
+"""What a user's script has around a strategy.
+
+Autocast, converted models, wrappers, images, types, other hosts.
+"""
 
 import copy
 
@@ -314,7 +317,9 @@ def test_one_of_several_processes_is_refused(model, make_stream, monkeypatch):
 
 
 class Pixels(Dataset):
-    """Twelve random images of two classes, black and white pixels among them, passed through a transform."""
+    """Twelve random images of two classes, black and white pixels among them, passed
+    through a transform.
+    """
 
     def __init__(self, transform=None):
         self.images = torch.randint(
@@ -335,7 +340,9 @@ class Pixels(Dataset):
 
 
 def stored(transform, told=None):
-    """Train on the images once and return the pixels that are stored, in the order of the stream."""
+    """Train on the images once and return the pixels that are stored, in the order of
+    the stream.
+    """
     pixels = Pixels(transform)
     dataset = as_classification_dataset(pixels)
     model, buffer = make_model(codebook=False), ImageBuffer(12)
@@ -394,7 +401,10 @@ def test_nothing_is_accumulated_of_a_batch_with_a_damaged_image(name, value, mod
     strategy = built(
         name, model, 8, {"batch_size": 21}
     )  # the first batch is the experience
-    words = r"1 of \d+ images have feature maps .*\(number \d+ of its batch\).*finite and at most 1e\+12"
+    words = (
+        r"1 of \d+ images have feature maps .*\(number \d+ of its batch\).*finite and "
+        r"at most 1e\+12"
+    )
     with pytest.raises(BadFeaturesError, match=words):
         for experience in stream.train_stream:
             strategy.train(experience, eval_streams=[])

@@ -21,7 +21,9 @@ TRANSFERS = {16: PQ, 18: HLG}
 
 
 def write(path, codec, pixel_format, frames, **colours):
-    """Write frames, (H, W, C) arrays of any pixel format, with what the file says of their colours."""
+    """Write frames, (H, W, C) arrays of any pixel format, with what the file says of
+    their colours.
+    """
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=10)
         stream.height = frames[0].height
@@ -38,7 +40,9 @@ def write(path, codec, pixel_format, frames, **colours):
 
 
 def greys(signals, transfer):
-    """A frame of 10 bits of greys beside each other, in the limited range, with BT.2020 primaries."""
+    """A frame of 10 bits of greys beside each other, in the limited range, with BT.2020
+    primaries.
+    """
     frame = av.VideoFrame(32 * len(signals), 32, "yuv420p10le")
     luma = [64 + 876 * signal for signal in signals]
     grey = [512] * len(signals)

@@ -1,4 +1,6 @@
-"""Frames of videos: times, sizes, rotation and damage, and finished, interrupted and parallel extraction."""
+"""Frames of videos: times, sizes, rotation and damage, and finished, interrupted and
+parallel extraction.
+"""
 
 import json
 import os
@@ -38,7 +40,7 @@ MIRRORED = (-ONE, 0, 0, 0, ONE, 0, 0, 0, 1 << 30)
 
 @pytest.fixture(scope="module")
 def clips(tmp_path_factory):
-    """A complete clip of 3 s at 10 frames/s, and the same truncated to three quarters."""
+    """A complete clip of 3 s at 10 frames/s, and the same cut to three quarters."""
     pytest.importorskip("av")
     folder = tmp_path_factory.mktemp("clips")
     path = write_video(folder / "whole.mp4", faststart=True)
