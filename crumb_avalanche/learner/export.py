@@ -355,8 +355,9 @@ def onnx_graph(learner: Learner) -> bytes:
     # Of another height than width, so that none is taken for the other.
     shape = (2, network.image_size + 1, network.image_size + 2, 3)
     example = torch.zeros(shape, dtype=torch.uint8)
-    axes = {name: {0: "batch"} for name in OUTPUTS}
-    axes["images"] = {0: "batch", 1: "height", 2: "width"}
+    # The input comes first, and the outputs in their order.
+    axes = {"images": {0: "batch", 1: "height", 2: "width"}}
+    axes |= {name: {0: "batch"} for name in OUTPUTS}
     with more_operators():
         try:
             graph = onnx_bytes(Graph(learner).eval(), example, axes)
