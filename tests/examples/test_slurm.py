@@ -1,4 +1,7 @@
-"""``examples/slurm.py`` does its runs, here on processes; see tests/runs/test_slurm.py for SLURM."""
+"""``examples/slurm.py`` does its runs, here on processes.
+
+See tests/runs/test_slurm.py for SLURM.
+"""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A device that is played: its tensors are in CPU memory, and mixing it with the CPU is refused."""
+"""A device that is played.
+
+Its tensors are in CPU memory, and mixing it with the CPU is refused.
+"""
 
 import torch
 from torch import Tensor

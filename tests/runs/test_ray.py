@@ -1,4 +1,6 @@
-"""Runs on a Ray cluster of three nodes on this computer, one of which is removed in the middle."""
+"""Runs on a Ray cluster of three nodes on this computer, one of which is removed in the
+middle.
+"""
 
 import threading
 import time
