@@ -92,7 +92,6 @@ class SplitExemplars(SelectionRule):
             self.stored[label] = numbers
             self.held[label] = [numbers[index] for index in held]
         self.offered = {}
-        # A class that comes again is collected anew.
         return trim(slots, dict.fromkeys(coming, 0))
 
     def _numbers_in_class(self, labels: Sequence[int]) -> list[int]:

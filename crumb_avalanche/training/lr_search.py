@@ -214,17 +214,20 @@ def small_stream(
     train: list[AvalancheDataset] = []
     test: list[AvalancheDataset] = []
     for classes in experiences:
-        positions = [
-            position for position in sorted(label_of) if label_of[position] in classes
-        ]
-        training, held_out = split_experience(
-            [label_of[position] for position in positions]
-        )
-        for stream, numbers in ((train, training), (test, held_out)):
-            chosen = [positions[number] for number in numbers]
-            labels_of_chosen = {position: label_of[position] for position in chosen}
-            stream.append(_relabelled(dataset, labels_of_chosen))
+        positions = [row for row in sorted(label_of) if label_of[row] in classes]
+        learned, tested = split_experience([label_of[row] for row in positions])
+        train.append(_part_of(dataset, label_of, [positions[i] for i in learned]))
+        test.append(_part_of(dataset, label_of, [positions[i] for i in tested]))
     return benchmark_from_datasets(train=train, test=test)
+
+
+def _part_of(
+    dataset, label_of: dict[int, int], positions: Sequence[int]
+) -> AvalancheDataset:
+    """Return the frames at some positions, with their labels of the small stream."""
+    return _relabelled(
+        dataset, {position: label_of[position] for position in positions}
+    )
 
 
 def tune(

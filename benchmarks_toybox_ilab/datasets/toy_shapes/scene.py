@@ -37,6 +37,8 @@ FRAMES_PER_CLIP = 15
 OVERSAMPLING = 2
 LUMA = (0.299, 0.587, 0.114)
 GOLDEN_RATIO = 0.618
+SHADOW_SHIFT = 0.03  # in units of the image's side
+SHADOW_OPACITY = 110  # of 255
 DOTS_ON_EDGES = 0.5  # largest probability of a dot at an edge
 DOTS_ANYWHERE = 0.02  # and that anywhere
 
@@ -343,11 +345,14 @@ def render(
     mask = Image.new("L", scene.size)
     _draw_object(toy, at, surface, mask)
     # The shadow lies on the side away from the light.
+    shift = SHADOW_SHIFT * pixels
     shadow = (
-        round(0.03 * pixels * -math.cos(clip.shade)),
-        round(0.03 * pixels * -math.sin(clip.shade)),
+        round(shift * -math.cos(clip.shade)),
+        round(shift * -math.sin(clip.shade)),
     )
-    scene.paste((0, 0, 0), shadow, mask.point([0] * 128 + [110] * 128))
+    # Opacity of the shadow by the mask's level: none outside of the object.
+    opacity = [0] * 128 + [SHADOW_OPACITY] * 128
+    scene.paste((0, 0, 0), shadow, mask.point(opacity))
     scene.paste(surface, (0, 0), mask)
     return _lit(scene.reduce(OVERSAMPLING), clip, at)
 
