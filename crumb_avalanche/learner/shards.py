@@ -210,9 +210,9 @@ class ShardedLesson:
             for clip in checked(clips, names):
                 names.append(shown.name_of(clip))
         runtime = str(learner.runtime)
-        own = folder / _key(learner, clips, shown, runtime)
-        own.mkdir(parents=True, exist_ok=True)
-        file = own / LEARNER
+        lesson_folder = folder / _key(learner, clips, shown, runtime)
+        lesson_folder.mkdir(parents=True, exist_ok=True)
+        file = lesson_folder / LEARNER
         if not file.exists():
             learner.save(file)
         count = min(count, len(clips))
@@ -226,7 +226,7 @@ class ShardedLesson:
                 learner=file,
                 runtime=runtime,
                 threads=threads,
-                folder=own / f"shard{number}of{count}",
+                folder=lesson_folder / f"shard{number}of{count}",
             )
             shards.append(shard)
         return cls(shown, clips, shards, unread)

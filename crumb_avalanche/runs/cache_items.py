@@ -55,13 +55,13 @@ def cache_items(
     items = []
     for number, cell in enumerate(first.values()):
         for shard in range(shards):
-            own = folder / f"cache{number}" / f"shard{shard}of{shards}"
-            settings = replace(cell, output=str(own))
+            shard_folder = folder / f"cache{number}" / f"shard{shard}of{shards}"
+            settings = replace(cell, output=str(shard_folder))
             items.append(
                 Item(
-                    folder=own,
+                    folder=shard_folder,
                     work=partial(fill, settings, shard, shards),
-                    is_done=(own / FILLED).is_file,
+                    is_done=(shard_folder / FILLED).is_file,
                 )
             )
     return items

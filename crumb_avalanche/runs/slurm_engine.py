@@ -33,7 +33,7 @@ PATIENCE = 600.0  # seconds for which the queue may not answer
 ARRAY = 500  # most jobs that are submitted at once; SLURM's usual limit is 1001
 USUAL_MINUTES = 24 * 60
 MOST_REQUEUES = 1000  # of a job at its time limit
-NOTICE = 90  # seconds before the time limit at which a job is told
+NOTICE = 90  # seconds before the time limit at which a job gets a notice
 # States of squeue in which a job never runs again; see its manual.
 OVER = {
     "BOOT_FAIL",
@@ -46,8 +46,8 @@ OVER = {
     "PREEMPTED",
     "TIMEOUT",
 }
-# Of these, ends by SLURM's rules rather than by a fault. A job that was told in time is
-# queued again by submitit.
+# Of these, ends by SLURM's rules rather than by a fault. A job that got its notice in
+# time is queued again by submitit.
 DUE = {"PREEMPTED", "TIMEOUT"}
 # Starts Python with the notice of the time limit ignored, which would end it before
 # submitit handles it: SLURM may give it a minute early.

@@ -40,10 +40,12 @@ class Call:
             EngineError: others may write to the folder.
         """
         make_private(folder)
-        own = folder.resolve() / f"call-{secrets.token_hex(8)}"
-        own.mkdir()
-        call = cls(own, library_versions())
-        write_text(own / VERSIONS, json.dumps(call.versions))
+        call = cls(
+            folder=folder.resolve() / f"call-{secrets.token_hex(8)}",
+            versions=library_versions(),
+        )
+        call.folder.mkdir()
+        write_text(call.folder / VERSIONS, json.dumps(call.versions))
         return call
 
     def check_in(self) -> None:
@@ -59,12 +61,12 @@ class Call:
                 "--output on a disk that all nodes share"
             )
         reason = ""
-        own_versions = library_versions()
+        installed = library_versions()
         for name, version in self.versions.items():
-            own = own_versions.get(name, "not installed")
-            if own != version:
+            here = installed.get(name, "not installed")
+            if here != version:
                 reason = (
-                    f"the worker on {host} has {name} {own}, but this computer "
+                    f"the worker on {host} has {name} {here}, but this computer "
                     f"{version}: give all nodes the same environment"
                 )
                 break

@@ -1,4 +1,4 @@
-"""What an engine is told, from a command line and a file of resources."""
+"""Settings of an engine, from a command line and a file of resources."""
 
 import pytest
 

@@ -17,6 +17,8 @@ import pytest
 from support.runs import differences
 from support.sweep import grid
 
+from crumb_avalanche.cli import main
+from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs import slurm_engine
 from crumb_avalanche.runs.cells import item_of, sweep
 from crumb_avalanche.runs.engine_settings import EngineSettings
@@ -69,13 +71,22 @@ def wait_for_jobs(count):
     return running_jobs()
 
 
-def kill_a_job():
+def kill_a_job(folder):
     """Kill a job's processes as soon as two run."""
     job, *_ = wait_for_jobs(2)
     subprocess.run(["scancel", "--signal=KILL", "--full", job], check=True)
 
 
-def restart_a_node():
+def preempt_a_job(folder):
+    """Give a job the notice on which it is queued again, when its run has begun."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(folder.rglob("log.txt")):
+        time.sleep(0.05)
+    job, *_ = running_jobs()
+    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+
+
+def restart_a_node(folder):
     """Stop the daemon of the node n2 while jobs run, and start it again."""
     wait_for_jobs(2)
     text = subprocess.check_output(["scontrol", "show", "config"], text=True)
@@ -86,10 +97,10 @@ def restart_a_node():
     subprocess.run(["slurmd", "-N", "n2"], check=True)
 
 
-@pytest.mark.parametrize("disturb", [kill_a_job, restart_a_node])
+@pytest.mark.parametrize("disturb", [kill_a_job, preempt_a_job, restart_a_node])
 def test_disturbed_runs_are_those_of_processes(base, tmp_path, disturb):
     jobs = grid(base, tmp_path / "slurm", range(12), {"row": {}})
-    disturber = threading.Thread(target=disturb)
+    disturber = threading.Thread(target=disturb, args=[tmp_path / "slurm"])
     disturber.start()
     assert not sweep(jobs, SLURM, tmp_path / "slurm")
     disturber.join()
@@ -136,6 +147,20 @@ def test_the_same_call_finds_its_jobs_again(base, tmp_path):
     second.start(items)
     assert set(second._items) == jobs
     second.stop(running=True)
+
+
+def test_teaching_on_slurm(clips, tmp_path):
+    new = ["--backbone", "small_cnn", "--weights", "none", "--image-size", "32"]
+    shards = ["--engine", "slurm", "--shards", "4"]
+    for name, more in (("one", []), ("four", shards)):
+        model = tmp_path / f"{name}.safetensors"
+        assert main(["teach", str(model), str(clips), *new, *more]) == 0
+    one, four = (
+        Learner.load(tmp_path / f"{name}.safetensors") for name in ("one", "four")
+    )
+    assert list(map(str, four.predict_all(clips))) == list(
+        map(str, one.predict_all(clips))
+    )
 
 
 def test_a_refused_job(base, tmp_path):
