@@ -149,9 +149,11 @@ def draw_curves(
     axes.set_ylabel("accuracy (%)")
     axes.grid(axis="y", color="0.9", lw=0.6)
     axes.set_axisbelow(True)
-    title = "all classes seen: mean of runs"
-    if bands and any(curve.std for curve in curves):
-        title += ", band of one standard deviation"
+    title = "all classes seen: one run"
+    if any(curve.std for curve in curves):
+        title = "all classes seen: mean of runs"
+        if bands:
+            title += ", band of one standard deviation"
     axes.set_title(title, pad=10)
 
 
@@ -240,9 +242,10 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
     axes.set_xlim(0, 122)
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("final accuracy, all classes (%)")
-    axes.set_title(
-        "final accuracy: bar mean, line one standard deviation, dots runs", pad=10
-    )
+    title = "final accuracy of one run"
+    if any(curve.std for curve in curves):
+        title = "final accuracy: bar mean, line one standard deviation, dots runs"
+    axes.set_title(title, pad=10)
 
 
 def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:

@@ -371,10 +371,13 @@ def _figures(
     curves = [group.curve for group in groups]
     for curve, label in zip(curves, _labels_within(groups)):
         curve.label = label
-    caption = "Accuracy over all classes seen: mean of runs"
-    if len(curves) <= pictures.CROWDED and any(curve.std for curve in curves):
-        caption += ", band of one standard deviation"
-    finals_caption = "Final accuracy: bar mean, line one standard deviation, dots runs"
+    caption = "Accuracy over all classes seen"
+    finals_caption = "Final accuracy"
+    if any(curve.std for curve in curves):
+        caption += ": mean of runs"
+        if len(curves) <= pictures.CROWDED:
+            caption += ", band of one standard deviation"
+        finals_caption += ": bar mean, line one standard deviation, dots runs"
     figures = pictures.page_figures(curves)
     svg = pictures.inline_svg(
         figures.curves, f"curves-{index}-", f"{caption}; {stream.name}", numbers
