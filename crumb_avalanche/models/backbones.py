@@ -24,6 +24,7 @@ from crumb_avalanche.models.backbone_names import (
     published_by,
     source_of,
     timm_name,
+    without_download,
 )
 from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
 from crumb_avalanche.models.layers import AveragingConv2d, Layout
@@ -516,7 +517,8 @@ def _network(name: str, weights: str | None, image_size: int) -> nn.Module:
             raise
         if weights == "timm":
             raise WeightsError(
-                f"the weights of {name} cannot be downloaded ({_first(error)}); {_CURE}"
+                f"the weights of {name} cannot be downloaded ({_first(error)}); "
+                f"{without_download()}. Or {_CURE}"
             ) from error
         raise ValueError(
             f"timm cannot build {name} for images of {image_size} pixels "

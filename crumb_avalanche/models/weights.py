@@ -20,6 +20,7 @@ from crumb_avalanche.models.backbone_names import (
     PACKAGE,
     package_of_weights,
     published_by,
+    without_download,
 )
 from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
 
@@ -246,8 +247,9 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
             raise
         raise WeightsError(
             f"torchvision's weights of {name} cannot be fetched from {weights.url} "
-            f"({getattr(error, 'reason', error)}); connect to the network, or fetch "
-            "this file elsewhere and give it with weights=FILE (--weights FILE)"
+            f"({getattr(error, 'reason', error)}); {without_download()}. Or connect "
+            "to the network, or fetch this file elsewhere and give it with "
+            "weights=FILE (--weights FILE)"
         ) from error
 
 

