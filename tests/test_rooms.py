@@ -29,7 +29,8 @@ LIGHT = ("system", "models", "memory", "report")
 # Closed forms, their features, and the registry.
 LIGHT_METHODS = (
     "class_tensors closed_form directions features fecam gaussian_solution gaussians "
-    "klda loranpac lr_rgda ncm packed_scatter plda ranpac rda registry slda srda"
+    "klda loranpac lr_rgda ncm packed_scatter plda randumb ranpac rda registry "
+    "simple_cil slda srda"
 )
 HELP = """
 import runpy

@@ -4,6 +4,7 @@ Momeni, Mazumder and Liu, AAAI 2025.
 """
 
 import math
+from abc import abstractmethod
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from crumb_avalanche.methods.gaussians import ClassGaussians
 from crumb_avalanche.methods.ranpac import WITHOUT_BUDGET, FillsBudget, Projection
 from crumb_avalanche.methods.registry import register
-from crumb_avalanche.system.setting_ranges import Positive
+from crumb_avalanche.system.setting_ranges import NotNegative, Positive
 
 
 class FourierFeatures(NamedTuple):
@@ -27,45 +28,24 @@ class FourierFeatures(NamedTuple):
     phases: Tensor
 
 
-@register(
-    "klda",
-    summary=(
-        "linear discriminant analysis of random Fourier features of frozen features"
-    ),
-    source=(
-        "Momeni et al., Continual Learning Using a Kernel-Based Method Over Foundation "
-        "Models, AAAI 2025"
-    ),
-    stores=(
-        "a mean of the random features for each class, and one covariance; not the "
-        "random matrix, which has a seed"
-    ),
-)
-class KernelLDA(FillsBudget, ClassGaussians):
-    """Linear discriminant analysis in the space of the kernel ``exp(-g |x - y|^2)``.
+class FourierDiscriminant(FillsBudget, ClassGaussians):
+    """Base of linear discriminant analysis of random Fourier features (RFF).
 
-    Features become ``z = (2 / M)^(1/2) cos(x W + p)`` with Gaussian ``W`` of variance
-    ``2 g`` and uniform phases ``p``; products of these approximate the kernel. Scores
-    are ``w z - w m / 2`` with ``w = (S + e v I)^-1 m`` for class means ``m`` of ``z``,
-    the common covariance ``S`` within classes, and its mean variance ``v``. ``W`` and
-    ``p`` are drawn from the seed on first use; the state does not hold them.
-
-    Deviation: the inverse is that of ``S + e v I``; which regulariser the paper uses is
-    not known here. Its ensemble of several seeds is not built.
+    Rahimi and Recht, NeurIPS 2007: ``z = (2 / M)^(1/2) cos(x W + p)`` with Gaussian
+    ``W`` of variance ``2 g`` and uniform phases ``p``. Products of these approximate
+    the kernel ``exp(-g |x - y|^2)``. ``W`` and ``p`` are drawn from the seed on first
+    use; the state does not hold them.
 
     Attributes:
         projection: number ``M`` of random Fourier features; 0 for as many as the budget
             buys, or 640 without a budget.
         gamma: ``g``, in units of 1 by the squared unit of the features. In a run these
             have a mean square of 1 (``equal_lengths``), so that it does not depend on
-            their scale.
-        shrinkage: ``e``, share of the unit matrix in the covariance, in units of the
-            mean variance.
+            their scale. 0 is 1 by their number.
     """
 
     projection: Projection = 0
-    gamma: Positive = 1e-4
-    shrinkage: Positive = 0.1
+    gamma: NotNegative = 0.0
 
     moments: ClassVar = dict(equal_lengths=True)
     _cached = ("_solution", "_drawn")
@@ -88,6 +68,7 @@ class KernelLDA(FillsBudget, ClassGaussians):
         if self._drawn is None:
             length = self.settings["length"]
             projection = self.classes.means.shape[1]
+            gamma = self.gamma or 1 / length
             generator = torch.Generator().manual_seed(self.settings["seed"])
             with torch.inference_mode(False):
                 weights = torch.randn(
@@ -97,15 +78,23 @@ class KernelLDA(FillsBudget, ClassGaussians):
                     projection, generator=generator, dtype=torch.float64
                 )
                 self._drawn = FourierFeatures(
-                    weights=(2 * self.gamma) ** 0.5 * weights,
+                    weights=(2 * gamma) ** 0.5 * weights,
                     phases=2 * math.pi * phases,
                 )
         return self._drawn
 
+    @abstractmethod
+    def _shrink(self, common: Tensor, seen: Tensor) -> None:
+        """Add to a common covariance, ``(M, M)`` float64, in place.
+
+        Args:
+            common: the covariance.
+            seen: ``(n_classes,)`` bool, the classes with images.
+        """
+
     def _solve(self, seen):
         common = self.common_covariance(seen, self.stored_scatters(seen))
-        variance = self.mean_variance(common, seen)
-        common.diagonal().add_(self.shrinkage * variance)
+        self._shrink(common, seen)
         means = self.means[seen].double()
         root = torch.linalg.cholesky(common)
         weights = torch.cholesky_solve(means.mT, root).mT
@@ -115,3 +104,42 @@ class KernelLDA(FillsBudget, ClassGaussians):
     def _answers(self, features, solution):
         weights, offsets = solution
         return self.transformed(features) @ weights.mT - offsets
+
+
+@register(
+    "klda",
+    summary=(
+        "linear discriminant analysis of random Fourier features of frozen features"
+    ),
+    source=(
+        "Momeni et al., Continual Learning Using a Kernel-Based Method Over Foundation "
+        "Models, AAAI 2025"
+    ),
+    stores=(
+        "a mean of the random features for each class, and one covariance; not the "
+        "random matrix, which has a seed"
+    ),
+)
+class KernelLDA(FourierDiscriminant):
+    """Linear discriminant analysis in the space of the kernel ``exp(-g |x - y|^2)``.
+
+    Scores are ``w z - w m / 2`` with ``w = (S + e v I)^-1 m`` for class means ``m`` of
+    random Fourier features ``z``, the common covariance ``S`` within classes, and its
+    mean variance ``v``.
+
+    Deviation: the inverse is that of ``S + e v I``; which regulariser the paper uses is
+    not known here. Its ensemble of several seeds is not built.
+
+    Attributes:
+        projection: see ``FourierDiscriminant``.
+        gamma: see ``FourierDiscriminant``.
+        shrinkage: ``e``, share of the unit matrix in the covariance, in units of the
+            mean variance.
+    """
+
+    gamma: Positive = 1e-4
+    shrinkage: Positive = 0.1
+
+    def _shrink(self, common, seen):
+        variance = self.mean_variance(common, seen)
+        common.diagonal().add_(self.shrinkage * variance)

@@ -18,8 +18,10 @@ from crumb_avalanche.methods.loranpac import LoRanPAC
 from crumb_avalanche.methods.lr_rgda import LowRankRda
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.plda import PostDeploymentLDA
+from crumb_avalanche.methods.randumb import RanDumb
 from crumb_avalanche.methods.ranpac import ACIL, FOAL, RandomProjection, RanpacGCV
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
+from crumb_avalanche.methods.simple_cil import SimpleCIL
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.methods.srda import StreamingRda
 
@@ -167,17 +169,36 @@ class KernelReference(CommonReference):
     """Linear discriminant analysis of random Fourier features; shrinkage 0.01."""
 
     length = PROJECTION
+    gamma = 0.01
 
     def transformed(self, features):
         generator = torch.Generator().manual_seed(SEED)
         weights = torch.randn(D, PROJECTION, generator=generator, dtype=torch.float64)
         phases = torch.rand(PROJECTION, generator=generator, dtype=torch.float64)
-        angles = features.double() @ weights * 0.02**0.5 + 2 * torch.pi * phases
+        scaled = (2 * self.gamma) ** 0.5 * weights
+        angles = features.double() @ scaled + 2 * torch.pi * phases
         return (2 / PROJECTION) ** 0.5 * angles.cos()
 
     def scores(self, features):
         unit = torch.eye(PROJECTION) * self.variance(self.common)
         return self.linear(features, self.common + 0.01 * unit)
+
+
+class OracleReference(KernelReference):
+    """The same with the kernel's width by the number of features, shrunk by OAS."""
+
+    gamma = 1 / D
+
+    def scores(self, features):
+        variance = self.common.diagonal().mean()
+        squares = self.common.square().mean()
+        below = (self.total() + 1) * (squares - variance**2 / PROJECTION)
+        share = 1.0
+        is_rounding = self.variance(self.common) != float(variance)
+        if below > squares + variance**2 and not is_rounding:
+            share = float((squares + variance**2) / below)
+        unit = torch.eye(PROJECTION) * self.variance(self.common)
+        return self.linear(features, (1 - share) * self.common + share * unit)
 
 
 class MahalanobisReference(Reference):
@@ -476,6 +497,7 @@ def gaussians(strategy, make, reference, densities=True):
 
 CASES = {
     "ncm": Case("ncm", lambda n: ClassMeans(n, D), MeanReference),
+    "simplecil": Case("simplecil", lambda n: SimpleCIL(n, D), MeanReference),
     "slda": Case(
         "slda",
         lambda n: StreamingLDA(n, D, shrinkage=0.01),
@@ -519,6 +541,12 @@ CASES = {
         "klda",
         lambda n: KernelLDA(n, D, gamma=0.01, shrinkage=0.01, **RANDOM),
         KernelReference,
+        scaled=True,
+    ),
+    "randumb": Case(
+        "randumb",
+        lambda n: RanDumb(n, D, **RANDOM),
+        OracleReference,
         scaled=True,
     ),
     "fecam": gaussians(
