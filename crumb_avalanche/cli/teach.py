@@ -111,7 +111,7 @@ def taught_in_shards(
     """
     from crumb_avalanche.learner.shards import ShardedLesson, Shown
     from crumb_avalanche.runs.engines import do_all, engine_of
-    from crumb_avalanche.runs.items import Item
+    from crumb_avalanche.runs.work import WorkUnit
 
     source = settings.nothing
     label: str | None = NOTHING
@@ -128,14 +128,16 @@ def taught_in_shards(
         new_class=settings.new_class,
         threads=settings.threads or engine.cpus,
     )
-    items = [Item(shard.folder, shard.compute, shard.is_done) for shard in plan.shards]
+    units = [
+        WorkUnit(shard.folder, shard.compute, shard.is_done) for shard in plan.shards
+    ]
     failed = do_all(
-        items, engine_of(engine, folder), title="shards", progress=settings.progress
+        units, engine_of(engine, folder), title="shards", progress=settings.progress
     )
     if failed:
         first = next(iter(failed))
         raise ShardsFailedError(
-            f"{len(failed)} of {len(items)} shards failed, such as {first}: "
+            f"{len(failed)} of {len(units)} shards failed, such as {first}: "
             f"{failed[first]}; the learner is as it was, and the same command does "
             "them again"
         )

@@ -1,16 +1,16 @@
-"""Runs as items of an engine: a cell of a table, or one of the runs of a command."""
+"""Runs as units of an engine: a cell of a table, or one of the runs of a command."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from crumb_avalanche.runs.cache_items import cache_items
+from crumb_avalanche.runs.cache_units import cache_units
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all, engine_of
-from crumb_avalanche.runs.items import ERROR, Item
 from crumb_avalanche.runs.run_folder import RESULT, finished_result, tidy_up
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.work import ERROR, WorkUnit
 
 CACHES = "feature_caches"  # in the output folder: what is filled
 Work = Callable[[RunSettings], object]
@@ -50,11 +50,11 @@ def is_finished(cell: RunSettings) -> bool:
     return True
 
 
-def item_of(
+def unit_of(
     cell: RunSettings, work: Work = learn, is_done: IsDone = is_finished
-) -> Item:
-    """Return the work on a cell as an item; it writes the result last."""
-    return Item(
+) -> WorkUnit:
+    """Return the work on a cell as a unit; it writes the result last."""
+    return WorkUnit(
         folder=Path(cell.output),
         work=partial(work, cell),
         is_done=partial(is_done, cell),
@@ -92,15 +92,15 @@ def sweep(
         cells = [replace(cell, checkpoint=True) for cell in cells]
     by_folder = {Path(cell.output): cell for cell in cells}
 
-    def note(item: Item) -> None:
+    def note(unit: WorkUnit) -> None:
         if finished is not None:
-            finished(by_folder[item.folder])
+            finished(by_folder[unit.folder])
 
     if settings.engine != "processes":
         fill_caches(cells, settings, folder, progress)
-    items = [item_of(cell, work, is_done) for cell in cells]
+    units = [unit_of(cell, work, is_done) for cell in cells]
     engine = engine_of(settings, folder)
-    return do_all(items, engine, progress=progress, finished=note)
+    return do_all(units, engine, progress=progress, finished=note)
 
 
 def fill_caches(
@@ -114,7 +114,7 @@ def fill_caches(
     A shard that fails is left to the runs, which compute what they miss.
     """
     unfinished = [cell for cell in cells if not (Path(cell.output) / RESULT).exists()]
-    items = cache_items(unfinished, folder / CACHES)
-    if items:
+    units = cache_units(unfinished, folder / CACHES)
+    if units:
         engine = engine_of(settings, folder)
-        do_all(items, engine, title="shards of the feature cache", progress=progress)
+        do_all(units, engine, title="shards of the feature cache", progress=progress)

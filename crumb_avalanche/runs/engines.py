@@ -1,6 +1,6 @@
-"""Many items of work on an engine: processes of this computer, SLURM or Ray.
+"""Many units of work on an engine: processes of this computer, SLURM or Ray.
 
-Nothing else knows an engine, and all have the same rules: a finished item is skipped, a
+Nothing else knows an engine, and all have the same rules: a finished unit is skipped, a
 lost one is done again, a failed one stops no other, and the same call goes on after any
 end.
 """
@@ -16,13 +16,13 @@ from tqdm import tqdm
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.runs.engine_settings import EngineSettings
-from crumb_avalanche.runs.items import DONE, ERROR, Ended, Engine, Item, is_done
 from crumb_avalanche.runs.local_engines import Processes, ThisProcess
 from crumb_avalanche.runs.ray_engine import RayEngine
 from crumb_avalanche.runs.slurm_engine import SlurmEngine
+from crumb_avalanche.runs.work import DONE, ERROR, Ended, Engine, WorkUnit, is_done
 
-RETRIES = 2  # times that a lost item is done again
-MOST_DUE = 100  # times that an item goes on that met a time limit
+RETRIES = 2  # times that a lost unit is done again
+MOST_DUE = 100  # times that a unit goes on that met a time limit
 
 
 def engine_of(settings: EngineSettings, folder: Path) -> Engine:
@@ -47,38 +47,38 @@ def engine_of(settings: EngineSettings, folder: Path) -> Engine:
 
 
 def do_all(
-    items: Sequence[Item],
+    units: Sequence[WorkUnit],
     engine: Engine,
     *,
     title: str = "runs",
     progress: bool = True,
     retries: int = RETRIES,
-    finished: Callable[[Item], object] | None = None,
+    finished: Callable[[WorkUnit], object] | None = None,
 ) -> dict[Path, str]:
-    """Do all unfinished items; the same call goes on after an interrupt.
+    """Do all unfinished units; the same call goes on after an interrupt.
 
     Args:
-        items: in the order in which they start.
+        units: in the order in which they start.
         engine: where they are done; it is closed at the end.
         title: what the bar counts.
         progress: whether to show a bar with the time left.
-        retries: number of times that an item is done again whose worker was lost; one
+        retries: number of times that a unit is done again whose worker was lost; one
             that raised an error is not done again.
-        finished: called in this process with each item that is done now.
+        finished: called in this process with each unit that is done now.
 
     Returns:
-        Folders of the failed items with the last line of the error; ``error.txt`` in
+        Folders of the failed units with the last line of the error; ``error.txt`` in
         the folder has the traceback.
 
     Raises:
         EngineError: a worker does not see the folder, or has other versions.
         KeyboardInterrupt: after it was said how to go on.
-        ValueError: two items share a folder, or a folder holds the result of other
+        ValueError: two units share a folder, or a folder holds the result of other
             work.
     """
-    check_folders(items)
-    waiting = deque(item for item in items if not is_done(item))
-    count = len(items)
+    check_folders(units)
+    waiting = deque(unit for unit in units if not is_done(unit))
+    count = len(units)
     done_before = count - len(waiting)
     with (
         contextlib.closing(engine),
@@ -90,9 +90,9 @@ def do_all(
         return sweep.run()
 
 
-def check_folders(items: Sequence[Item]) -> None:
-    """Raise ValueError if two items share a folder."""
-    counts = Counter(item.folder.resolve() for item in items)
+def check_folders(units: Sequence[WorkUnit]) -> None:
+    """Raise ValueError if two units share a folder."""
+    counts = Counter(unit.folder.resolve() for unit in units)
     shared = [folder for folder, count in counts.items() if count > 1]
     if shared:
         raise ValueError(
@@ -106,10 +106,10 @@ class _Sweep:
 
     def __init__(
         self,
-        waiting: "deque[Item]",
+        waiting: "deque[WorkUnit]",
         engine: Engine,
         retries: int,
-        finished: Callable[[Item], object] | None,
+        finished: Callable[[WorkUnit], object] | None,
         bar: tqdm,
     ):
         self.waiting = waiting
@@ -123,7 +123,7 @@ class _Sweep:
         self.failed: dict[Path, str] = {}
 
     def run(self) -> dict[Path, str]:
-        """Do all items; return the failed ones with their errors."""
+        """Do all units; return the failed ones with their errors."""
         try:
             while self.waiting or self.running:
                 self._start()
@@ -141,42 +141,42 @@ class _Sweep:
         return self.failed
 
     def _start(self) -> None:
-        """Start as many items as there is room for."""
+        """Start as many units as there is room for."""
         room = self.engine.room()
         count = len(self.waiting) if room is None else min(room, len(self.waiting))
         if not count:
             return
-        items = [self.waiting.popleft() for _ in range(count)]
+        units = [self.waiting.popleft() for _ in range(count)]
         self.running += count
-        self.bar.set_postfix_str(items[-1].name, refresh=True)
-        self.engine.start(items)
+        self.bar.set_postfix_str(units[-1].name, refresh=True)
+        self.engine.start(units)
 
     def _end(self, ended: Ended) -> None:
-        """Note how a worker ended; let a lost item wait for another one."""
-        item = ended.item
+        """Note how a worker ended; let a lost unit wait for another one."""
+        unit = ended.unit
         text = ended.text
         if text is None:
             if self._goes_on(ended):
-                self.waiting.append(item)
+                self.waiting.append(unit)
                 return
             text = ended.cause
             if self.retries:
-                text += f", {self.losses[item.folder]} times"
+                text += f", {self.losses[unit.folder]} times"
             with contextlib.suppress(OSError):
-                write_text(item.folder / ERROR, text + "\n")
+                write_text(unit.folder / ERROR, text + "\n")
         if text == DONE:
             if self.finished is not None:
-                self.finished(item)
+                self.finished(unit)
         else:
             error = text.strip().splitlines()[-1]
-            self.failed[item.folder] = error
-            tqdm.write(f"failed: {item.folder}: {error}", sys.stderr)
-        self.bar.n += 1  # by update() the time left would follow the latest items
+            self.failed[unit.folder] = error
+            tqdm.write(f"failed: {unit.folder}: {error}", sys.stderr)
+        self.bar.n += 1  # by update() the time left would follow the latest units
         self.bar.set_postfix_str("", refresh=sys.stderr.isatty())
 
     def _goes_on(self, ended: Ended) -> bool:
-        """Count a lost worker; whether its item is done again."""
-        folder = ended.item.folder
+        """Count a lost worker; whether its unit is done again."""
+        folder = ended.unit.folder
         if ended.is_due and self.times_due[folder] < MOST_DUE:
             self.times_due[folder] += 1
             tqdm.write(f"goes on: {folder}: {ended.cause}", sys.stderr)

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from crumb_avalanche.runs.items import LOG, Ended, Engine, Item, work_on
+from crumb_avalanche.runs.work import LOG, Ended, Engine, WorkUnit, work_on
 
 METHOD = "spawn"
 if "forkserver" in multiprocessing.get_all_start_methods():
@@ -20,27 +20,27 @@ PRELOADED = "crumb_avalanche.runs.run"  # imported once, by the server
 
 
 class ThisProcess(Engine):
-    """Does items one after the other in this process."""
+    """Does units one after the other in this process."""
 
     def __init__(self) -> None:
-        self._waiting: list[Item] = []
+        self._waiting: list[WorkUnit] = []
 
     def room(self) -> int:
-        """Return 1: the item ends before the next one begins."""
+        """Return 1: the unit ends before the next one begins."""
         return 1
 
-    def start(self, items: Sequence[Item]) -> None:
-        """Let items wait for ``wait``."""
-        self._waiting += items
+    def start(self, units: Sequence[WorkUnit]) -> None:
+        """Let units wait for ``wait``."""
+        self._waiting += units
 
     def wait(self) -> list[Ended]:
         """Do what waits."""
-        items = self._waiting
+        units = self._waiting
         self._waiting = []
-        return [Ended(item, work_on(item)) for item in items]
+        return [Ended(unit, work_on(unit)) for unit in units]
 
     def stop(self, running: bool) -> str:
-        """Do nothing: an interrupt ends the item."""
+        """Do nothing: an interrupt ends the unit."""
         return ""
 
     def close(self) -> None:
@@ -49,14 +49,14 @@ class ThisProcess(Engine):
 
 @dataclass
 class _Running:
-    """An item in a process of its own."""
+    """A unit in a process of its own."""
 
-    item: Item
+    unit: WorkUnit
     process: BaseProcess
 
 
 class Processes(Engine):
-    """Does each item in a process of its own, which dies with this one.
+    """Does each unit in a process of its own, which dies with this one.
 
     Args:
         count: most processes at a time.
@@ -74,14 +74,14 @@ class Processes(Engine):
         """Return the number of free processes."""
         return self.count - len(self._running)
 
-    def start(self, items: Sequence[Item]) -> None:
+    def start(self, units: Sequence[WorkUnit]) -> None:
         """Start a process for each; it inherits no memory, threads or RNG state."""
-        for item in items:
+        for unit in units:
             answer, sender = self.context.Pipe(duplex=False)
-            process = self.context.Process(target=_in_child, args=(sender, item))
+            process = self.context.Process(target=_in_child, args=(sender, unit))
             process.start()
             sender.close()  # so that the pipe ends with the child
-            self._running[answer] = _Running(item, process)
+            self._running[answer] = _Running(unit, process)
 
     def wait(self) -> list[Ended]:
         """Wait for a process to answer or to die."""
@@ -92,7 +92,7 @@ class Processes(Engine):
             text = _answer_of(answer)
             running.process.join()
             cause = "" if text is not None else _death_of(running.process)
-            ended.append(Ended(running.item, text, cause))
+            ended.append(Ended(running.unit, text, cause))
         return ended
 
     def stop(self, running: bool) -> str:
@@ -105,24 +105,24 @@ class Processes(Engine):
         """Do nothing: all processes ended."""
 
 
-def _in_child(answer: Connection, item: Item) -> None:
-    """Work on an item in a process that was started for it."""
+def _in_child(answer: Connection, unit: WorkUnit) -> None:
+    """Work on a unit in a process that was started for it."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a child"
 
     def follow_the_parent() -> None:
         wait([parent.sentinel])
-        # The same command starts this item again: never do it twice.
+        # The same command starts this unit again: never do it twice.
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=follow_the_parent, daemon=True).start()
     with contextlib.suppress(OSError):  # work_on reports it
-        item.folder.mkdir(parents=True, exist_ok=True)
+        unit.folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-        log = os.open(item.folder / LOG, flags, 0o666)
+        log = os.open(unit.folder / LOG, flags, 0o666)
         os.dup2(log, 1)  # for libraries that write there themselves
         os.dup2(log, 2)
-    answer.send(work_on(item))
+    answer.send(work_on(unit))
 
 
 def _answer_of(answer: Connection) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from crumb_avalanche.runs.engine_settings import EngineSettings
-from crumb_avalanche.runs.items import Ended, Engine, Item, python_path, work_on
+from crumb_avalanche.runs.work import Ended, Engine, WorkUnit, python_path, work_on
 from crumb_avalanche.runs.worker_check import Call, EngineError
 
 FOLDER = "ray"  # in the output folder: calls
@@ -25,14 +25,14 @@ def check_in(call: Call) -> None:
     call.check_in()
 
 
-def checked_work(call: Call, item: Item) -> str:
-    """Compare a worker with a call, and work on an item."""
+def checked_work(call: Call, unit: WorkUnit) -> str:
+    """Compare a worker with a call, and work on a unit."""
     call.check_in()
-    return work_on(item)
+    return work_on(unit)
 
 
 class RayEngine(Engine):
-    """Sends a task for each item to a running Ray cluster.
+    """Sends a task for each unit to a running Ray cluster.
 
     Tasks end with this process; the same call begins them again.
 
@@ -65,7 +65,7 @@ class RayEngine(Engine):
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise EngineError(_no_cluster(address, str(error))) from error
-        # A lost item is done again by `do_all`, whatever the engine.
+        # A lost unit is done again by `do_all`, whatever the engine.
         self.options: dict[str, Any] = {
             "num_cpus": settings.cpus,
             "num_gpus": settings.gpus,
@@ -73,7 +73,7 @@ class RayEngine(Engine):
         }
         if settings.memory_bytes is not None:
             self.options["memory"] = settings.memory_bytes
-        self._items: dict[Any, Item] = {}  # by what Ray calls the result of a task
+        self._units: dict[Any, WorkUnit] = {}  # by what Ray calls the result of a task
         try:
             self._check_nodes()
         except BaseException:
@@ -108,35 +108,35 @@ class RayEngine(Engine):
         """Return ``None``: Ray has a queue."""
         return None
 
-    def start(self, items: Sequence[Item]) -> None:
-        """Send a task for each item."""
+    def start(self, units: Sequence[WorkUnit]) -> None:
+        """Send a task for each unit."""
         task = self.ray.remote(checked_work).options(**self.options)
-        for item in items:
-            self._items[task.remote(self.call, item)] = item
+        for unit in units:
+            self._units[task.remote(self.call, unit)] = unit
 
     def wait(self) -> list[Ended]:
-        """Return the items whose tasks ended, after a moment at the latest.
+        """Return the units whose tasks ended, after a moment at the latest.
 
         Raises:
             EngineError: a worker does not work.
         """
-        done, _ = self.ray.wait(list(self._items), num_returns=1, timeout=POLL)
+        done, _ = self.ray.wait(list(self._units), num_returns=1, timeout=POLL)
         self.call.raise_refusals()
         return [self._ended(answer) for answer in done]
 
     def _ended(self, answer: Any) -> Ended:
         """Say how a task ended."""
-        item = self._items.pop(answer)
+        unit = self._units.pop(answer)
         try:
-            return Ended(item, self.ray.get(answer))
+            return Ended(unit, self.ray.get(answer))
         except self.ray.exceptions.RayError as error:
             lines = str(error).strip().splitlines()
             time.sleep(POLL / 10)  # a dead node is not asked again at once
-            return Ended(item, None, f"its worker was lost ({lines[0][:200]})")
+            return Ended(unit, None, f"its worker was lost ({lines[0][:200]})")
 
     def stop(self, running: bool) -> str:
         """Cancel all tasks: those that run end with this process."""
-        for answer in self._items:
+        for answer in self._units:
             self.ray.cancel(answer, force=True)
         return ""
 

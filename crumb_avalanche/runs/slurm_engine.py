@@ -13,12 +13,12 @@ from typing import Any
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.runs.engine_settings import EngineSettings, minutes_of
-from crumb_avalanche.runs.items import (
+from crumb_avalanche.runs.work import (
     DONE,
     ERROR,
     Ended,
     Engine,
-    Item,
+    WorkUnit,
     is_done,
     python_path,
     work_on,
@@ -26,7 +26,7 @@ from crumb_avalanche.runs.items import (
 from crumb_avalanche.runs.worker_check import Call, EngineError
 
 FOLDER = "slurm"  # in the output folder: jobs, their logs and calls
-JOBS = "jobs.json"  # ids of jobs by the folder of the item
+JOBS = "jobs.json"  # ids of jobs by the folder of the unit
 NAME = "crumb"  # of the jobs
 POLL = 2.0  # seconds between two looks at the queue
 PATIENCE = 600.0  # seconds for which the queue may not answer
@@ -60,22 +60,22 @@ class Job:
 
     call: Call
 
-    def __call__(self, item: Item) -> str:
-        """Compare the worker with the call, and work on an item."""
+    def __call__(self, unit: WorkUnit) -> str:
+        """Compare the worker with the call, and work on a unit."""
         self.call.check_in()
-        return work_on(item)
+        return work_on(unit)
 
-    def checkpoint(self, item: Item) -> Any:
+    def checkpoint(self, unit: WorkUnit) -> Any:
         """Return what runs when SLURM has queued the job again; see submitit."""
         from submitit.helpers import DelayedSubmission
 
-        return DelayedSubmission(self, item)
+        return DelayedSubmission(self, unit)
 
 
 class SlurmEngine(Engine):
-    """Queues a job for each item.
+    """Queues a job for each unit.
 
-    The queue says which jobs are over, and the folders of the items how they ended.
+    The queue says which jobs are over, and the folders of the units how they ended.
     Jobs go on when this process ends; the same call finds them again.
 
     Args:
@@ -106,7 +106,7 @@ class SlurmEngine(Engine):
         )
         executor.update_parameters(**self._parameters(settings, minutes))
         self.executor = executor
-        self._items: dict[str, Item] = {}  # by id of the job
+        self._units: dict[str, WorkUnit] = {}  # by id of the job
         self._answered = time.monotonic()  # when the queue did last
 
     def _parameters(self, settings: EngineSettings, minutes: int) -> dict[str, Any]:
@@ -132,8 +132,8 @@ class SlurmEngine(Engine):
         """Return ``None``: SLURM has a queue."""
         return None
 
-    def start(self, items: Sequence[Item]) -> None:
-        """Queue a job for each item that none is queued for by an earlier call.
+    def start(self, units: Sequence[WorkUnit]) -> None:
+        """Queue a job for each unit that none is queued for by an earlier call.
 
         Raises:
             EngineError: SLURM refuses the jobs.
@@ -141,31 +141,31 @@ class SlurmEngine(Engine):
         queued = self._states() or {}
         noted = self._noted()
         new = []
-        for item in items:
-            job_id = noted.get(str(item.folder.resolve()), "")
+        for unit in units:
+            job_id = noted.get(str(unit.folder.resolve()), "")
             if queued.get(job_id, "COMPLETED") in OVER:
-                new.append(item)
+                new.append(unit)
             else:
-                self._items[job_id] = item
+                self._units[job_id] = unit
         for first in range(0, len(new), ARRAY):
             self._submit(new[first : first + ARRAY])
-        ids = {str(item.folder.resolve()): key for key, item in self._items.items()}
+        ids = {str(unit.folder.resolve()): key for key, unit in self._units.items()}
         write_text(self.folder / JOBS, json.dumps(noted | ids))
 
-    def _submit(self, items: Sequence[Item]) -> None:
-        """Submit a job for each item."""
+    def _submit(self, units: Sequence[WorkUnit]) -> None:
+        """Submit a job for each unit."""
         from submitit.core.utils import FailedJobError
 
         try:
-            jobs = self.executor.map_array(Job(self.call), items)
+            jobs = self.executor.map_array(Job(self.call), units)
         except FailedJobError as error:
             lines = str(error).strip().splitlines()
             raise EngineError(f"SLURM refuses the jobs: {lines[-1]}") from error
-        for job, item in zip(jobs, items, strict=True):
-            self._items[job.job_id] = item
+        for job, unit in zip(jobs, units, strict=True):
+            self._units[job.job_id] = unit
 
     def _noted(self) -> dict[str, str]:
-        """Read the ids of the jobs of earlier calls, by the folder of the item."""
+        """Read the ids of the jobs of earlier calls, by the folder of the unit."""
         path = self.folder / JOBS
         if not path.exists():
             return {}
@@ -176,7 +176,7 @@ class SlurmEngine(Engine):
             return {}
 
     def wait(self) -> list[Ended]:
-        """Wait a moment, and return the items whose jobs are over.
+        """Wait a moment, and return the units whose jobs are over.
 
         Raises:
             EngineError: a worker does not work, or the queue does not answer.
@@ -187,18 +187,18 @@ class SlurmEngine(Engine):
         if states is None:
             return []
         ended = []
-        for job_id, item in list(self._items.items()):
+        for job_id, unit in list(self._units.items()):
             state = states.get(job_id, "over")
             if state == "over" or state in OVER:
-                del self._items[job_id]
-                ended.append(self._ended(job_id, item, state))
+                del self._units[job_id]
+                ended.append(self._ended(job_id, unit, state))
         return ended
 
-    def _ended(self, job_id: str, item: Item, state: str) -> Ended:
-        """Say how an item ended, of whose job the queue says that it is over."""
-        text = result_of(item)
+    def _ended(self, job_id: str, unit: WorkUnit, state: str) -> Ended:
+        """Say how a unit ended, of whose job the queue says that it is over."""
+        text = result_of(unit)
         if text is not None:
-            return Ended(item, text)
+            return Ended(unit, text)
         # SLURM itself opens this file on the node, in the folder as the node sees it.
         log = self.folder / f"{job_id}_0_log.err"
         if not log.exists():
@@ -209,7 +209,7 @@ class SlurmEngine(Engine):
             )
         last = _last_line(log.read_text(errors="replace"))
         cause = f"its job {job_id} is {state}: {last} (see {log})"
-        return Ended(item, None, cause, is_due=state in DUE)
+        return Ended(unit, None, cause, is_due=state in DUE)
 
     def _states(self) -> dict[str, str] | None:
         """Return the state of each job of this user by id; ``None`` without an answer.
@@ -236,9 +236,9 @@ class SlurmEngine(Engine):
 
     def stop(self, running: bool) -> str:
         """Cancel the waiting jobs, and if asked the running ones."""
-        if not self._items:
+        if not self._units:
             return ""
-        ids = list(self._items)
+        ids = list(self._units)
         only_waiting = [] if running else ["--state=PENDING"]
         subprocess.run(["scancel", *only_waiting, *ids], check=False)
         if running:
@@ -249,11 +249,11 @@ class SlurmEngine(Engine):
         )
 
 
-def result_of(item: Item) -> str | None:
-    """Return how an item ended by the files in its folder; ``None`` if it did not."""
-    if is_done(item):
+def result_of(unit: WorkUnit) -> str | None:
+    """Return how a unit ended by the files in its folder; ``None`` if it did not."""
+    if is_done(unit):
         return DONE
-    error = item.folder / ERROR
+    error = unit.folder / ERROR
     return error.read_text() if error.exists() else None
 
 

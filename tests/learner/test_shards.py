@@ -13,8 +13,8 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.shards import Shard, ShardedLesson, Shown
 from crumb_avalanche.runs.engines import do_all
-from crumb_avalanche.runs.items import Item
 from crumb_avalanche.runs.local_engines import Processes
+from crumb_avalanche.runs.work import WorkUnit
 from crumb_avalanche.system.tensor_file import TensorFileError
 
 
@@ -153,11 +153,11 @@ def test_a_killed_worker_changes_nothing(make, clips, tmp_path):
     whole, learner = make(), make()
     whole.teach(clips)
     plan = ShardedLesson.plan(learner, Shown.of(clips, None), 2, tmp_path)
-    items = [
-        Item(shard.folder, partial(killed_once, shard), shard.is_done)
+    units = [
+        WorkUnit(shard.folder, partial(killed_once, shard), shard.is_done)
         for shard in plan.shards
     ]
-    assert not do_all(items, Processes(2, "fork"), progress=False)
+    assert not do_all(units, Processes(2, "fork"), progress=False)
     plan.teach(learner)
     assert equal(state_of(learner), state_of(whole))
 

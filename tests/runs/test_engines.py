@@ -19,10 +19,9 @@ from support.runs import finished_runs
 from support.sweep import exit_code, grid
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
-from crumb_avalanche.runs.cells import item_of
+from crumb_avalanche.runs.cells import unit_of
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import check_folders, do_all, engine_of
-from crumb_avalanche.runs.items import DONE, ERROR, Ended, Engine, work_on
 from crumb_avalanche.runs.local_engines import Processes, ThisProcess
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
@@ -34,6 +33,7 @@ from crumb_avalanche.runs.run_folder import (
     write_json,
 )
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.work import DONE, ERROR, Ended, Engine, work_on
 from crumb_avalanche.system.folder_lock import LOCK, in_use, locked
 from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedError
 
@@ -41,7 +41,7 @@ from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedEr
 def sweep(cells, processes=1, *, work, **options) -> dict[Path, str]:
     """Do cells in forks of the tests' process, so that none imports; or in it."""
     engine = Processes(processes, "fork") if processes else ThisProcess()
-    return do_all([item_of(cell, work) for cell in cells], engine, **options)
+    return do_all([unit_of(cell, work) for cell in cells], engine, **options)
 
 
 here = partial(sweep, processes=0, progress=False)
@@ -254,10 +254,10 @@ def test_workers_die_with_their_driver(tmp_path):
 
 
 def test_cells_of_one_folder_are_refused(tmp_path):
-    item = item_of(cells_of(tmp_path, 1)[0])
+    unit = unit_of(cells_of(tmp_path, 1)[0])
     words = r"1 folders belong to several runs, such as .*run0; give each its"
     with pytest.raises(ValueError, match=words):
-        check_folders([item, item])
+        check_folders([unit, unit])
 
 
 def test_a_run_of_other_settings_is_refused(tmp_path):
@@ -314,7 +314,7 @@ def diverging(clips, tmp_path, monkeypatch):
 
 def test_a_diverged_run_counts(diverging, tmp_path):
     settings = diverging(1, 1)
-    assert work_on(item_of(settings)) == DONE
+    assert work_on(unit_of(settings)) == DONE
     (run,) = finished_runs(tmp_path, [0])
     assert run.result["diverged_in_experience"] == 1
     after = run.result["accuracy_after"]
@@ -338,7 +338,7 @@ def test_a_diverged_run_counts(diverging, tmp_path):
         len(json.loads((run.folder / "ledger.json").read_text())["after_experience"])
         == 4
     )
-    assert work_on(item_of(settings)) == DONE, "it is finished"
+    assert work_on(unit_of(settings)) == DONE, "it is finished"
 
 
 @pytest.mark.parametrize(("place", "counts"), [((1, 1), False), ((0, 0), True)])
@@ -363,16 +363,16 @@ class PlayedCluster(Engine):
     def room(self):
         return None
 
-    def start(self, items):
-        self.waiting += items
+    def start(self, units):
+        self.waiting += units
 
     def wait(self):
-        items = self.waiting
+        units = self.waiting
         self.waiting = []
         if not self.ends:
-            return [Ended(item, work_on(item)) for item in items]
+            return [Ended(unit, work_on(unit)) for unit in units]
         self.ends -= 1
-        return [Ended(item, None, **self.first) for item in items]
+        return [Ended(unit, None, **self.first) for unit in units]
 
     def stop(self, running):
         return "running jobs go on"
@@ -384,14 +384,14 @@ class PlayedCluster(Engine):
 def test_a_time_limit_is_no_loss(tmp_path, capsys):
     (cell,) = cells_of(tmp_path, 1)
     engine = PlayedCluster(cause="TIMEOUT", is_due=True)
-    assert not do_all([item_of(cell, finish)], engine, retries=0)
+    assert not do_all([unit_of(cell, finish)], engine, retries=0)
     assert f"goes on: {cell.output}: TIMEOUT" in capsys.readouterr().err
 
 
 def test_a_lost_node_is_a_loss(tmp_path):
     (cell,) = cells_of(tmp_path, 1)
     engine = PlayedCluster(cause="NODE_FAIL")
-    failed = do_all([item_of(cell, finish)], engine, retries=1)
+    failed = do_all([unit_of(cell, finish)], engine, retries=1)
     assert failed == {Path(cell.output): "NODE_FAIL, 2 times"}
 
 
@@ -400,6 +400,6 @@ def test_an_interrupt_says_what_runs_on(tmp_path, capsys):
     engine = PlayedCluster(cause="NODE_FAIL")
     engine.wait = partial(interrupt_in_run_1, RunSettings(run=1))
     with pytest.raises(KeyboardInterrupt):
-        do_all([item_of(cell, finish)], engine, progress=False)
+        do_all([unit_of(cell, finish)], engine, progress=False)
     last = capsys.readouterr().err.splitlines()[-1]
     assert last == "running jobs go on; 1 are left, and the same command goes on"

@@ -10,7 +10,7 @@ import pytest
 from support.runs import differences
 from support.sweep import grid
 
-from crumb_avalanche.runs.cells import item_of, sweep
+from crumb_avalanche.runs.cells import sweep, unit_of
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import Processes
@@ -75,7 +75,7 @@ def test_runs_of_a_node_that_is_removed(base, tmp_path, cluster, engine, capsys)
     remover.join()
     assert "its worker was lost" in capsys.readouterr().err
     here = grid(base, tmp_path / "here", range(12), {"row": {}})
-    assert not do_all([item_of(cell) for cell in here], Processes(2, "fork"))
+    assert not do_all([unit_of(cell) for cell in here], Processes(2, "fork"))
     for cell, undisturbed in zip(cells, here, strict=True):
         assert not differences(Path(cell.output), Path(undisturbed.output))
 

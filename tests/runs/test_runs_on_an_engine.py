@@ -11,7 +11,7 @@ from support.runs import differences
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.models.map_store import MapStore
-from crumb_avalanche.runs.cache_items import cache_items
+from crumb_avalanche.runs.cache_units import cache_units
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import ThisProcess
 from crumb_avalanche.runs.run_folder import SUMMARY
@@ -96,17 +96,17 @@ def cells(clips, tmp_path):
 
 def filled(cells, folder, shards):
     """The files of maps after a number of shards was filled."""
-    items = cache_items(cells, folder / "items", shards)
-    assert not do_all(items, ThisProcess(), progress=False)
+    units = cache_units(cells, folder / "units", shards)
+    assert not do_all(units, ThisProcess(), progress=False)
     return {path.name: path.read_bytes() for path in (folder / "maps").iterdir()}
 
 
 def test_runs_of_one_network_share_a_cache(cells, tmp_path):
-    assert len(cache_items(cells, tmp_path, 4)) == 4
+    assert len(cache_units(cells, tmp_path, 4)) == 4
 
 
 def test_runs_without_a_cache_fill_none(tmp_path):
-    assert cache_items([RunSettings()], tmp_path) == []
+    assert cache_units([RunSettings()], tmp_path) == []
 
 
 @pytest.mark.parametrize("shards", [2, 3])

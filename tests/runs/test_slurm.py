@@ -20,7 +20,7 @@ from support.sweep import grid
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs import slurm_engine
-from crumb_avalanche.runs.cells import item_of, sweep
+from crumb_avalanche.runs.cells import sweep, unit_of
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import Processes
@@ -77,13 +77,13 @@ def kill_a_job(folder):
     subprocess.run(["scancel", "--signal=KILL", "--full", job], check=True)
 
 
-def preempt_a_job(folder):
-    """Give a job the notice on which it is queued again, when its run has begun."""
+def preempt(folder, sent):
+    """Give the only job the notice of preemption after its first checkpoint."""
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not list(folder.rglob("log.txt")):
+    while time.monotonic() < deadline and not list(folder.rglob("resume/*")):
         time.sleep(0.05)
-    job, *_ = running_jobs()
-    subprocess.run(["scancel", "--signal=USR2", job], check=True)
+    (job,) = running_jobs()
+    sent.append(subprocess.call(["scancel", "--signal=USR2", job]))
 
 
 def restart_a_node(folder):
@@ -97,7 +97,7 @@ def restart_a_node(folder):
     subprocess.run(["slurmd", "-N", "n2"], check=True)
 
 
-@pytest.mark.parametrize("disturb", [kill_a_job, preempt_a_job, restart_a_node])
+@pytest.mark.parametrize("disturb", [kill_a_job, restart_a_node])
 def test_disturbed_runs_are_those_of_processes(base, tmp_path, disturb):
     jobs = grid(base, tmp_path / "slurm", range(12), {"row": {}})
     disturber = threading.Thread(target=disturb, args=[tmp_path / "slurm"])
@@ -105,7 +105,7 @@ def test_disturbed_runs_are_those_of_processes(base, tmp_path, disturb):
     assert not sweep(jobs, SLURM, tmp_path / "slurm")
     disturber.join()
     here = grid(base, tmp_path / "here", range(12), {"row": {}})
-    assert not do_all([item_of(cell) for cell in here], Processes(2, "fork"))
+    assert not do_all([unit_of(cell) for cell in here], Processes(2, "fork"))
     for job, cell in zip(jobs, here, strict=True):
         assert not differences(Path(job.output), Path(cell.output))
 
@@ -125,27 +125,45 @@ def slowly(settings: RunSettings) -> None:
     learn(settings)
 
 
+def assert_undisturbed(base, cell, tmp_path):
+    """Compare a run that went on from a checkpoint with one that never stopped."""
+    assert "resuming: " in (Path(cell.output) / "log.txt").read_text()
+    (undisturbed,) = grid(base, tmp_path / "here", [0], {"row": {}})
+    assert not do_all([unit_of(undisturbed)], Processes(1, "fork"))
+    assert not differences(Path(cell.output), Path(undisturbed.output))
+
+
 def test_a_run_goes_on_after_its_time_limit(base, tmp_path):
     base = replace(base, checkpoint_every=1, first_epochs=4, batch_size=4)
     limited = EngineSettings("slurm", time=1)
     (cell,) = grid(base, tmp_path / "slurm", [0], {"row": {}})
     assert not sweep([cell], limited, tmp_path / "slurm", work=slowly)
-    log = (Path(cell.output) / "log.txt").read_text()
-    assert "resuming: " in log
-    (undisturbed,) = grid(base, tmp_path / "here", [0], {"row": {}})
-    assert not do_all([item_of(undisturbed)], Processes(1, "fork"))
-    assert not differences(Path(cell.output), Path(undisturbed.output))
+    assert_undisturbed(base, cell, tmp_path)
+
+
+def test_a_preempted_run_goes_on(base, tmp_path):
+    base = replace(base, checkpoint_every=1)
+    (cell,) = grid(base, tmp_path / "slurm", [0], {"row": {}})
+    sent = []
+    preempter = threading.Thread(target=preempt, args=[tmp_path / "slurm", sent])
+    preempter.start()
+    assert not sweep([cell], SLURM, tmp_path / "slurm", work=slowly)
+    preempter.join()
+    assert sent == [0]
+    log = next((tmp_path / "slurm" / "slurm").glob("*_log.err"))
+    assert "Requeued job" in log.read_text()
+    assert_undisturbed(base, cell, tmp_path)
 
 
 def test_the_same_call_finds_its_jobs_again(base, tmp_path):
     cells = grid(base, tmp_path, range(2), {"row": {}})
-    items = [item_of(cell) for cell in cells]
+    units = [unit_of(cell) for cell in cells]
     first = slurm_engine.SlurmEngine(SLURM, tmp_path)
-    first.start(items)
-    jobs = set(first._items)
+    first.start(units)
+    jobs = set(first._units)
     second = slurm_engine.SlurmEngine(SLURM, tmp_path)
-    second.start(items)
-    assert set(second._items) == jobs
+    second.start(units)
+    assert set(second._units) == jobs
     second.stop(running=True)
 
 

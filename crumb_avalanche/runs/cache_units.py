@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from crumb_avalanche.runs.items import Item
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_json
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.work import WorkUnit
 
 SHARDS = 16  # of the images of a benchmark
 FILLED = "filled.json"  # in the folder of a shard, when its maps are stored
@@ -33,17 +33,17 @@ DECIDES = (
 )
 
 
-def cache_items(
+def cache_units(
     cells: Sequence[RunSettings], folder: Path, shards: int = SHARDS
-) -> list[Item]:
-    """Return items that fill the feature caches of runs, none where there are none.
+) -> list[WorkUnit]:
+    """Return units that fill the feature caches of runs, none where there are none.
 
     Of runs that differ in their number or method alone, the first fills the cache. Maps
     that it does not need, others compute.
 
     Args:
         cells: settings of the runs.
-        folder: that all workers see; each item has a subfolder.
+        folder: that all workers see; each unit has a subfolder.
         shards: parts of the images of a benchmark.
     """
     first: dict[str, RunSettings] = {}
@@ -52,19 +52,19 @@ def cache_items(
             plan = RunPlan.of(cell)
             key = repr([getattr(plan, name) for name in DECIDES])
             first.setdefault(key, cell)
-    items = []
+    units = []
     for number, cell in enumerate(first.values()):
         for shard in range(shards):
             shard_folder = folder / f"cache{number}" / f"shard{shard}of{shards}"
             settings = replace(cell, output=str(shard_folder))
-            items.append(
-                Item(
+            units.append(
+                WorkUnit(
                     folder=shard_folder,
                     work=partial(fill, settings, shard, shards),
                     is_done=(shard_folder / FILLED).is_file,
                 )
             )
-    return items
+    return units
 
 
 def fill(settings: RunSettings, shard: int, shards: int) -> None:

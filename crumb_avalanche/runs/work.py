@@ -1,6 +1,6 @@
-"""An item of work, what works on it, and what an engine is.
+"""A unit of work, what works on it, and what an engine is.
 
-An item may be done again at any time and leaves its result in a folder that all workers
+A unit may be done again at any time and leaves its result in a folder that all workers
 see.
 """
 
@@ -19,13 +19,13 @@ from benchmarks_toybox_ilab.tables.disk_errors import DISK_FULL
 from crumb_avalanche.runs.run_folder import DamagedRunError
 from crumb_avalanche.system.folder_lock import locked
 
-ERROR = "error.txt"  # of an item that failed: the traceback
-LOG = "log.txt"  # of an item: what it printed
+ERROR = "error.txt"  # of a unit that failed: the traceback
+LOG = "log.txt"  # of a unit: what it printed
 DONE = ""
 
 
 @dataclass(frozen=True)
-class Item:
+class WorkUnit:
     """A piece of work; workers get it pickled.
 
     Attributes:
@@ -48,36 +48,36 @@ class Item:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a worker of an item ended.
+    """How a worker of a unit ended.
 
     Attributes:
-        item: the item.
-        text: ``DONE``, or the traceback of the item; ``None`` if the worker was lost.
+        unit: the unit.
+        text: ``DONE``, or the traceback of the unit; ``None`` if the worker was lost.
         cause: why it was lost.
         is_due: whether the cluster ended it by its rules, such as a time limit; it is
             done again then, and goes on from what it left.
     """
 
-    item: Item
+    unit: WorkUnit
     text: str | None
     cause: str = ""
     is_due: bool = False
 
 
 class Engine(ABC):
-    """Starts workers, each of which calls ``work_on`` with an item."""
+    """Starts workers, each of which calls ``work_on`` with a unit."""
 
     @abstractmethod
     def room(self) -> int | None:
-        """Return how many more items may start now; ``None`` for all."""
+        """Return how many more units may start now; ``None`` for all."""
 
     @abstractmethod
-    def start(self, items: Sequence[Item]) -> None:
-        """Start a worker for each of at least one item, or queue it."""
+    def start(self, units: Sequence[WorkUnit]) -> None:
+        """Start a worker for each of at least one unit, or queue it."""
 
     @abstractmethod
     def wait(self) -> list[Ended]:
-        """Return the items whose worker ended, after some seconds at the latest."""
+        """Return the units whose worker ended, after some seconds at the latest."""
 
     @abstractmethod
     def stop(self, running: bool) -> str:
@@ -95,10 +95,10 @@ class Engine(ABC):
         """Free what the engine holds; no worker is needed any more."""
 
 
-def is_done(item: Item) -> bool:
-    """Whether an item is done; a damaged result fails later, in the work."""
+def is_done(unit: WorkUnit) -> bool:
+    """Whether a unit is done; a damaged result fails later, in the work."""
     try:
-        return item.is_done()
+        return unit.is_done()
     except DamagedRunError:
         return False
 
@@ -108,18 +108,18 @@ def python_path() -> str:
     return os.pathsep.join(str(Path(path).resolve()) for path in sys.path if path)
 
 
-def work_on(item: Item) -> str:
-    """Work on an item in this process, which prints to its ``log.txt``.
+def work_on(unit: WorkUnit) -> str:
+    """Work on a unit in this process, which prints to its ``log.txt``.
 
     Returns:
         ``DONE``, or a traceback, which is also in ``error.txt`` then.
     """
     start = time.perf_counter()
-    folder = item.folder
+    folder = unit.folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            if item.is_done():  # by a worker that was taken for lost
+            if unit.is_done():  # by a worker that was taken for lost
                 return DONE
             (folder / ERROR).unlink(missing_ok=True)
             with (
@@ -127,7 +127,7 @@ def work_on(item: Item) -> str:
                 contextlib.redirect_stdout(log),
                 contextlib.redirect_stderr(log),
             ):
-                item.work()
+                unit.work()
                 print(f"{time.perf_counter() - start:.0f} s")
         return DONE
     except (KeyboardInterrupt, SystemExit):  # SLURM queues its job again
