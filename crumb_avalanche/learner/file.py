@@ -35,6 +35,7 @@ from crumb_avalanche.methods.run_file import (
     read_run_header,
 )
 from crumb_avalanche.models.backbone_names import PUBLISHED
+from crumb_avalanche.models.split_model import NOT_WEIGHTS
 from crumb_avalanche.models.weights import WeightsError
 from crumb_avalanche.system.tensor_file import (
     StateError,
@@ -291,7 +292,7 @@ def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
     for name, tensor in stored["feature_extractor"].items():
         weights[f"feature_extractor.{name}"] = tensor
     for name, tensor in stored["strategy"]["model"].items():
-        if not name.startswith(("plastic_layers.head.", "calib")):
+        if not name.startswith(("plastic_layers.head.", *NOT_WEIGHTS)):
             weights[name] = tensor
     described = {
         "arguments": arguments,

@@ -17,7 +17,7 @@ from crumb_avalanche.models.backbone_names import (
     source_of,
 )
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.split_model import NOT_WEIGHTS, SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes
@@ -190,7 +190,7 @@ def _named(model: SplitModel) -> dict[str, Tensor]:
     return {
         name: value
         for name, value in model.state_dict().items()
-        if not name.startswith((head, "calibrated"))
+        if not name.startswith((head, *NOT_WEIGHTS))
     }
 
 

@@ -85,8 +85,10 @@ def replay_strategy(
     settings=CrumbSettings,
     buffer=CodeBuffer,
     # One byte a value, as the paper counts it; the ledger counts the four bytes of
-    # float32.
-    fixed_bytes=lambda model, method, n_classes: model.codebook.blocks.numel(),
+    # float32. What the paper's codebook does not have counts in full.
+    fixed_bytes=lambda model, method, n_classes: (
+        model.codebook.blocks.numel() + model.codebook.buffer_bytes
+    ),
     round_up=True,
     codebook=True,
     own_rate=lambda method: method.readout == "closed_form_stock",

@@ -221,7 +221,7 @@ class Entry:
             fixed = self.fixed_bytes(model, method, n_classes)
         if self.codebook and exact:
             assert model.codebook is not None, "the method needs one"
-            fixed = model.codebook.blocks.nbytes
+            fixed = model.codebook.blocks.nbytes + model.codebook.buffer_bytes
         item_bytes = self.bytes_of_item(model, method)
         rounding = 0
         if self.round_up and not exact:

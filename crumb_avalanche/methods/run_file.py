@@ -19,7 +19,13 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import now
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.codebook import (
+    GROUPINGS,
+    LARGEST_CODEBOOK,
+    MOST_TABLES,
+    SEARCHES,
+    Codebook,
+)
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import (
@@ -96,7 +102,16 @@ HEADER = record(
     mem_size=whole(0, 10**7),
     seed=whole(0, 2**32 - 1),
     network=record(**NETWORK, n_classes=whole(1, MOST_CLASSES)),
-    codebook=maybe(each(whole(1, 2**15), 2)),
+    codebook=maybe(
+        record(
+            codebook_size=whole(1, LARGEST_CODEBOOK),
+            codebook_dim=whole(1, 2**15),
+            search=Literal[SEARCHES],
+            tables=whole(1, MOST_TABLES),
+            grouping=Literal[GROUPINGS],
+            filtered=bool,
+        )
+    ),
     precision=Literal["fp32", "bf16"],
     evaluate_quantized=bool,
     transform=record(**{f"{name}?": values for name, values in TRANSFORM.items()}),
@@ -118,7 +133,7 @@ class LearnerHeader:
         mem_size: in memories; 0 for a method that stores none.
         seed: of the method's random draws.
         network: arguments of ``split_backbone`` except weights and codebook.
-        codebook: ``codebook_size`` and ``codebook_dim``.
+        codebook: arguments of ``Codebook``.
         precision: ``fp32`` or ``bf16``.
         evaluate_quantized: whether the plastic layers see quantized maps when asked.
         transform: size, interpolation, mean and std of an image.
@@ -135,7 +150,7 @@ class LearnerHeader:
     mem_size: int
     seed: int
     network: dict[str, Any]
-    codebook: tuple[int, int] | None
+    codebook: dict[str, Any] | None
     precision: str = "fp32"
     evaluate_quantized: bool = False
     transform: dict[str, Any] = field(default_factory=dict)
@@ -172,8 +187,6 @@ def read_run_header(path: str | os.PathLike, metadata: dict[str, str]) -> Learne
         _check_header(values)
     except StateError as error:
         raise LearnerError(f"{path} {DAMAGED} ({error})") from error
-    if values["codebook"] is not None:
-        values["codebook"] = tuple(values["codebook"])
     return LearnerHeader(**values)
 
 
@@ -273,7 +286,7 @@ def _built(header: LearnerHeader, device: str) -> Any:
 
     codebook = None
     if header.codebook is not None:
-        codebook = Codebook(*header.codebook)
+        codebook = Codebook(**header.codebook)
     model = split_backbone(weights=None, codebook=codebook, **header.network)
     model = model.to(device)
     model.set_precision(header.precision)

@@ -1,18 +1,25 @@
 """Calibrate a model: set feature scale and codebook from a few images."""
 
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from crumb_avalanche.models.codebook import INITIALISERS
+from crumb_avalanche.models.codebook import INITIALISERS, Codebook, group_channels_
 from crumb_avalanche.models.extraction import without_autocast
+from crumb_avalanche.models.map_filter import FilterEquations
 from crumb_avalanche.models.split_model import SplitModel
 
 CHUNK = 4  # images that pass F at once
 LOCATIONS = 16  # measured in each map, at least
+# Where rows, tables or a filter are fitted to the maps, they need more of them than a
+# scale does.
+FITTED_LOCATIONS = 64
+HELD_OUT = 32  # images that the error of the codes is measured on
+LOSSY = 0.5  # error above which codes lose more of a map than they keep
 
 
 @torch.no_grad()
@@ -21,7 +28,7 @@ def calibrate(
     images: Dataset,
     codebook_init: str = "matched",
     seed: int = 0,
-    measured_images: int = 64,
+    measured_images: int | None = None,
 ) -> SplitModel:
     """Set the feature scale and the initial codebook of a new model.
 
@@ -30,14 +37,19 @@ def calibrate(
     once, to torchvision's maps ("Initializing the codebook matrix and CNN"); here it is
     fitted to the maps of these images. The scale is not in the paper.
 
+    Afterwards the error of the codes is measured on other images (see
+    ``measure_codes``).
+
     Args:
         model: changed in place: ``feature_scale``, biases of the plastic layers,
-            ``codebook.blocks``, ``calibrated``.
+            ``codebook``, ``codes_error``, ``calibrated``.
         images: items ``(image, ...)`` of the first experience or of pretraining; ``(3,
             h, w)`` images as for ``SplitModel.extract``.
         codebook_init: a name in ``codebook.INITIALISERS``.
         seed: seed of the initialiser.
-        measured_images: number of images to measure, evenly spread over the data set.
+        measured_images: number of images to measure, evenly spread over the data set;
+            default 64, or 128 for a codebook that chooses rows by distance or has
+            tables, an order of channels or a filter.
 
     Returns:
         The model.
@@ -52,27 +64,107 @@ def calibrate(
             f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}"
         )
     device = model.pixel_mean.device
-    batches = some_of(images, measured_images)
-    maps = (model.features(batch.to(device)) for batch in batches)
+    codebook = model.codebook
+    is_fitted = codebook is not None and not codebook.is_paper
+    if measured_images is None:
+        measured_images = 128 if is_fitted else 64
+    measured = indices_of_some(images, measured_images)
+    maps = (model.features(batch.to(device)) for batch in batches_of(images, measured))
     first = next(maps)
-    locations = sample_of(chain([first], maps))
+    per_map = FITTED_LOCATIONS if is_fitted else LOCATIONS
+    locations = sample_of(chain([first], maps), per_map)
     with without_autocast(device):
         factor = model.fold_feature_scale(locations, first)
-        if model.codebook is not None:
+        if codebook is not None:
             generator = torch.Generator().manual_seed(seed)
             initialise = INITIALISERS[codebook_init]
-            initialise(model.codebook, locations.mul_(factor), generator)
+            locations.mul_(factor)
+            group_channels_(codebook, locations)
+            initialise(codebook, locations, generator)
+            _fit_filter(model, codebook, images, measured)
     model.calibrated = True
+    if codebook is not None:
+        measure_codes(model, images, measured)
     return model
 
 
-def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
-    """Yield batches of at most ``count`` images, evenly spread over a data set.
+def _fit_filter(
+    model: SplitModel, codebook: Codebook, images: Dataset, indices: Sequence[int]
+) -> None:
+    """Fit the filter of a codebook, where it has one, to the maps of some images."""
+    if codebook.map_filter is None:
+        return
+    equations = FilterEquations(model.map_shape[0])
+    for batch in batches_of(images, indices):
+        maps = model.features(batch.to(model.pixel_mean.device))
+        unfiltered = codebook.concatenate(codebook.encode(maps))
+        equations.add(unfiltered, maps)
+    equations.solve(codebook.map_filter)
 
-    A batch is ``(b, 3, h, w)`` with ``b`` at most ``CHUNK``.
+
+@torch.no_grad()
+def measure_codes(
+    model: SplitModel, images: Dataset, measured: Sequence[int] = ()
+) -> float:
+    """Measure the squared error of the codes, in units of the energy of the maps.
+
+    It is 0 where codes keep all of a map, 1 where they say as little as zeros, and more
+    where they harm. Warns above a half.
+
+    Args:
+        model: with a codebook; its ``codes_error`` is set.
+        images: as for ``calibrate``.
+        measured: indices of images that the codebook was fitted to. Up to 32 others are
+            taken, evenly spread; these only where there are no others.
+
+    Returns:
+        The error.
+    """
+    codebook = model.codebook
+    assert codebook is not None, "only a codebook makes codes"
+    others = sorted(set(range(len(images))).difference(measured))  # type: ignore
+    if not others:
+        others = list(measured)
+    spread = np.linspace(0, len(others) - 1, HELD_OUT).astype(int)
+    chosen = [others[position] for position in np.unique(spread)]
+    error = 0.0
+    energy = 0.0
+    for batch in batches_of(images, chosen):
+        maps = model.features(batch.to(model.pixel_mean.device))
+        decoded = codebook.decode(codebook.encode(maps))
+        error += float((decoded - maps).square().sum(dtype=torch.float64))
+        energy += float(maps.square().sum(dtype=torch.float64))
+    model.codes_error = error / energy
+    if model.codes_error > LOSSY:
+        warn_of_error(codebook, model.codes_error)
+    return model.codes_error
+
+
+def warn_of_error(codebook: Codebook, error: float) -> None:
+    """Warn that codes lose more than a half of the maps, and name what loses less."""
+    if codebook.is_paper:
+        cure = (
+            "rows chosen by distance keep more at the same bytes: --preset tuned, or "
+            "Codebook(search='distance', tables=3, grouping='correlated', "
+            "filtered=True) with codebook_init='kmeans'"
+        )
+    else:
+        shorter = max(1, codebook.codebook_dim // 2)
+        cure = f"shorter rows keep more, such as codebook_dim={shorter}"
+    warnings.warn(
+        f"the codes keep {kept_text(error)} of the feature maps; {cure}", stacklevel=3
+    )
+
+
+def kept_text(error: float) -> str:
+    """Return the share of the maps that codes keep, as text: 76 %."""
+    return f"{100 * max(0.0, 1 - error):.0f} %"
+
+
+def indices_of_some(images: Dataset, count: int) -> list[int]:
+    """Return the indices of at most ``count`` images, evenly spread over a data set.
 
     Raises:
-        TypeError: the images are not tensors.
         ValueError: there are none.
     """
     if count < 1 or not hasattr(images, "__len__") or not len(images):
@@ -82,7 +174,17 @@ def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
             "benchmark.train_stream[0].dataset, and at least 1"
         )
     spread = np.linspace(0, len(images) - 1, count).astype(int)
-    indices = np.unique(spread).tolist()
+    return np.unique(spread).tolist()
+
+
+def batches_of(images: Dataset, indices: Sequence[int]) -> Iterator[torch.Tensor]:
+    """Yield the images at some indices in batches.
+
+    A batch is ``(b, 3, h, w)`` with ``b`` at most ``CHUNK``.
+
+    Raises:
+        TypeError: the images are not tensors.
+    """
     for start in range(0, len(indices), CHUNK):
         batch = [images[index][0] for index in indices[start : start + CHUNK]]
         if not isinstance(batch[0], torch.Tensor):
@@ -93,14 +195,15 @@ def some_of(images: Dataset, count: int = 64) -> Iterator[torch.Tensor]:
         yield torch.stack(batch)
 
 
-def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Take evenly spread locations of maps, at least ``LOCATIONS`` of each.
+def sample_of(maps: Iterable[torch.Tensor], locations: int = LOCATIONS) -> torch.Tensor:
+    """Take evenly spread locations of maps, at least ``locations`` of each.
 
     All locations of 64 maps would take ten times the memory of CRUMB for the same
     result.
 
     Args:
         maps: batches of ``(B, C, H, W)`` maps.
+        locations: of each map.
 
     Returns:
         ``(N, C, 1, L)``: ``L`` locations of all ``N`` maps.
@@ -108,6 +211,6 @@ def sample_of(maps: Iterable[torch.Tensor]) -> torch.Tensor:
     samples = []
     for batch in maps:
         values_bcl = batch.flatten(2)
-        step = max(1, values_bcl.shape[2] // LOCATIONS)
+        step = max(1, values_bcl.shape[2] // locations)
         samples.append(values_bcl[:, :, ::step].clone())
     return torch.cat(samples).unsqueeze(2)

@@ -11,18 +11,23 @@ codebook. A slice is the ``d`` values of one group at one location, the paper's
 channels-last maps are not copied.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import faiss
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
-from crumb_avalanche.models.search import most_similar_rows
+from crumb_avalanche.models.map_filter import MapFilter
+from crumb_avalanche.models.search import most_similar_rows, nearest_rows
 
 LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
 LARGEST_OF_BYTES = 2**8  # rows whose codes are uint8
+MOST_TABLES = 2**8  # their numbers are uint8
+SEARCHES = ("direction", "distance")
+GROUPINGS = ("consecutive", "correlated")
 
 
 def largest_divisor(channels: int, limit: int) -> int:
@@ -64,22 +69,51 @@ class RowLookup(torch.autograd.Function):
 class Codebook(nn.Module):
     """A trainable table of memory blocks, and the map between feature maps and codes.
 
-    For the axes see the module.
+    For the axes see the module. With the defaults it is the paper's. The other settings
+    make codes of as many bytes a map with a smaller error: rows chosen by distance,
+    several tables, channels grouped by correlation, and a filter of decoded maps. Those
+    that depend on the channels of the maps get their room from ``for_channels``.
 
     Args:
-        codebook_size: number ``n`` of rows, at most 32,768.
+        codebook_size: number ``n`` of rows of a table, at most 32,768.
         codebook_dim: length ``d`` of a row.
+        search: what a row is chosen by: ``direction`` compares directions alone (eq.
+            1), ``distance`` takes the row with the least squared error.
+        tables: number ``T`` of tables; a group of channels has one of them, which
+            ``init_kmeans_`` chooses, and shares it with other groups. As many as groups
+            are a product quantiser.
+        grouping: which channels make a group: ``consecutive`` ones, or ``correlated``
+            ones (see ``group_channels``).
+        filtered: whether decoded maps pass a ``MapFilter``, which ``calibrate`` fits.
 
     Raises:
-        ValueError: ``codebook_size`` is not from 1 to 32,768, or ``codebook_dim`` is
-            below 1.
+        ValueError: ``codebook_size`` is not from 1 to 32,768, ``codebook_dim`` is below
+            1, ``tables`` is not from 1 to 256, or ``search`` or ``grouping`` is
+            unknown.
 
     Attributes:
-        blocks: the paper's ``B``, ``(n, d)`` float32 parameter, ``4 * n * d`` bytes;
-            zeros until one of ``INITIALISERS`` or a state dict fills it.
+        blocks: the paper's ``B``, ``(T * n, d)`` float32 parameter, ``4 * T * n * d``
+            bytes, table by table; zeros until one of ``INITIALISERS`` or a state dict
+            fills it.
+        table_of_group: ``(G,)`` uint8 buffer with several tables, else ``None``.
+        channel_order: ``(C,)`` int16 buffer of the channels of the first group, the
+            second and so on, where they are correlated ones, else ``None``.
+        map_filter: the ``MapFilter`` of decoded maps, or ``None``.
     """
 
-    def __init__(self, codebook_size: int = 256, codebook_dim: int = 16):
+    table_of_group: Tensor | None
+    channel_order: Tensor | None
+
+    def __init__(
+        self,
+        codebook_size: int = 256,
+        codebook_dim: int = 16,
+        *,
+        search: str = "direction",
+        tables: int = 1,
+        grouping: str = "consecutive",
+        filtered: bool = False,
+    ):
         super().__init__()
         if not 1 <= codebook_size <= LARGEST_CODEBOOK:
             raise ValueError(
@@ -90,22 +124,58 @@ class Codebook(nn.Module):
             raise ValueError(
                 f"codebook_dim is {codebook_dim}; a memory block needs at least 1 value"
             )
-        zeros = torch.zeros(codebook_size, codebook_dim, dtype=torch.float32)
+        if not 1 <= tables <= MOST_TABLES:
+            raise ValueError(f"tables is {tables}; give 1 to {MOST_TABLES}")
+        _check_name("search", search, SEARCHES)
+        _check_name("grouping", grouping, GROUPINGS)
+        self.codebook_size = codebook_size
+        self.search = search
+        self.tables = tables
+        self.grouping = grouping
+        self.filtered = filtered
+        self.channels: int | None = None
+        n_rows = tables * codebook_size
+        zeros = torch.zeros(n_rows, codebook_dim, dtype=torch.float32)
         self.blocks = nn.Parameter(zeros)
-
-    @property
-    def codebook_size(self) -> int:
-        """Number ``n`` of rows."""
-        return self.blocks.shape[0]
+        self.register_buffer("table_of_group", None)
+        self.register_buffer("channel_order", None)
+        self.map_filter: MapFilter | None = None
 
     @property
     def codebook_dim(self) -> int:
         """Length ``d`` of a row."""
         return self.blocks.shape[1]
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that make a codebook like this one."""
+        return dict(
+            codebook_size=self.codebook_size,
+            codebook_dim=self.codebook_dim,
+            search=self.search,
+            tables=self.tables,
+            grouping=self.grouping,
+            filtered=self.filtered,
+        )
+
+    @property
+    def is_paper(self) -> bool:
+        """Whether all settings besides the size of the table are the paper's."""
+        return (
+            self.search == "direction"
+            and self.tables == 1
+            and self.grouping == "consecutive"
+            and not self.filtered
+        )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of what is kept besides the blocks: tables of groups, order, filter."""
+        return sum(buffer.nbytes for buffer in self.buffers())
+
     def extra_repr(self) -> str:
-        """Describe the size for ``repr``."""
-        return f"codebook_size={self.codebook_size}, codebook_dim={self.codebook_dim}"
+        """Describe the settings for ``repr``."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
     def groups(self, channels: int) -> int:
         """Return the number ``G`` of codes per location of a map with ``channels``.
@@ -123,14 +193,42 @@ class Codebook(nn.Module):
             )
         return channels // self.codebook_dim
 
+    def for_channels(self, channels: int) -> "Codebook":
+        """Make room for what depends on the number of channels; returns the codebook.
+
+        ``SplitModel``, ``calibrate`` and ``INITIALISERS`` call it. Tables are then
+        shared by consecutive groups, the order of the channels is that of the maps, and
+        the filter changes nothing.
+
+        Raises:
+            ValueError: ``codebook_dim`` does not divide ``channels``, or the codebook
+                is that of maps with other channels.
+        """
+        n_groups = self.groups(channels)
+        if self.channels is not None:
+            self._check_channels(channels)
+            return self
+        self.channels = channels
+        device = self.blocks.device
+        if self.tables > 1:
+            numbers = torch.arange(n_groups, device=device)
+            self.table_of_group = (numbers * self.tables // n_groups).byte()
+        if self.grouping == "correlated":
+            order = torch.arange(channels, dtype=torch.int16, device=device)
+            self.channel_order = order
+        if self.filtered:
+            self.map_filter = MapFilter(channels).to(device)
+        return self
+
     @torch.no_grad()
     def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
-        """Replace every slice by the index of the most similar row (eq. 1-2).
+        """Replace every slice by the index of a row of its table (eq. 1-2).
 
-        That is the row which, scaled to unit length, has the largest dot product with
-        the slice. All-zero rows are never chosen. Ties go to the lowest index; an
-        all-zero slice ties everywhere, so it gets the lowest row that is not zero. No
-        gradient passes.
+        By direction that is the row which, scaled to unit length, has the largest dot
+        product with the slice. All-zero rows are never chosen. Ties go to the lowest
+        index; an all-zero slice ties everywhere, so it gets the lowest row that is not
+        zero. By distance it is the row with the least squared error, the lowest index
+        among ties. No gradient passes.
 
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of
@@ -144,22 +242,31 @@ class Codebook(nn.Module):
             H, W, G)`` in memory.
 
         Raises:
-            ValueError: ``C`` is not a multiple of ``codebook_dim``, all rows are zero,
-                or the codebook or the map is not finite.
+            ValueError: ``C`` is not a multiple of ``codebook_dim`` or not that of
+                ``for_channels``, all rows are zero, or the codebook or the map is not
+                finite.
         """
         batch, channels, height, width = feature_map.shape
         groups = self.groups(channels)
+        self._check_channels(channels)
         rows = self.blocks.detach().float()
         is_filled = rows.any(dim=1)
         all_filled, is_usable = self._check_rows(rows, is_filled, usable)
 
-        slices = self._slices(feature_map)
-        if all_filled:
-            indices = most_similar_rows(slices, functional.normalize(rows, dim=1))
-        else:
-            candidates = is_filled.nonzero().squeeze(1)
-            unit_rows = functional.normalize(rows[candidates], dim=1)
-            indices = most_similar_rows(slices, unit_rows)
+        maps_lc = _by_location(feature_map)
+        indices = torch.empty(
+            len(maps_lc), groups, dtype=torch.int64, device=feature_map.device
+        )
+        rows_of_table = rows.split(self.codebook_size)
+        filled_of_table = is_filled.split(self.codebook_size)
+        for table, members in enumerate(self._groups_of_tables()):
+            own_indices = self._search(
+                self._slices_of(maps_lc, members),
+                rows_of_table[table],
+                filled_of_table[table],
+                all_filled,
+            )
+            indices[:, members] = own_indices.view(len(maps_lc), -1)
         if is_usable is None:
             # -1 stands for a slice that is not finite.
             is_usable = not indices.numel() or bool(indices.min() >= 0)
@@ -168,8 +275,6 @@ class Codebook(nn.Module):
                 "the feature map holds NaN or infinite values; look for them in the "
                 "images or weights"
             )
-        if not all_filled:
-            indices = candidates.index_select(0, indices)
 
         codes_bhwg = indices.to(self._code_dtype).view(batch, height, width, groups)
         return codes_bhwg.permute(0, 3, 1, 2)
@@ -177,7 +282,8 @@ class Codebook(nn.Module):
     def decode(self, codes: Tensor) -> Tensor:
         """Concatenate the rows of the codes, not those at unit length (eq. 2).
 
-        Only these rows get a gradient.
+        Only these rows get a gradient. Where the codebook has a filter, the map passes
+        it.
 
         Args:
             codes: ``(B, G, H, W)`` integers in ``[0, n)``.
@@ -188,14 +294,29 @@ class Codebook(nn.Module):
         Raises:
             IndexError: a code is outside ``[0, n)``.
         """
+        decoded = self.concatenate(codes)
+        if self.map_filter is None:
+            return decoded
+        return self.map_filter(decoded)
+
+    def concatenate(self, codes: Tensor) -> Tensor:
+        """Concatenate the rows of codes as ``decode`` does, but without the filter."""
         batch, groups, height, width = codes.shape
         channels = groups * self.codebook_dim
+        self._check_channels(channels)
         codes_bhwg = codes.permute(0, 2, 3, 1)
+        if self.table_of_group is not None:
+            first_rows = self.table_of_group.int() * self.codebook_size
+            codes_bhwg = codes_bhwg + first_rows
         if codes.device.type == "cpu":
             slices_bhwgd = RowLookup.apply(self.blocks, codes_bhwg)
         else:
             slices_bhwgd = functional.embedding(codes_bhwg.int(), self.blocks)
         map_bhwc = slices_bhwgd.reshape(batch, height, width, channels)
+        if self.channel_order is not None:
+            positions = self.channel_order.long().argsort()
+            map_lc = map_bhwc.reshape(-1, channels).index_select(1, positions)
+            map_bhwc = map_lc.view(map_bhwc.shape)
         return map_bhwc.permute(0, 3, 1, 2)
 
     def quantize(self, feature_map: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,7 +341,7 @@ class Codebook(nn.Module):
     def usage(self, codes: Tensor) -> Tensor:
         """Count how often each row was used in ``codes`` of any shape, ``(n,)``.
 
-        Paper, Fig. 5b.
+        Rows of one index in several tables count together. Paper, Fig. 5b.
         """
         return torch.bincount(codes.reshape(-1).long(), minlength=self.codebook_size)
 
@@ -230,10 +351,72 @@ class Codebook(nn.Module):
             return torch.uint8
         return torch.int16
 
-    def _slices(self, maps_bchw: Tensor) -> Tensor:
-        """Return the slices of maps, ``(B * H * W * G, d)`` float32."""
-        maps_bhwc = maps_bchw.permute(0, 2, 3, 1)
-        return maps_bhwc.reshape(-1, self.codebook_dim).float()
+    def slices(self, maps_bchw: Tensor) -> Tensor:
+        """Return the slices of maps, ``(B * H * W, G, d)`` float32."""
+        maps_lc = _by_location(maps_bchw)
+        if self.channel_order is not None:
+            # By columns of a matrix: torch selects those of four axes much slower.
+            maps_lc = maps_lc.index_select(1, self.channel_order.int())
+        groups = self.groups(maps_bchw.shape[1])
+        return maps_lc.reshape(len(maps_lc), groups, self.codebook_dim)
+
+    def _slices_of(self, maps_lc: Tensor, members: slice | Tensor) -> Tensor:
+        """Return the slices of some groups, one below the other: ``(N, d)``."""
+        if isinstance(members, slice) and self.channel_order is None:
+            return maps_lc.reshape(-1, self.codebook_dim)
+        if self.channel_order is None:
+            order = torch.arange(maps_lc.shape[1], device=maps_lc.device)
+        else:
+            order = self.channel_order.int()
+        columns = order.view(-1, self.codebook_dim)[members].flatten()
+        return maps_lc.index_select(1, columns).view(-1, self.codebook_dim)
+
+    def _groups_of_tables(self) -> list[slice | Tensor]:
+        """Return which groups have each table: all, or their numbers."""
+        if self.table_of_group is None:
+            return [slice(None)]
+        return [
+            (self.table_of_group == table).nonzero().squeeze(1)
+            for table in range(self.tables)
+        ]
+
+    def _search(
+        self, slices: Tensor, rows: Tensor, is_filled: Tensor, all_filled: bool
+    ) -> Tensor:
+        """Return the row of a table for each slice, -1 where a slice is not finite.
+
+        Args:
+            slices: ``(N, d)`` float32.
+            rows: ``(n, d)`` float32.
+            is_filled: ``(n,)`` bool, which rows are not all zero.
+            all_filled: whether none is.
+
+        Returns:
+            ``(N,)`` int64.
+        """
+        if self.search == "distance":
+            return nearest_rows(slices, rows)
+        if all_filled:
+            return most_similar_rows(slices, functional.normalize(rows, dim=1))
+        candidates = is_filled.nonzero().squeeze(1)
+        unit_rows = functional.normalize(rows[candidates], dim=1)
+        indices = most_similar_rows(slices, unit_rows)
+        is_finite = indices >= 0
+        chosen = candidates.index_select(0, indices.clamp_min(0))
+        return chosen.where(is_finite, indices)
+
+    def _check_channels(self, channels: int) -> None:
+        """Raise ValueError for maps of other channels than those of ``for_channels``.
+
+        A codebook without what depends on them takes maps of any.
+        """
+        depends = self.tables > 1 or self.grouping != "consecutive" or self.filtered
+        if depends and channels != self.channels:
+            raise ValueError(
+                f"the feature map has {channels} channels, but this codebook was made "
+                f"for {self.channels}: call for_channels({channels}) on a new one, or "
+                "give it to a SplitModel"
+            )
 
     def _check_rows(
         self, rows: Tensor, is_filled: Tensor, usable: Tensor | None
@@ -270,8 +453,20 @@ class Codebook(nn.Module):
         return all_filled, is_usable[0]
 
 
+def _by_location(maps_bchw: Tensor) -> Tensor:
+    """Return the channels of each location, ``(B * H * W, C)`` float32."""
+    maps_bhwc = maps_bchw.permute(0, 2, 3, 1)
+    return maps_bhwc.reshape(-1, maps_bchw.shape[1]).float()
+
+
+def _check_name(setting: str, name: str, known: Collection[str]) -> None:
+    """Raise ValueError for a name that a setting does not know."""
+    if name not in known:
+        raise ValueError(f"{setting} is {name!r}; known are {', '.join(known)}")
+
+
 def check_codebook(codebook: Codebook | None, channels: int) -> None:
-    """Raise for a codebook that is none, or does not fit maps with ``channels``.
+    """Make room in a codebook for maps with ``channels``; raise if it does not fit.
 
     Raises:
         TypeError: it is neither a ``Codebook`` nor ``None``.
@@ -283,7 +478,7 @@ def check_codebook(codebook: Codebook | None, channels: int) -> None:
             "None"
         )
     if codebook is not None:
-        codebook.groups(channels)
+        codebook.for_channels(channels)
 
 
 # The half-normal distribution with this multiple of the measured spread matched real
@@ -293,6 +488,9 @@ SPREAD = 5 / 3
 MOST_SLICES_PER_CENTRE = 256
 # Slices whose products with all centres are in memory at once.
 NEAREST_TILE = 8192
+ITERATIONS = 25  # of k-means
+ASSIGNMENTS = 5  # rounds at most in which groups choose their table
+ASSIGNED_LOCATIONS = 2000  # by whose error they do
 
 
 @dataclass(frozen=True)
@@ -396,13 +594,100 @@ def init_sampled_(codebook: Codebook, maps: Tensor, generator: Generator) -> Non
 def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Set the rows to k-means centres of the slices of the maps.
 
-    All-zero slices do not count.
+    All-zero slices do not count if rows are chosen by direction. Of several tables,
+    each group gets the one that has the least error for it.
 
     Raises:
-        ValueError: there are fewer other slices than rows.
+        ValueError: there are fewer slices than rows.
     """
-    slices = _sampled_slices(codebook, maps, generator)
-    codebook.blocks.copy_(_centres(codebook, slices, generator))
+    if codebook.tables == 1:
+        slices = _sampled_slices(codebook, maps, generator)
+        codebook.blocks.copy_(_centres(codebook, slices, generator))
+        return
+    slices_lgd = _sampled_locations(codebook, maps, generator)
+    _assign_tables(codebook, slices_lgd, generator)
+    _fit_tables(codebook, slices_lgd, generator)
+
+
+def _sampled_locations(
+    codebook: Codebook, maps: Tensor, generator: Generator
+) -> Tensor:
+    """Return the slices of a random sample of locations, ``(L, G, d)`` on the CPU.
+
+    Raises:
+        ValueError: the slices are fewer than the rows.
+    """
+    codebook.for_channels(maps.shape[1])
+    slices_lgd = codebook.slices(maps.detach().float()).cpu()
+    _check_enough(slices_lgd.flatten(0, 1), len(codebook.blocks))
+    limit = MOST_SLICES_PER_CENTRE * codebook.codebook_size
+    if len(slices_lgd) > limit:
+        chosen = torch.randperm(len(slices_lgd), generator=generator)[:limit]
+        slices_lgd = slices_lgd[chosen]
+    return slices_lgd
+
+
+def _assign_tables(
+    codebook: Codebook, slices_lgd: Tensor, generator: Generator
+) -> None:
+    """Give each group one of the tables.
+
+    Groups of slices of similar length share one at first. Then each group gets, time
+    and again, the table whose rows have the least error for it.
+    """
+    groups = slices_lgd.shape[1]
+    device = codebook.blocks.device
+    lengths = torch.linalg.vector_norm(slices_lgd, dim=2).mean(dim=0)
+    ranks = lengths.argsort().argsort()
+    table_of_group = ranks * codebook.tables // groups
+    few_lgd = slices_lgd[:ASSIGNED_LOCATIONS]
+    for _ in range(ASSIGNMENTS):
+        codebook.table_of_group = table_of_group.byte().to(device)
+        _fit_tables(codebook, slices_lgd, generator, iterations=8)
+        errors_tg = _errors_of_tables(codebook, few_lgd)
+        nearest = errors_tg.argmin(dim=0)
+        if torch.equal(nearest, table_of_group):
+            break
+        table_of_group = nearest
+    codebook.table_of_group = table_of_group.byte().to(device)
+
+
+def _fit_tables(
+    codebook: Codebook,
+    slices_lgd: Tensor,
+    generator: Generator,
+    iterations: int = ITERATIONS,
+) -> None:
+    """Set the rows of each table to k-means centres of the slices of its groups.
+
+    A table of no group, or of too few slices for its rows, is left as it is.
+    """
+    assert codebook.table_of_group is not None, "only with several tables"
+    table_of_group = codebook.table_of_group.cpu()
+    for table, rows in enumerate(codebook.blocks.split(codebook.codebook_size)):
+        slices = slices_lgd[:, table_of_group == table].flatten(0, 1).contiguous()
+        if len(slices) >= codebook.codebook_size:
+            rows.copy_(_centres(codebook, slices, generator, iterations=iterations))
+
+
+def _errors_of_tables(codebook: Codebook, slices_lgd: Tensor) -> Tensor:
+    """Return the squared error of each table for each group, ``(T, G)``."""
+    slices = slices_lgd.flatten(0, 1).contiguous()
+    errors = []
+    for table in codebook.blocks.detach().cpu().split(codebook.codebook_size):
+        nearest = table[nearest_rows(slices, table)]
+        squares_lg = (slices - nearest).square().sum(dim=1).view(slices_lgd.shape[:2])
+        errors.append(squares_lg.mean(dim=0))
+    return torch.stack(errors)
+
+
+def _check_enough(slices: Tensor, n_rows: int) -> None:
+    """Raise ValueError for fewer slices than rows."""
+    if len(slices) < n_rows:
+        raise ValueError(
+            f"{len(slices)} slices that are not zero cannot make {n_rows} k-means "
+            "centres; give more feature maps"
+        )
 
 
 @torch.no_grad()
@@ -415,8 +700,12 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
     of the chosen slices is the row with the least squared error.
 
     Raises:
-        ValueError: see ``init_kmeans_``.
+        ValueError: see ``init_kmeans_``; or there are several tables.
     """
+    if codebook.tables > 1:
+        raise ValueError(
+            f"spherical fills one table, but there are {codebook.tables}; take kmeans"
+        )
     slices = _sampled_slices(codebook, maps, generator)
     directions = functional.normalize(slices)
     centres = functional.normalize(
@@ -434,19 +723,19 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
 
 
 def _sampled_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tensor:
-    """Return a random sample of the slices of maps that are not all zero: ``(N, d)``.
+    """Return a random sample of the slices of maps: ``(N, d)``.
+
+    Where rows are chosen by direction, all-zero slices are left out: any row serves
+    them alike.
 
     Raises:
         ValueError: they are fewer than the rows.
     """
-    codebook.groups(maps.shape[1])
-    slices = codebook._slices(maps.detach().float().cpu())
-    slices = slices[slices.any(dim=1)]
-    if len(slices) < codebook.codebook_size:
-        raise ValueError(
-            f"{len(slices)} slices that are not zero cannot make "
-            f"{codebook.codebook_size} k-means centres; give more feature maps"
-        )
+    codebook.for_channels(maps.shape[1])
+    slices = codebook.slices(maps.detach().float()).flatten(0, 1).cpu()
+    if codebook.search == "direction":
+        slices = slices[slices.any(dim=1)]
+    _check_enough(slices, codebook.codebook_size)
     limit = MOST_SLICES_PER_CENTRE * codebook.codebook_size
     if len(slices) > limit:
         slices = slices[torch.randperm(len(slices), generator=generator)[:limit]]
@@ -454,7 +743,11 @@ def _sampled_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> T
 
 
 def _centres(
-    codebook: Codebook, slices: Tensor, generator: Generator, spherical: bool = False
+    codebook: Codebook,
+    slices: Tensor,
+    generator: Generator,
+    spherical: bool = False,
+    iterations: int = ITERATIONS,
 ) -> Tensor:
     """Return k-means centres of ``(N, d)`` slices, one for each row: ``(n, d)``."""
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
@@ -462,13 +755,48 @@ def _centres(
     kmeans = faiss.Kmeans(
         d=codebook.codebook_dim,
         k=codebook.codebook_size,
-        niter=25,
+        niter=iterations,
         seed=seed,
         min_points_per_centroid=1,
         spherical=spherical,
     )
     kmeans.train(slices.numpy())
     return torch.from_numpy(kmeans.centroids)
+
+
+@torch.no_grad()
+def group_channels_(codebook: Codebook, maps: Tensor) -> None:
+    """Put channels that are correlated in one group, where the codebook asks for it.
+
+    A group begins with the channel of the largest variance that is left, and takes the
+    channel that is most correlated with its members, time and again. Rows of a few
+    values describe correlated channels better.
+
+    Args:
+        codebook: with ``grouping="correlated"``; others are left as they are.
+        maps: ``(B, C, H, W)``.
+    """
+    channels = maps.shape[1]
+    codebook.for_channels(channels)
+    if codebook.channel_order is None:
+        return
+    values_cl = maps.detach().float().transpose(0, 1).flatten(1)
+    variances = values_cl.var(dim=1)
+    # Constant channels have no correlation.
+    correlations = torch.corrcoef(values_cl).abs().nan_to_num()
+    is_taken = torch.zeros(channels, dtype=torch.bool, device=maps.device)
+    order: list[int] = []
+    for _ in range(codebook.groups(channels)):
+        first = variances.masked_fill(is_taken, -1).argmax()
+        is_taken[first] = True
+        members = [int(first)]
+        while len(members) < codebook.codebook_dim:
+            likeness = correlations[members].sum(dim=0)
+            nearest = likeness.masked_fill(is_taken, -1).argmax()
+            is_taken[nearest] = True
+            members.append(int(nearest))
+        order += members
+    codebook.channel_order.copy_(torch.tensor(order))
 
 
 INITIALISERS: dict[str, Callable[[Codebook, Tensor, Generator], None]] = {

@@ -41,6 +41,10 @@ from crumb_avalanche.models.runtimes import TORCH, Runtime
 from crumb_avalanche.system.process import float32_by_default
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 
+# Entries of a model's state dict that are no weights.
+NOT_WEIGHTS = ("calibrated", "codes_error")
+NOT_MEASURED = -1.0  # the error of codes in a state dict, where it was not measured
+
 
 def check_split_model(model: nn.Module, trainer: str) -> None:
     """Raise unless a trainer was given a ``SplitModel`` as it is.
@@ -119,6 +123,8 @@ class SplitModel(nn.Module):
         feature_scale: factor of F's output (see ``fold_feature_scale``).
         calibrated: whether ``calibrate`` was called on this model, or on the model that
             its state dict comes from.
+        codes_error: squared error of the codes in units of the maps' energy, which
+            ``measure_codes`` sets; ``None`` before.
         runtime: what runs F (see ``use_runtime``); torch in copies of the model.
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or
@@ -156,6 +162,7 @@ class SplitModel(nn.Module):
         self.quantized_evaluation = False
         self.precision = "fp32"
         self.calibrated = False
+        self.codes_error: float | None = None
         self.interpolation = "bilinear"
         self.backbone = ""
         self.stages = tuple(name for name, _ in feature_extractor.named_children())
@@ -238,10 +245,14 @@ class SplitModel(nn.Module):
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
+        error = NOT_MEASURED if self.codes_error is None else self.codes_error
+        destination[f"{prefix}codes_error"] = torch.tensor(error, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
         # Weights of other programs are those of calibrated models.
         self.calibrated = bool(state_dict.pop(f"{prefix}calibrated", True))
+        error = float(state_dict.pop(f"{prefix}codes_error", NOT_MEASURED))
+        self.codes_error = None if error == NOT_MEASURED else error
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     @property

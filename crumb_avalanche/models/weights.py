@@ -144,7 +144,8 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
     """Load all tensors of a weight file into a model, or leave the model unchanged.
 
     Batch counters of batch norms (``num_batches_tracked``) may be absent: evaluation
-    does not use them. So may ``calibrated``: files without it hold calibrated models.
+    does not use them. So may ``calibrated`` and ``codes_error``: files without them
+    hold calibrated models.
 
     Args:
         model: changed in place.
@@ -155,6 +156,10 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
             not finite (the first is named).
     """
     check_and_load(model, read_weights(path), str(path))
+
+
+# Ends of the names of tensors that a file of weights may lack.
+MAY_BE_ABSENT = ("num_batches_tracked", "calibrated", "codes_error")
 
 
 def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
@@ -188,7 +193,7 @@ def _first_problem(
     """Return the first difference in names and shapes, in the order of the model."""
     for name, tensor in expected.items():
         if name not in state:
-            if not name.endswith(("num_batches_tracked", "calibrated")):
+            if not name.endswith(MAY_BE_ABSENT):
                 return f"has no {name!r}, which {kind} needs"
         elif state[name].shape != tensor.shape:
             return (

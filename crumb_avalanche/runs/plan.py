@@ -24,8 +24,10 @@ from crumb_avalanche.models.backbone_names import (
 )
 from crumb_avalanche.runs.settings import (
     CLIPS,
+    Grouping,
     Preset,
     RunSettings,
+    Search,
     flat,
     part_for,
     result_settings,
@@ -103,6 +105,10 @@ class RunPlan(RunSettings):
     head_kernel: ranges.Count = 1
     codebook_dim: ranges.Count = 16
     codebook_init: str = "matched"
+    codebook_search: Search = "direction"
+    codebook_tables: ranges.Tables = 1
+    codebook_grouping: Grouping = "consecutive"
+    codebook_filter: bool = False
     evaluate_quantized: bool = False
     # The upper bound is that of the most images of the largest size.
     budget: Annotated[int, ranges.Range(0, 10**15)] = 0

@@ -6,6 +6,7 @@ A setting that is not explained means what it means in ``RunSettings``.
 from dataclasses import dataclass
 from typing import Literal
 
+from crumb_avalanche.runs.settings import Grouping, Search
 from crumb_avalanche.system import setting_ranges as ranges
 
 
@@ -32,6 +33,13 @@ class PretrainSettings(ranges.InRange):
         epochs: passes over the images.
         batch_size: images per batch.
         direct_weight: weight of the direct loss (alpha of eq. 3).
+        codebook_search: what a memory block is chosen by: direction (paper) or
+            distance.
+        codebook_tables: number of tables of memory blocks, which groups of channels
+            share.
+        codebook_grouping: which channels make a group: consecutive ones (paper), or
+            correlated ones.
+        codebook_filter: filter rebuilt maps over 3 x 3 locations.
         codebook_weight: weight of the codebook-out loss (beta of eq. 3).
         feature_cache: folder for the cached F(x); default a temporary one beside the
             output.
@@ -55,6 +63,10 @@ class PretrainSettings(ranges.InRange):
     codebook_size: ranges.CodebookSize = 256
     codebook_dim: ranges.Count | None = None
     codebook_init: str = "matched"
+    codebook_search: Search = "direction"
+    codebook_tables: ranges.Tables = 1
+    codebook_grouping: Grouping = "consecutive"
+    codebook_filter: bool = False
     direct_weight: ranges.NotNegative = 1.0
     codebook_weight: ranges.NotNegative = 1.0
     relu_logits: bool = False

@@ -208,7 +208,7 @@ def _learner_header(session: Session, experiences: int) -> LearnerHeader:
         network["preprocessing"] = preprocessing.as_dict()
     codebook = None
     if model.codebook is not None:
-        codebook = (model.codebook.codebook_size, model.codebook.codebook_dim)
+        codebook = model.codebook.settings
     return LearnerHeader(
         strategy=plan.strategy,
         method={**plan.method, **getattr(session.strategy, "decided_settings", {})},

@@ -18,7 +18,7 @@ from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.calibration import calibrate, measure_codes
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.map_store import MapStore, files_key
 from crumb_avalanche.models.runtimes import use_runtime
@@ -227,6 +227,8 @@ class Session:
         first = stream.benchmark.train_stream[0]
         if not plan.pretrained:
             calibrate(model, first.dataset, plan.codebook_init, plan.run)
+        elif model.codebook is not None:
+            measure_codes(model, first.dataset)
         calibration_seconds = time.perf_counter() - start
         runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
         plan = replace(plan, runtime=runtime)
@@ -312,14 +314,37 @@ def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
     )
 
 
+# Settings that decide which codes a codebook makes.
+CODEBOOK_SETTINGS = (
+    "codebook_size",
+    "codebook_dim",
+    "codebook_search",
+    "codebook_tables",
+    "codebook_grouping",
+    "codebook_filter",
+)
+
+
+def codebook_of(settings: RunPlan | PretrainSettings) -> Codebook:
+    """Build the codebook, without rows."""
+    assert settings.codebook_dim is not None, "defaults are filled in"
+    return Codebook(
+        settings.codebook_size,
+        settings.codebook_dim,
+        search=settings.codebook_search,
+        tables=settings.codebook_tables,
+        grouping=settings.codebook_grouping,
+        filtered=settings.codebook_filter,
+    )
+
+
 def build_model(
     settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool
 ) -> SplitModel:
     """Build the split model and load its weights, without calibration."""
     blocks = None
     if codebook:
-        assert settings.codebook_dim is not None, "defaults are filled in"
-        blocks = Codebook(settings.codebook_size, settings.codebook_dim)
+        blocks = codebook_of(settings)
     arguments = {**network_of(settings), "codebook": blocks}
     pretrained = getattr(settings, "pretrained", None)
     if not pretrained:
@@ -328,9 +353,10 @@ def build_model(
     state, made_with = read_pretrained(pretrained)
     names = ["backbone", "cut_layer", "head_kernel"]
     if codebook:
-        names += ["codebook_size", "codebook_dim"]
+        names += CODEBOOK_SETTINGS
     for name in names:
-        made, asked = made_with.get(name), getattr(settings, name)
+        made = made_with.get(name, getattr(PretrainSettings, name))
+        asked = getattr(settings, name)
         if made != asked:
             raise ValueError(
                 f"{pretrained} was made with {name}={made}, but this run has "

@@ -14,6 +14,8 @@ from crumb_avalanche.system import setting_ranges as ranges
 from crumb_avalanche.training.replay_settings import Compute, Replay, Steps, Weight
 
 Protocol = Literal["class_instance", "class_iid", "table"]
+Search = Literal["direction", "distance"]
+Grouping = Literal["consecutive", "correlated"]
 Preset = Literal["paper", "reference", "recommended", "tuned"]
 Runtime = Literal["auto", "torch", "compiled", "onnxruntime"]
 Value = int | float | bool | str | None
@@ -183,6 +185,14 @@ class RunSettings(ranges.InRange):
             of timm:NAME's channels.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled,
             kmeans or spherical.
+        codebook_search: what a memory block is chosen by: its direction (paper), or its
+            distance, which has the smaller error.
+        codebook_tables: number of tables of memory blocks, which groups of channels
+            share; default 1.
+        codebook_grouping: which channels make a group: consecutive ones (paper), or
+            correlated ones.
+        codebook_filter: filter rebuilt maps over 3 x 3 locations, by weights that have
+            the least error on the first experience.
         evaluate_quantized: evaluate on maps rebuilt from memory blocks, as in training.
         precision: fp32, or bf16 autocast.
         cache_precision: precision of the feature cache on disk; fp16 takes half the
@@ -244,6 +254,10 @@ class RunSettings(ranges.InRange):
     codebook_size: ranges.CodebookSize = 256
     codebook_dim: ranges.Count | None = None
     codebook_init: str | None = None
+    codebook_search: Search | None = None
+    codebook_tables: ranges.Tables | None = None
+    codebook_grouping: Grouping | None = None
+    codebook_filter: bool | None = None
     evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"

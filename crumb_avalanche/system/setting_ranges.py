@@ -109,6 +109,7 @@ Epochs = Annotated[int, Range(1, 10**5)]
 Rate = Annotated[float, Range(0, 10**6)]
 Decay = Annotated[float, Range(0, 1000)]
 CodebookSize = Annotated[int, Range(1, 2**15)]
+Tables = Annotated[int, Range(1, 2**8)]
 MOST_MEMORIES = 10**7
 Memories = Annotated[int, Range(0, MOST_MEMORIES)]
 Bytes = Annotated[int, Range(0, 10**12)]

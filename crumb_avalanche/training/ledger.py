@@ -130,8 +130,10 @@ class LedgerMetric(PluginMetric[dict]):
     (the sum of these: all that is kept besides the network), ``derived_bytes`` (what
     answers are computed from and what can be computed again from the memory, such as
     the solution of a closed form), ``plastic_bytes``, ``frozen_bytes``,
-    ``optimizer_bytes``, ``peak_rss_bytes``, ``images_per_second`` (new images trained
-    on in all epochs, divided by the time of training), ``train_seconds``,
+    ``optimizer_bytes``, ``codes_keep`` (the share of the energy of feature maps that
+    codes keep, measured when the model was calibrated), ``peak_rss_bytes``,
+    ``images_per_second`` (new images trained on in all epochs, divided by the time of
+    training), ``train_seconds``,
     ``seconds_features`` (F), ``seconds_search``, ``seconds_plastic``,
     ``seconds_replay``, ``seconds_other``; the parts are disjoint. What only a step
     needs (gradients, activations, the guard's copy of the trainable weights) counts in
@@ -209,6 +211,7 @@ class LedgerMetric(PluginMetric[dict]):
         return {
             **self._kept_bytes(strategy),
             **_network_bytes(strategy),
+            **_kept_by_codes(strategy.model),
             "peak_rss_bytes": peak_rss_bytes(),
             **self._times(),
         }
@@ -219,7 +222,7 @@ class LedgerMetric(PluginMetric[dict]):
             sizes = sum(replay_memories(strategy), start=MemorySizes())
         else:
             sizes = sizes_of_policy(self.storage_policy)
-        codebook_bytes = tensor_bytes(_blocks(strategy.model))
+        codebook_bytes = tensor_bytes(_codebook_tensors(strategy.model))
         kept_by_method = statistics_bytes(strategy)
         return {
             "buffer_items": sizes.memories,
@@ -274,22 +277,34 @@ class LedgerMetric(PluginMetric[dict]):
         self._before = dict(state["before"])
 
 
-def _blocks(model: nn.Module) -> list[nn.Parameter]:
-    """Return the memory blocks of a model; none where it has no codebook."""
+def _codebook_tensors(model: nn.Module) -> list[torch.Tensor]:
+    """Return the memory blocks of a model, and what else its codebook keeps.
+
+    None where it has no codebook.
+    """
     codebook = getattr(model, "codebook", None)
-    return [] if codebook is None else list(codebook.parameters())
+    if codebook is None:
+        return []
+    return [*codebook.parameters(), *codebook.buffers()]
+
+
+def _kept_by_codes(model: nn.Module) -> dict[str, float]:
+    """Return the share of the maps that codes keep, where it was measured."""
+    error = getattr(model, "codes_error", None)
+    return {} if error is None else {"codes_keep": 1 - error}
 
 
 def _network_bytes(strategy) -> dict[str, float]:
     """Return the bytes of the weights besides the codebook, and of the optimiser."""
     model = strategy.model
-    blocks = {id(block) for block in _blocks(model)}
+    of_codebook = {id(tensor) for tensor in _codebook_tensors(model)}
     plastic: list[torch.Tensor] = []
-    frozen: list[torch.Tensor] = list(model.buffers())
-    for weight in model.parameters():
-        if id(weight) not in blocks:
-            group = plastic if weight.requires_grad else frozen
-            group.append(weight)
+    frozen: list[torch.Tensor] = []
+    for tensor in [*model.buffers(), *model.parameters()]:
+        if id(tensor) in of_codebook:
+            continue
+        group = plastic if tensor.requires_grad else frozen
+        group.append(tensor)
     states = [
         value
         for state in strategy.optimizer.state.values()
