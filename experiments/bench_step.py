@@ -19,9 +19,10 @@ Ratios are printed last, because times depend on the machine; with --json, they 
 
 measures a step of preset `tuned` (replay by compute, blocks of 64 values) and one of
 preset `paper` (a replay batch after each new batch, with at least one memory of each
-class that the new batch does not have) by the number of classes seen, with a memory of
-every class, each by the time of F forward and P forward and backward of the same batch:
-float32, eager. With --json, one object of the ratios.
+class that the new batch does not have, or at most 32 memories) by the number of classes
+seen, with a memory of every class, each by the time of F forward and P forward and
+backward of the same batch: float32, eager. The milliseconds of a step stand below. With
+--json, one object of the ratios.
 """
 
 import argparse
@@ -59,9 +60,11 @@ from crumb_avalanche.runs.tables import table
 BATCH = 21
 MEMORIES = 417
 TUNED = preset_settings("tuned")
+LIMIT = 32  # memories in a replay batch
 RECIPES = {
     "tuned": (TUNED["codebook_dim"], dict(replay_compute=TUNED["replay_compute"])),
     "paper": (16, dict(replay_steps=1)),
+    f"paper, limit {LIMIT}": (16, dict(replay_steps=1, replay_limit=LIMIT)),
 }
 M_MMAP_THRESHOLD = -3  # of mallopt: larger freed blocks go back to the system
 
@@ -216,20 +219,34 @@ def bare_step(model: SplitModel, images: Tensor) -> None:
     model.zero_grad()
 
 
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of a step, and of its networks alone."""
+
+    step: float
+    bare: float
+
+    @property
+    def ratio(self) -> float:
+        """Time of the step by that of the networks."""
+        return self.step / self.bare
+
+    @property
+    def milliseconds(self) -> float:
+        """Time of the step."""
+        return 1000 * self.step
+
+
 def by_classes(
     images: Tensor, options: argparse.Namespace
-) -> dict[int, dict[str, float]]:
-    """Time of a step of each recipe by that of its networks alone.
-
-    Returns:
-        Ratios by the number of classes seen, and recipe.
-    """
-    ratios: dict[int, dict[str, float]] = {}
+) -> dict[int, dict[str, StepCost]]:
+    """Measure a step of each recipe, by the number of classes seen, and recipe."""
+    costs: dict[int, dict[str, StepCost]] = {}
     for count in options.classes:
         labels = torch.arange(count)
         first = stream_of(images[labels % BATCH], labels)
         later = stream_of(images, torch.arange(len(images)) % 2)
-        ratios[count] = {}
+        costs[count] = {}
         # In turns: large batches of one slow down the other's memory.
         for recipe, (length, replay) in RECIPES.items():
             torch.manual_seed(0)
@@ -243,8 +260,10 @@ def by_classes(
                 "bare": partial(bare_step, model, images[:BATCH]),
             }
             times = fastest(functions, options.repeats, clock_of(options))
-            ratios[count][recipe] = times["step"] / options.batches / times["bare"]
-    return ratios
+            costs[count][recipe] = StepCost(
+                step=times["step"] / options.batches, bare=times["bare"]
+            )
+    return costs
 
 
 def stream_of(images: Tensor, labels: Tensor) -> Any:
@@ -291,11 +310,16 @@ class Search:
 
 def report_classes(images: Tensor, options: argparse.Namespace) -> None:
     """Report the cost of a step by the number of classes."""
-    ratios = by_classes(images, options)
+    ratios: dict[int, dict[str, float]] = {}
     rows = []
-    for count, by_recipe in ratios.items():
-        rows.append([str(count), *(f"{ratio:.2f}" for ratio in by_recipe.values())])
-    report(options, ratios, [table(["classes", *RECIPES], rows)])
+    times = []
+    for count, by_recipe in by_classes(images, options).items():
+        ratios[count] = {name: cost.ratio for name, cost in by_recipe.items()}
+        costs = by_recipe.values()
+        rows.append([str(count), *(f"{cost.ratio:.2f}" for cost in costs)])
+        times.append([str(count), *(f"{cost.milliseconds:.0f} ms" for cost in costs)])
+    header = ["classes", *RECIPES]
+    report(options, ratios, [table(header, rows), table(header, times)])
 
 
 def report_step(images: Tensor, options: argparse.Namespace) -> None:

@@ -150,12 +150,16 @@ class MemoryBuffer(ABC):
         self._wipe_released()
         return len(position_of_slot)
 
-    def sample(self, without: set[int], at_least: int) -> Tensor:
+    def sample(
+        self, without: set[int], at_least: int, at_most: int | None = None
+    ) -> Tensor:
         """Draw the slots of a replay, in rounds of a random memory of each class.
 
         Args:
             without: classes that are not drawn from.
             at_least: number of slots below which no round is the last one.
+            at_most: largest number of slots; of more classes, so many are drawn, and
+                the last round is cut short. Default: no limit.
 
         Returns:
             ``(n,)`` int64, round by round; empty if no class is left.
@@ -163,13 +167,16 @@ class MemoryBuffer(ABC):
         candidates = [label for label in self.slots.classes if label not in without]
         if not candidates:
             return torch.empty(0, dtype=torch.int64)
+        if at_most is not None and len(candidates) > at_most:
+            drawn = self.slots.random.permutation(len(candidates))[:at_most]
+            candidates = [candidates[index] for index in drawn]
         n_rounds = math.ceil(at_least / len(candidates))
         slots_by_class = []
         for label in candidates:
             members = self.slots.by_class[label]
             draws = self.slots.random.integers(len(members), size=n_rounds)
             slots_by_class.append([members[index] for index in draws])
-        return torch.tensor(slots_by_class).t().reshape(-1)
+        return torch.tensor(slots_by_class).t().reshape(-1)[:at_most]
 
     def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
         """Return the memories of drawn slots, on the model's device.

@@ -104,7 +104,10 @@ def _fit_filter(
 
 @torch.no_grad()
 def measure_codes(
-    model: SplitModel, images: Dataset, measured: Sequence[int] = ()
+    model: SplitModel,
+    images: Dataset,
+    measured: Sequence[int] = (),
+    most: int = HELD_OUT,
 ) -> float:
     """Measure the squared error of the codes, in units of the energy of the maps.
 
@@ -114,8 +117,9 @@ def measure_codes(
     Args:
         model: with a codebook; its ``codes_error`` is set.
         images: as for ``calibrate``.
-        measured: indices of images that the codebook was fitted to. Up to 32 others are
-            taken, evenly spread; these only where there are no others.
+        measured: indices of images that the codebook was fitted to. Others are taken,
+            evenly spread; these only where there are no others.
+        most: largest number of images.
 
     Returns:
         The error.
@@ -125,7 +129,7 @@ def measure_codes(
     others = sorted(set(range(len(images))).difference(measured))  # type: ignore
     if not others:
         others = list(measured)
-    spread = np.linspace(0, len(others) - 1, HELD_OUT).astype(int)
+    spread = np.linspace(0, len(others) - 1, most).astype(int)
     chosen = [others[position] for position in np.unique(spread)]
     error = 0.0
     energy = 0.0

@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from crumb_avalanche.system import setting_ranges as ranges
-from crumb_avalanche.training.replay_settings import Compute, Replay, Steps, Weight
+from crumb_avalanche.training.replay_settings import (
+    Compute,
+    Limit,
+    Replay,
+    Steps,
+    Weight,
+)
 
 Protocol = Literal["class_instance", "class_iid", "table"]
 Search = Literal["direction", "distance"]
@@ -164,6 +170,8 @@ class RunSettings(ranges.InRange):
             clamping.
         replay_weight: factor of the replay loss; default 5, and 1 with replay_compute.
         replay_steps: replay batches after each new batch.
+        replay_limit: largest number of memories in a replay batch, which else has at
+            least one of every old class and takes longer with every class.
         replay_compute: cost of replay, in units of the training step without it,
             instead of replay_steps; 1.4 with preset tuned. All classes are replayed
             alike then.
@@ -241,6 +249,7 @@ class RunSettings(ranges.InRange):
     clamp_gradients: ranges.NotNegative | None = None
     replay_weight: Weight = Replay.replay_weight
     replay_steps: Steps = Replay.replay_steps
+    replay_limit: Limit | None = Replay.replay_limit
     replay_compute: Compute | None = Replay.replay_compute
     fused: bool = Replay.fused
     selection_rule: str | None = None

@@ -80,6 +80,10 @@ class CRUMBPlugin(StoringPlugin):
         replay_weight: factor of the replay loss; default 5 as in all published scripts,
             and 1 with ``replay_compute``.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
+        replay_limit: largest number of memories in a replay batch; default none: each
+            has at least one memory of every old class, as in the paper, and its cost
+            grows with their number. With more classes than the limit, so many are drawn
+            for each batch.
         fused: new and replayed batch in one optimiser step instead of two.
         replay_compute: cost of replay in units of the training step without it, instead
             of ``replay_steps``. Replay batches then have all classes, those of the new
@@ -102,6 +106,7 @@ class CRUMBPlugin(StoringPlugin):
         codebook_weight: float = ReplaySettings.codebook_weight,
         replay_weight: float | None = ReplaySettings.replay_weight,
         replay_steps: int = ReplaySettings.replay_steps,
+        replay_limit: int | None = ReplaySettings.replay_limit,
         fused: bool = ReplaySettings.fused,
         replay_compute: float | None = ReplaySettings.replay_compute,
         seen: SeenClassesPlugin | None = None,
@@ -112,6 +117,7 @@ class CRUMBPlugin(StoringPlugin):
             codebook_weight=codebook_weight,
             replay_weight=replay_weight,
             replay_steps=replay_steps,
+            replay_limit=replay_limit,
             fused=fused,
             replay_compute=replay_compute,
         )
@@ -119,6 +125,7 @@ class CRUMBPlugin(StoringPlugin):
         self.codebook_weight = settings.codebook_weight
         self.replay_weight = settings.factor
         self.replay_steps = settings.replay_steps
+        self.replay_limit = settings.replay_limit
         self.fused = settings.fused
         self.balanced: BalancedReplay | None = None
         if settings.replay_compute is not None:
@@ -204,12 +211,14 @@ class CRUMBPlugin(StoringPlugin):
         """Draw a replay batch: maps ``(n, C, H, W)``, decoded, and labels ``(n,)``.
 
         As many memories as the new batch has images, or a few more, so that each class
-        has the same number.
+        has the same number; and no more than ``replay_limit``.
         """
         if self.balanced is not None:
             return self.balanced.draw(self.current, self.storage_policy, model)
         slots = self.storage_policy.sample(
-            without=self._not_replayed(), at_least=len(self.current.labels)
+            without=self._not_replayed(),
+            at_least=len(self.current.labels),
+            at_most=self.replay_limit,
         )
         return self.storage_policy.replay(slots, model)
 
@@ -291,7 +300,7 @@ class CRUMBStrategy(StreamStrategy):
         mem_size: memories of a new ``CodeBuffer``; or give ``storage_policy``.
         storage_policy: the buffer; or give ``mem_size``.
         direct_weight, codebook_weight, replay_weight: see ``CRUMBPlugin``.
-        replay_steps, fused, replay_compute: see ``CRUMBPlugin``.
+        replay_steps, replay_limit, fused, replay_compute: see ``CRUMBPlugin``.
         stream_arguments: all others, such as ``first_epochs``; see ``StreamStrategy``.
 
     Raises:
@@ -322,6 +331,7 @@ class CRUMBStrategy(StreamStrategy):
         codebook_weight: float = ReplaySettings.codebook_weight,
         replay_weight: float | None = ReplaySettings.replay_weight,
         replay_steps: int = ReplaySettings.replay_steps,
+        replay_limit: int | None = ReplaySettings.replay_limit,
         fused: bool = ReplaySettings.fused,
         replay_compute: float | None = ReplaySettings.replay_compute,
         **stream_arguments,
@@ -333,6 +343,7 @@ class CRUMBStrategy(StreamStrategy):
             codebook_weight=codebook_weight,
             replay_weight=replay_weight,
             replay_steps=replay_steps,
+            replay_limit=replay_limit,
             fused=fused,
             replay_compute=replay_compute,
         )

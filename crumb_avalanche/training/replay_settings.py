@@ -10,6 +10,7 @@ from crumb_avalanche.system.setting_ranges import InRange, NotNegative, Range
 
 Weight = NotNegative | None
 Steps = Annotated[int, Range(0, 10**4)]
+Limit = Annotated[int, Range(1, 10**6)]
 Compute = Annotated[float, Range(0, 1000, above=True)]
 # Of all published scripts; the paper does not name it.
 PUBLISHED_WEIGHT = 5.0
@@ -22,6 +23,9 @@ class Replay(InRange):
     Attributes:
         replay_weight: factor of the replay loss; ``None`` is what ``factor`` says.
         replay_steps: replay batches after each new batch; 0 stores but never replays.
+        replay_limit: largest number of memories in a replay batch, so that its cost
+            does not grow with the number of classes; ``None`` replays at least one
+            memory of every class.
         replay_compute: cost of replay in units of the training step without it, instead
             of ``replay_steps``; all classes are replayed alike (see
             ``BalancedReplay``).
@@ -31,6 +35,7 @@ class Replay(InRange):
 
     replay_weight: Weight = None
     replay_steps: Steps = 1
+    replay_limit: Limit | None = None
     replay_compute: Compute | None = None
     fused: bool = False
     selection_rule: str = "every_jth"
@@ -58,7 +63,8 @@ class ReplaySettings(Replay):
         codebook_weight: beta of eq. 3, the weight of the loss on quantized maps.
 
     Raises:
-        ValueError: both weights are 0, or ``replay_compute`` comes with ``fused``.
+        ValueError: both weights are 0, or ``replay_compute`` comes with ``fused`` or
+            ``replay_limit``.
     """
 
     direct_weight: NotNegative = 0.0
@@ -70,6 +76,11 @@ class ReplaySettings(Replay):
             raise ValueError(
                 "direct_weight and codebook_weight are both 0; "
                 "one of the losses must be on"
+            )
+        if self.replay_limit is not None and self.replay_compute is not None:
+            raise ValueError(
+                "replay_compute has batches of one size, whatever the number of "
+                "classes: leave out replay_limit, or replay_compute"
             )
         if self.fused and self.replay_compute is not None:
             raise ValueError(

@@ -97,6 +97,7 @@ QUICK = {
         ["--strategies", "finetune", "ncm"],
         ["feature_cache.csv", "feature_cache.md"],
     ),
+    "bench_codes": (["--repeats", "1"], ["codes.csv"]),
     "bench_parts": (
         ["--pixels", "64", "--presets", "recommended"],
         ["parts.csv", "parts.png"],

@@ -258,6 +258,24 @@ def test_a_replay_batch_is_balanced(three_classes, without, at_least, size):
     assert set(labels[: len(classes)]) == classes
 
 
+@pytest.mark.parametrize(
+    ("at_least", "at_most", "size"), [(21, 5, 5), (21, 30, 21), (2, 2, 2), (1, 1, 1)]
+)
+def test_a_limited_replay_batch(three_classes, at_least, at_most, size):
+    """No class comes twice more than another."""
+    slots = three_classes.sample(set(), at_least, at_most)
+    assert len(slots) == size
+    counts = Counter(three_classes.labels[slots].tolist())
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_a_limit_leaves_out_no_class(three_classes):
+    """Of three classes two are drawn for a batch, and each comes sooner or later."""
+    drawn = [three_classes.sample(set(), 2, 2) for _ in range(30)]
+    labels = three_classes.labels[torch.cat(drawn)].tolist()
+    assert set(labels) == {0, 1, 2}
+
+
 def test_a_replay_draws_every_memory(three_classes):
     assert set(three_classes.sample(set(), 300).tolist()) == set(range(9))
 

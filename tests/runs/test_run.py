@@ -362,6 +362,7 @@ def built():
     settings = LearningSettings(
         replay_weight=3.0,
         replay_steps=3,
+        replay_limit=7,
         fused=True,
         selection_rule="reference",
         clamp_gradients=0.1,
@@ -380,6 +381,7 @@ def plugin_of(strategy, kind):
     [
         ("replay_weight", 3.0),
         ("replay_steps", 3),
+        ("replay_limit", 7),
         ("fused", True),
         ("direct_weight", 0.5),
         ("codebook_weight", 2.0),

@@ -88,6 +88,8 @@ def test_cached_images_need_frame_order(model, make_stream, tmp_path):
         (dict(replay_weight=-0.1), "replay_weight is -0.1; give 0 or more"),
         (dict(direct_weight=math.nan), "direct_weight is nan; give a finite number"),
         (dict(replay_compute=2, fused=True), "fused replay has one batch"),
+        (dict(replay_limit=0), "replay_limit is 0; give 1 or more"),
+        (dict(replay_compute=2, replay_limit=8), "leave out replay_limit, or"),
     ],
 )
 def test_a_wrong_setting_is_an_error(wrong, words):

@@ -99,8 +99,8 @@ class LoggedBuffer(CodeBuffer):
 
         rule.choose = logged
 
-    def sample(self, without, at_least):
-        self.drawn.append(super().sample(without, at_least))
+    def sample(self, without, at_least, at_most=None):
+        self.drawn.append(super().sample(without, at_least, at_most))
         return self.drawn[-1]
 
 
