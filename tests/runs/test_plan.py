@@ -96,6 +96,7 @@ STILL_OPEN = {
     "cut_layer",
     "pretrained",
     "capacity",
+    "replay_limit",
     "replay_compute",
 }
 
