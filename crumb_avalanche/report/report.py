@@ -99,7 +99,7 @@ def main(settings: ReportSettings) -> None:
         print_run(groups[0])
     else:
         print_comparison(groups, summary)
-    print(f"\nwritten to {output}: {', '.join(FILES)}")
+    print(f"\nwritten to {output}:\n{', '.join(FILES)}")
     for line in usage_of(runs[0].folder, runs[0].settings["strategy"]):
         print(line)
     if found.unfinished:
@@ -207,8 +207,7 @@ def print_run(group: Group) -> None:
 def print_comparison(groups: Sequence[Group], summary: Table) -> None:
     """Print groups of runs side by side."""
     print(
-        "accuracy at the end over all classes: mean +- standard deviation of runs "
-        "(n - 1);\n"
+        "accuracy at the end over all classes: mean +- standard deviation of runs;\n"
         "forgets: points lost since the best test of an experience; mean of runs"
     )
     print(summary.lines)
