@@ -1,6 +1,7 @@
 """Which room may import which, and what must stay quick to import."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from functools import cache
@@ -32,195 +33,238 @@ LIGHT_METHODS = (
     "klda loranpac lr_rgda ncm packed_scatter plda randumb ranpac rda registry "
     "simple_cil slda srda"
 )
+PACKAGES = pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
+
+
+# What files import
+
+
+def modules_of(node):
+    """The modules that a statement or a call imports."""
+    if isinstance(node, ast.Import):
+        return [name.name for name in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "relative import"
+        # The name may be a module of the package that it is imported from.
+        return [f"{node.module}.{name.name}" for name in node.names]
+    if isinstance(node, ast.Call) and called_name(node) == "import_module":
+        return texts_in(node)
+    return []
+
+
+def called_name(call):
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return getattr(call.func, "id", "")
+
+
+def texts_in(node):
+    constants = [child for child in ast.walk(node) if isinstance(child, ast.Constant)]
+    return [child.value for child in constants if isinstance(child.value, str)]
+
+
+@cache
+def imported(path):
+    """All modules that a file imports, in functions too."""
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        modules += modules_of(node)
+    return modules
+
+
+def imports_of(path, package):
+    """The modules of a package that a file imports."""
+    return [name for name in imported(path) if name.split(".")[0] == package]
+
+
+CODE = """
+import a.b
+def f():
+    from c.d import e
+    return import_module(f'g.h.{e}')
+"""
+
+
+def test_the_walk_sees_imports(tmp_path):
+    path = tmp_path / "x.py"
+    path.write_text(CODE)
+    assert imported(path) == ["a.b", "c.d.e", "g.h."]
+
+
+# Files and rooms
+
+
+def files(folder):
+    return sorted(folder.rglob("*.py"))
+
+
+def files_in(package, room_names):
+    """The files of some rooms."""
+    paths = []
+    for room in room_names:
+        paths += files(package / room)
+    return paths
+
+
+def name_of(path, package):
+    """The dotted name of a file."""
+    return ".".join(path.relative_to(package.parent).with_suffix("").parts)
+
+
+def room_of(path, package):
+    """The room of a file; None at the package's top level."""
+    folders = path.relative_to(package).parts[:-1]
+    return folders[0] if folders else None
+
+
+def room_of_module(module, package):
+    """The room of an imported module; None at the package's top level."""
+    names = module.split(".")[1:]
+    if names and names[0] in ROOMS[package]:
+        return names[0]
+    return None
+
+
+@PACKAGES
+def test_every_folder_is_a_room(package):
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert folders == set(ROOMS[package])
+
+
+@PACKAGES
+def test_no_module_lies_outside_of_rooms(package):
+    assert {path.stem for path in package.glob("*.py")} == TOP_LEVEL[package]
+
+
+# Who may import whom
+
+
+def is_above(module, room, package):
+    """Whether a room imports what it must not: a later one, or the catalog."""
+    if module == f"{package.name}.catalog":
+        return True
+    order = ROOMS[package]
+    other = room_of_module(module, package)
+    return other is not None and order.index(other) > order.index(room)
+
+
+@PACKAGES
+def test_a_room_imports_only_rooms_below_it(package):
+    wrong = []
+    for room in ROOMS[package]:
+        for path in files(package / room):
+            for module in imports_of(path, package.name):
+                if is_above(module, room, package):
+                    wrong.append(f"{name_of(path, package)} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("room_names", "unknown"), [(RESEARCH, APPLICATION), (APPLICATION, RESEARCH)]
+)
+def test_research_and_application_are_apart(room_names, unknown):
+    wrong = []
+    for path in files_in(METHOD, room_names):
+        for module in imports_of(path, METHOD.name):
+            if room_of_module(module, METHOD) in unknown:
+                wrong.append(f"{name_of(path, METHOD)} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_streams_know_nothing_of_the_method():
+    for path in files(STREAMS):
+        assert not imports_of(path, METHOD.name), path
+
+
+def test_only_upper_rooms_know_the_streams():
+    lower = set(ROOMS[METHOD]) - KNOW_STREAMS
+    for path in [*files_in(METHOD, sorted(lower)), METHOD / "__init__.py"]:
+        for module in imports_of(path, STREAMS.name):
+            assert module.startswith(TABLES), path
+
+
+@PACKAGES
+@pytest.mark.parametrize("outside", ["experiments", "support", "tests"])
+def test_nothing_installed_knows(package, outside):
+    for path in files(package):
+        assert not imports_of(path, outside), path
+
+
+@PACKAGES
+def test_no_circles(package):
+    needs = {name_of(path, package): set() for path in files(package)}
+    for path in files(package):
+        for module in imports_of(path, package.name):
+            if module not in needs:  # a name of a module
+                module = module.rpartition(".")[0]
+            if module in needs:
+                needs[name_of(path, package)].add(module)
+    graphlib.TopologicalSorter(needs).prepare()  # raises
+
+
+# What must stay quick to import
+
 HELP = """
 import runpy
 sys.argv = ['crumb', '--help']
 try: runpy.run_module("crumb_avalanche.cli", run_name="__main__")
 except SystemExit as end: assert not end.code
 """
-
-
-@cache
-def imported(path):
-    """Pairs (module, inside a function) of what a file imports, as text for
-    ``import_module`` too.
-    """
-    return list(_imported(path))
-
-
-def _imported(path):
-    tree = ast.parse(path.read_text())
-    functions = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    inside = {id(part) for function in functions for part in ast.walk(function)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from ((name.name, id(node) in inside) for name in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            # The name may be a module of the package that it is imported from.
-            yield from (
-                (f"{node.module}.{name.name}", id(node) in inside)
-                for name in node.names
-            )
-        elif (
-            isinstance(node, ast.Call)
-            and getattr(node.func, "attr", getattr(node.func, "id", ""))
-            == "import_module"
-        ):
-            constants = [
-                part for part in ast.walk(node) if isinstance(part, ast.Constant)
-            ]
-            yield from (
-                (part.value, True) for part in constants if isinstance(part.value, str)
-            )
-
-
-def files(package):
-    return sorted(package.rglob("*.py"))
-
-
-def imports_of(path, package):
-    return [
-        (name, inside)
-        for name, inside in imported(path)
-        if name.split(".")[0] == package
-    ]
-
-
-def room_of(path, package):
-    parts = path.relative_to(package).parts
-    return parts[0] if len(parts) > 1 else None
-
-
-def below(module, package):
-    """The room of an imported module; ``None`` at the package's top level."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 and parts[1] in ROOMS[package] else None
-
-
-@pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
-def test_a_room_imports_only_rooms_below_it(package):
-    order, wrong = ROOMS[package], []
-    for path in files(package):
-        room = room_of(path, package)
-        if (
-            room is None
-        ):  # __init__ looks names up on first use, catalog knows all data sets
-            continue
-        for module, _ in imports_of(path, package.name):
-            other = below(module, package)
-            above = other is not None and order.index(other) > order.index(room)
-            if above or module == f"{package.name}.catalog":
-                wrong.append(
-                    f"{path.relative_to(package.parent)} in {room}/ imports {module}"
-                )
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize(
-    ("rooms", "others"), [(RESEARCH, APPLICATION), (APPLICATION, RESEARCH)]
+START = (
+    "import crumb_avalanche, crumb_avalanche.system.process, "
+    "benchmarks_toybox_ilab.tables.frame_table, benchmarks_toybox_ilab.catalog"
 )
-def test_research_and_application_do_not_know_each_other(rooms, others):
-    paths = [path for room in rooms for path in files(METHOD / room)]
-    wrong = [
-        f"{path.relative_to(METHOD)} imports {module}"
-        for path in paths
-        for module, _ in imports_of(path, METHOD.name)
-        if below(module, METHOD) in others
-    ]
-    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
-def test_every_room_exists_and_no_module_lies_outside(package):
-    found = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
-    assert found == set(ROOMS[package])
-    assert {path.stem for path in package.glob("*.py")} == TOP_LEVEL[package]
+def light_modules():
+    paths = files_in(METHOD, LIGHT)
+    paths += [METHOD / "methods" / f"{name}.py" for name in LIGHT_METHODS.split()]
+    return ", ".join(name_of(path, METHOD) for path in paths)
 
 
-def test_only_the_upper_rooms_know_the_streams_which_know_nothing_of_the_method():
-    for path in files(STREAMS):
-        assert not imports_of(path, "crumb_avalanche"), path
-    for path in files(METHOD):
-        if room_of(path, METHOD) not in KNOW_STREAMS:
-            for module, _ in imports_of(path, "benchmarks_toybox_ilab"):
-                assert module.startswith(TABLES), path
+# What is imported in one process, each after those before it, and what none of them
+# imports.
+STEPS = [
+    ("import crumb_avalanche.cli", "numpy yaml dataclasses"),
+    (START, "torch torchvision avalanche av faiss matplotlib"),
+    (HELP, "torch avalanche"),
+    (HELP.replace("'crumb'", "'crumb', 'prepare'"), "torch avalanche"),
+    (
+        "import crumb_avalanche.report.report",
+        "torch avalanche tkinter matplotlib.pyplot",
+    ),
+    (f"import torch, {light_modules()}", "avalanche torchvision"),
+]
 
 
-def test_nothing_installed_knows_the_experiments_and_the_tests():
-    for path in files(METHOD) + files(STREAMS):
-        for package in ("experiments", "support", "tests"):
-            assert not imports_of(path, package), path
-
-
-def test_the_walk_sees_imports(tmp_path):
-    path = tmp_path / "x.py"
-    path.write_text(
-        "import a.b\ndef f():\n    from c.d import e\n    return "
-        "import_module(f'g.h.{e}')\n"
-    )
-    assert imported(path) == [("a.b", False), ("c.d.e", True), ("g.h.", True)]
-
-
-@pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
-def test_no_circles(package):
-    names = {
-        ".".join(path.relative_to(package.parent).with_suffix("").parts): path
-        for path in files(package)
-    }
-    arrows = {}
-    for name, path in names.items():
-        modules = {module for module, _ in imports_of(path, package.name)}
-        arrows[name] = {
-            i if i in names else i.rpartition(".")[0] for i in modules
-        } & names.keys()
-    while arrows:
-        ready = [name for name, needs in arrows.items() if not needs & arrows.keys()]
-        assert ready, f"these import each other: {sorted(arrows)}"
-        for name in ready:
-            del arrows[name]
+def checking_program():
+    """A program of all steps, which fails at the first heavy import."""
+    lines = ["import sys"]
+    for code, heavy in STEPS:
+        lines.append(code)
+        lines.append(f"heavy = {set(heavy.split())} & {{*sys.modules}}")
+        lines.append("assert not heavy, heavy")
+    return "\n".join(lines)
 
 
 def test_what_comes_without_heavy_libraries():
-    paths = [path for room in LIGHT for path in files(METHOD / room)]
-    paths += [METHOD / "methods" / f"{name}.py" for name in LIGHT_METHODS.split()]
-    light = ", ".join(
-        ".".join(path.relative_to(METHOD.parent).with_suffix("").parts)
-        for path in paths
-    )
-    program = "import sys\n"
-    for code, left_out in (  # each after those before it
-        ("import crumb_avalanche.cli", "numpy yaml dataclasses"),
-        (
-            "import crumb_avalanche, crumb_avalanche.system.process, "
-            "benchmarks_toybox_ilab.tables.frame_table, "
-            "benchmarks_toybox_ilab.catalog",
-            "torch torchvision avalanche av faiss matplotlib",
-        ),
-        (HELP, "torch avalanche"),
-        (HELP.replace("'crumb'", "'crumb', 'prepare'"), "torch avalanche"),
-        (
-            "import crumb_avalanche.report.report",
-            "torch avalanche tkinter matplotlib.pyplot",
-        ),
-        (f"import torch, {light}", "avalanche torchvision"),
-    ):
-        unwanted = set(left_out.split())
-        program += f"{code}\nfound = {unwanted} & {{*sys.modules}}\n"
-        program += "assert not found, found\n"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-W", "ignore", "-c", checking_program()]
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
 
 
-def test_public_names_exist_and_others_are_told():
-    for name in crumb_avalanche.__all__:
-        assert getattr(crumb_avalanche, name) is not None
+# Public names
+
+
+@pytest.mark.parametrize("name", crumb_avalanche.__all__)
+def test_public_names_exist(name):
+    assert getattr(crumb_avalanche, name) is not None
+
+
+def test_only_public_names_are_listed():
     assert set(dir(crumb_avalanche)) == set(crumb_avalanche.__all__)
+
+
+def test_other_names_are_reported():
     with pytest.raises(AttributeError, match="No crumb_avalanche attribute Codebok"):
         crumb_avalanche.Codebok  # noqa: B018
