@@ -375,7 +375,7 @@ class Learner(Predictor):
     def batches(
         self, clip: Clip, report: Report | None = None
     ) -> Iterator[tuple[list[str], Tensor]]:
-        """Yield the paths and features of a clip's frames, 8 at a time.
+        """Yield the paths and ``(n, D)`` features of a clip's frames, 8 at a time.
 
         They are what ``teach`` learns and ``teach_features`` takes.
 

@@ -128,6 +128,9 @@ class EveryJth(SelectionRule):
     def choose(self, slots, labels):
         """Store a frame if its class has room, by how many of the class were announced.
 
+        Args:
+            slots, labels: as for ``SelectionRule.choose``.
+
         Raises:
             ValueError: a class was not announced by ``begin_experience``.
         """
@@ -267,6 +270,9 @@ class ReferenceRule(SelectionRule):
 
         Of a class that has memories already, these and the new frames are drawn from
         alike.
+
+        Args:
+            slots, labels: as for ``SelectionRule.choose``.
         """
         if not self.trimmed:
             slots.trim(self.quota)  # the buffer wipes what is not taken again

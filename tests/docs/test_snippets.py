@@ -1,11 +1,10 @@
-"""The Python lines of pages, run one after the other, and docstrings of the names that
-the packages export.
-"""
+"""The Python of pages, run, and docstrings of the names that the packages export."""
 
 import ast
 import contextlib
 import io
 import re
+from dataclasses import dataclass
 from functools import cache
 from types import SimpleNamespace
 
@@ -22,23 +21,52 @@ from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recip
 from crumb_avalanche.models.codebook import init_normal_
 
 
-def defined_by(page: str, codes=slice(None)) -> dict:
-    """What the Python blocks of a page define."""
+def blocks_of(page: str) -> list[str]:
+    """The Python blocks of a page."""
+    return blocks((ROOT / "docs" / page).read_text(encoding="utf-8"), "python")
+
+
+def run_blocks(page: str, codes: list[str]) -> dict:
+    """Run blocks of a page one after the other; return what they define."""
     names: dict = {}
-    for code in blocks((ROOT / "docs" / page).read_text(encoding="utf-8"), "python")[
-        codes
-    ]:
+    for code in codes:
         exec(compile(code, page, "exec"), names)
     return names
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_models_of_scikit_learns_users_learn():
+def stream_accuracy(results: dict) -> float:
+    """The accuracy on a stream among an evaluator's results."""
+    (name,) = [name for name in results if name.startswith("Top1_Acc_Stream")]
+    return results[name]
+
+
+# Coming from scikit-learn
+
+
+@pytest.fixture(scope="module")
+def for_scikit_learn():
     pytest.importorskip("sklearn")
-    names = defined_by("coming_from.md")
+    return run_blocks("coming_from.md", blocks_of("coming_from.md"))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_method_here_learns(for_scikit_learn):
+    names = for_scikit_learn
     assert names["here"].score(names["features"], names["labels"]) > 0.9
-    assert (names["model"].predict(names["features"]) == names["labels"]).mean() > 0.9
-    assert names["pipeline"].classes_.tolist() == ["cup", "dog"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_method_there_learns(for_scikit_learn):
+    names = for_scikit_learn
+    answers = names["model"].predict(names["features"])
+    assert (answers == names["labels"]).mean() > 0.9
+
+
+def test_a_pipeline_has_the_classes(for_scikit_learn):
+    assert for_scikit_learn["pipeline"].classes_.tolist() == ["cup", "dog"]
+
+
+# An exported learner without this library
 
 
 def test_plain_onnx_runtime_answers_as_the_learner(weights_file, tmp_path, monkeypatch):
@@ -51,107 +79,139 @@ def test_plain_onnx_runtime_answers_as_the_learner(weights_file, tmp_path, monke
     Image.fromarray(images(1, 1, seed=3)[0]).save("photo.jpg")
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        defined_by("robots.md", slice(-1, None))
+        run_blocks("robots.md", blocks_of("robots.md")[-1:])
     label, share = printed.getvalue().split()
     answer = learner.predict("photo.jpg")
-    assert label == answer.label and float(share) == pytest.approx(
-        answer.confidence, abs=1e-3
-    )
+    assert label == answer.label
+    assert float(share) == pytest.approx(answer.confidence, abs=1e-3)
+
+
+# Adding a method, a data set and a buffer
 
 
 @pytest.fixture(scope="module")
 def names():
-    """What the examples of adding a method, a data set and a buffer define."""
-    return defined_by("extend.md")
+    """What the examples of adding things define."""
+    return run_blocks("extend.md", blocks_of("extend.md"))
+
+
+def test_the_data_set_has_its_classes(names):
+    assert names["table"].classes == ("blue", "green", "red", "yellow")
+    assert len(names["table"]) == 48
 
 
 def test_the_data_set_holds_out_an_object(names):
     table = names["table"]
-    assert len(table) == 48 and table.classes == ("blue", "green", "red", "yellow")
-    assert {
-        name for name, split in zip(table.object_name, table.split) if split == "test"
-    } == {"2"}
-    assert (
-        names["benchmark"].n_classes == 4 and len(names["benchmark"].train_stream) == 2
-    )
+    objects = {table.object_name[row] for row in table.rows("test")}
+    assert objects == {"2"}
+
+
+def test_the_data_set_is_a_stream(names):
+    assert names["benchmark"].n_classes == 4
+    assert len(names["benchmark"].train_stream) == 2
 
 
 def test_the_strategy_learns(names):
-    accuracy = next(
-        value
-        for name, value in names["results"].items()
-        if name.startswith("Top1_Acc_Stream")
-    )
-    assert accuracy > 0.5  # chance is 0.25
+    assert stream_accuracy(names["results"]) > 0.5  # chance is 0.25
 
 
 def test_the_buffer_holds_the_bytes_that_it_says(names):
-    buffer, model = names["buffer"], names["model"]
-    assert len(buffer) == 8 and buffer.buffer_bytes == 8 * buffer.item_bytes(model)
+    buffer = names["buffer"]
+    assert len(buffer) == 8
+    assert buffer.buffer_bytes == 8 * buffer.item_bytes(names["model"])
+
+
+def test_the_buffer_gives_maps_back(names):
+    buffer = names["buffer"]
+    model = names["model"]
     maps = torch.randn(2, *model.map_shape)
-    batch = SimpleNamespace(feature_map=maps)
-    assert torch.allclose(
-        buffer.to_maps(buffer.to_rows(batch, [0, 1], model), model), maps, atol=1e-2
-    )
+    rows = buffer.to_rows(SimpleNamespace(feature_map=maps), [0, 1], model)
+    torch.testing.assert_close(buffer.to_maps(rows, model), maps, rtol=0, atol=1e-2)
 
 
-def test_the_entry_builds_the_strategy_and_counts_its_memories(names, make_model):
-    model, entry = make_model(), STRATEGIES["clipped_replay"]
+def test_the_entry_builds_the_strategy(names, make_model):
+    model = make_model()
+    entry = STRATEGIES["clipped_replay"]
     init_normal_(model.codebook, torch.zeros(1), torch.Generator().manual_seed(0))
     recipe = Recipe(
-        model,
-        LearningSettings(),
-        entry.method_settings({"norm": 2}),
-        8,
-        4,
-        0,
-        "cpu",
-        {},
+        model=model,
+        settings=LearningSettings(),
+        method=entry.method_settings({"norm": 2}),
+        mem_size=8,
+        n_classes=4,
+        seed=0,
+        device="cpu",
+        host={},
     )
-    built = entry.build(recipe)
-    assert (
-        isinstance(built, names["ClippedReplay"])
-        and built.norm == 2
-        and built.storage_policy.max_size == 8
-    )
+    strategy = entry.build(recipe)
+    assert isinstance(strategy, names["ClippedReplay"])
+    assert strategy.norm == 2
+    assert strategy.storage_policy.max_size == 8
+
+
+@pytest.mark.usefixtures("names")
+def test_the_entry_counts_its_memories(make_model):
+    model = make_model()
     channels, height, width = model.map_shape
-    assert entry.memories_in_budget(model, 10 * 2 * channels * height * width, 4) == 10
+    budget = 10 * 2 * channels * height * width
+    assert STRATEGIES["clipped_replay"].memories_in_budget(model, budget, 4) == 10
 
 
-def test_the_closed_form_learns_and_its_bytes_and_settings_follow_from_it(names):
-    strategy, entry = names["scaled"], STRATEGIES["scaled_means"]
-    accuracy = next(
-        value
-        for name, value in names["closed_form_results"].items()
-        if name.startswith("Top1_Acc_Stream")
-    )
-    assert accuracy > 0.5 and strategy.statistics.settings["least"] == 0.01
-    assert (
-        entry.fixed_bytes(strategy.model, entry.settings(), 4)
-        == strategy.statistics_bytes
-    )
+def test_the_closed_form_learns(names):
+    assert stream_accuracy(names["closed_form_results"]) > 0.5
+    assert names["scaled"].statistics.settings["least"] == 0.01
+
+
+def test_the_closed_form_counts_its_bytes(names):
+    strategy = names["scaled"]
+    entry = STRATEGIES["scaled_means"]
+    fixed = entry.fixed_bytes(strategy.model, entry.settings(), 4)
+    assert fixed == strategy.statistics_bytes
+
+
+@pytest.mark.usefixtures("names")
+def test_the_closed_form_has_a_range():
     with pytest.raises(ValueError, match=r"least is 0; give more than 0"):
-        entry.method_settings({"least": 0})
+        STRATEGIES["scaled_means"].method_settings({"least": 0})
 
+
+# Docstrings
 
 ENTRY = re.compile(r"^    (\w[\w, ]*):", re.MULTILINE)
 SEE = re.compile(r"[Ss]ee\s+`[^`]+`(?:,?\s+(?:and )?`[^`]+`)*")
 SHAPE = re.compile(r"`\([^`]*\)|any shape|[Ss]calar|same shape|\d x \d")  # as `(B, C)`
-HOOKS = re.compile(
-    r"(before|after)_\w+|(load_)?state_dict|result|reset"
-)  # Avalanche's and torch's; described there
+# Avalanche's and torch's; described there.
+HOOKS = re.compile(r"(before|after)_\w+|(load_)?state_dict|result|reset")
 
 
-def definitions():
-    """Yield the full name and the syntax tree of each exported class and function."""
+@dataclass(frozen=True)
+class Definition:
+    """An exported class or function: its full name and its syntax tree."""
+
+    target: str
+    node: ast.ClassDef | ast.FunctionDef
+
+
+def definition_of(target: str) -> Definition | None:
+    """The definition of an exported name; None for what is neither."""
+    module, _, name = target.rpartition(".")
+    tree = ast.parse(reference.source(module).read_text(encoding="utf-8"))
+    for node in tree.body:
+        is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef)
+        if is_definition and node.name == name:
+            return Definition(target, node)
+    return None
+
+
+def definitions() -> list[Definition]:
+    """All exported classes and functions."""
+    exported = []
     for names in reference.exported().values():
-        for target in names.values():
-            module, _, name = target.rpartition(".")
-            tree = ast.parse(reference.source(module).read_text(encoding="utf-8"))
-            for node in tree.body:
-                is_definition = isinstance(node, ast.ClassDef | ast.FunctionDef)
-                if is_definition and node.name == name:
-                    yield target, node
+        exported += map(definition_of, names.values())
+    return [definition for definition in exported if definition is not None]
+
+
+DEFINITIONS = definitions()
 
 
 @cache
@@ -250,31 +310,47 @@ def method_problems(target: str, method: ast.FunctionDef, own: str) -> list[str]
     return [f"{name}: {error}" for error in unlisted(method, own)]
 
 
-def test_public_names_describe_parameters_errors_and_shapes():
-    looked_at = dict(definitions())
-    assert len(looked_at) > 50
-    found = [
-        problem
-        for target, node in looked_at.items()
-        for problem in problems(target, node)
-    ]
-    assert not found, "\n".join(found)
+def test_there_are_public_names():
+    assert len(DEFINITIONS) > 50
 
 
-def test_what_is_not_described_is_found():
-    code = (
-        "def root(x: Tensor, y) -> Tensor:\n    if y:\n        raise NaNError\n    "
-        "raise ValueError(f'x is {x}')"
-    )
-    node = ast.parse(code)
-    assert missing("root", node.body[0], "Take it.") == [
-        f"root: {name}" for name in ("x", "y", "NaNError", "ValueError", "Tensor")
-    ]
-    described = (
-        "Take the root of `x`, `(n,)` float32.\n\nArgs:\n    y: flag.\n\nRaises:\n    "
-        "ValueError: never.\n"
-    )
-    assert missing("root", node.body[0], described) == ["root: NaNError"]
+@pytest.mark.parametrize(
+    "definition", DEFINITIONS, ids=lambda definition: definition.target
+)
+def test_parameters_errors_and_shapes_are_described(definition):
+    assert problems(definition.target, definition.node) == []
+
+
+ROOT_CODE = """
+def root(x: Tensor, y) -> Tensor:
+    if y:
+        raise NaNError
+    raise ValueError(f'x is {x}')
+"""
+DESCRIBED = """Take the root of `x`, `(n,)` float32.
+
+Args:
+    y: flag.
+
+Raises:
+    ValueError: never.
+"""
+
+
+@pytest.mark.parametrize(
+    ("docstring", "names"),
+    [
+        ("Take it.", ["x", "y", "NaNError", "ValueError", "Tensor"]),
+        (DESCRIBED, ["NaNError"]),
+    ],
+    ids=["nothing", "all but an error"],
+)
+def test_what_is_not_described_is_found(docstring, names):
+    (function,) = ast.parse(ROOT_CODE).body
+    assert missing("root", function, docstring) == [f"root: {name}" for name in names]
+
+
+def test_what_is_described_elsewhere():
     text = "Take it.\n\nSee `orders.StreamKeywords` and `Benchmark.stream`."
-    node = ast.parse("def root(seed, dataset_root, where): pass")
-    assert missing("root", node.body[0], text) == ["root: where"]
+    (function,) = ast.parse("def root(seed, dataset_root, where): pass").body
+    assert missing("root", function, text) == ["root: where"]
