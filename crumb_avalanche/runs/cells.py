@@ -76,7 +76,7 @@ def sweep(
     Args:
         cells: settings of the runs in the order in which they start; ``output`` is the
             folder of each.
-        settings: of the engine. With a time limit, all runs keep checkpoints.
+        settings: of the engine. On a cluster, all runs keep checkpoints.
         folder: that all workers see, for what the engine writes. On a cluster, a
             feature cache of the runs is filled before them.
         progress: whether to show a bar with the time left.
@@ -88,7 +88,7 @@ def sweep(
         Folders of the failed runs with the last line of the error; see ``do_all``, also
         for what is raised.
     """
-    if settings.minutes is not None:
+    if settings.engine != "processes":
         cells = [replace(cell, checkpoint=True) for cell in cells]
     by_folder = {Path(cell.output): cell for cell in cells}
 

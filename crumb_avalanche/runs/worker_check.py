@@ -26,10 +26,12 @@ class Call:
     Attributes:
         folder: of this call alone; each worker answers with a file there, empty or with
             the reason why it does not work.
+        working_folder: of the command, which the paths of its settings are relative to.
         versions: of the libraries, by name.
     """
 
     folder: Path
+    working_folder: Path
     versions: dict[str, str]
 
     @classmethod
@@ -42,6 +44,7 @@ class Call:
         make_private(folder)
         call = cls(
             folder=folder.resolve() / f"call-{secrets.token_hex(8)}",
+            working_folder=Path.cwd(),
             versions=library_versions(),
         )
         call.folder.mkdir()
@@ -49,10 +52,12 @@ class Call:
         return call
 
     def check_in(self) -> None:
-        """Compare this worker with the call, and answer; called in the worker.
+        """Compare this worker with the call, answer, and enter its working folder.
+
+        Called in the worker.
 
         Raises:
-            EngineError: it does not see the folder, or has other versions.
+            EngineError: it does not see a folder, or has other versions.
         """
         host = socket.gethostname()
         if not (self.folder / VERSIONS).is_file():
@@ -60,20 +65,28 @@ class Call:
                 f"the worker on {host} does not see {self.folder.parent}: choose an "
                 "--output on a disk that all nodes share"
             )
-        reason = ""
-        installed = library_versions()
-        for name, version in self.versions.items():
-            here = installed.get(name, "not installed")
-            if here != version:
-                reason = (
-                    f"the worker on {host} has {name} {here}, but this computer "
-                    f"{version}: give all nodes the same environment"
-                )
-                break
-        answer = self.folder / f"{ANSWER}{host}-{os.getpid()}.txt"
-        write_text(answer, reason)
+        reason = self._difference(host)
+        write_text(self.folder / f"{ANSWER}{host}-{os.getpid()}.txt", reason)
         if reason:
             raise EngineError(reason)
+        os.chdir(self.working_folder)
+
+    def _difference(self, host: str) -> str:
+        """Say in what this worker differs from the call; empty if in nothing."""
+        if not self.working_folder.is_dir():
+            return (
+                f"the worker on {host} does not see {self.working_folder}, where the "
+                "command was given: give it in a folder that all nodes share"
+            )
+        installed = library_versions()
+        for name, version in self.versions.items():
+            other = installed.get(name, "not installed")
+            if other != version:
+                return (
+                    f"the worker on {host} has {name} {other}, but this computer "
+                    f"{version}: give all nodes the same environment"
+                )
+        return ""
 
     def answers(self) -> list[str]:
         """Return what the workers answered; empty texts of those that work."""

@@ -151,7 +151,7 @@ def test_a_preempted_run_goes_on(base, tmp_path):
     preempter.join()
     assert sent == [0]
     log = next((tmp_path / "slurm" / "slurm").glob("*_log.err"))
-    assert "Requeued job" in log.read_text()
+    assert "this job is preempted" in log.read_text()
     assert_undisturbed(base, cell, tmp_path)
 
 

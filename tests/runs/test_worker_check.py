@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,8 @@ from crumb_avalanche.runs.worker_check import Call, EngineError, make_private
 
 
 @pytest.fixture
-def call(tmp_path):
+def call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     return Call.begin(tmp_path / "slurm")
 
 
@@ -27,6 +29,18 @@ def test_a_worker_of_another_version(call):
         EngineError, match=r"99\.0: give all nodes the same environment"
     ):
         call.raise_refusals()
+
+
+def test_a_worker_works_where_the_command_was_given(call, tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    call.check_in()
+    assert Path.cwd() == tmp_path
+
+
+def test_a_worker_that_does_not_see_where(call, tmp_path):
+    elsewhere = replace(call, working_folder=tmp_path / "none")
+    with pytest.raises(EngineError, match=r"none, where the command was given: give"):
+        elsewhere.check_in()
 
 
 def test_a_worker_that_sees_no_folder(call):
