@@ -252,6 +252,17 @@ class CodeBuffer(MemoryBuffer):
 
     A memory is the paper's ``m_i``. It takes ``ceil(G * H * W * bits / 8)`` bytes,
     5,408 for maps of 512x13x13 and a codebook of 256x16.
+
+    Example:
+        >>> from crumb_avalanche import CodeBuffer, split_backbone
+        >>> model = split_backbone("small_cnn", None, n_classes=4, image_size=64)
+        >>> model.map_shape, model.codebook
+        ((128, 8, 8), Codebook(codebook_size=256, codebook_dim=16))
+        >>> CodeBuffer.item_bytes(model)
+        512
+        >>> buffer = CodeBuffer(mem_size=100)
+        >>> len(buffer), buffer.classes
+        (0, [])
     """
 
     @staticmethod

@@ -462,6 +462,15 @@ def build_strategy(
 ) -> "StreamStrategy":
     """Build a strategy for one stream.
 
+    Example:
+        >>> from crumb_avalanche import build_strategy, split_backbone
+        >>> model = split_backbone("small_cnn", None, n_classes=4, image_size=32)
+        >>> strategy = build_strategy("slda", model, method={"shrinkage": 0.01})
+        >>> strategy.statistics.shrinkage
+        0.01
+        >>> strategy.statistics_bytes
+        67600
+
     Args:
         name: a name in ``STRATEGIES``.
         model: a split model, with a codebook if the entry needs one.

@@ -230,6 +230,16 @@ def split_backbone(
     Paper: "Feature extraction and classification"; its cuts of SqueezeNet and
         MobileNetV2 are the default ones.
 
+    Example:
+        >>> import torch
+        >>> from crumb_avalanche import split_backbone
+        >>> model = split_backbone("squeezenet1_0", None, n_classes=10)
+        >>> model.map_shape
+        (512, 13, 13)
+        >>> images = torch.zeros(2, 3, 224, 224, dtype=torch.uint8)
+        >>> model.classify(model.features(images)).shape
+        torch.Size([2, 10])
+
     Args:
         name: one of ``BACKBONES``, or ``timm:NAME`` for a network of timm (extra
             ``timm``), with the last stage, or the last block of a transformer, after

@@ -40,6 +40,17 @@ def calibrate(
     Afterwards the error of the codes is measured on other images (see
     ``measure_codes``).
 
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> from crumb_avalanche import calibrate, split_backbone
+        >>> images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
+        >>> model = split_backbone("small_cnn", None, n_classes=4, image_size=32)
+        >>> model.is_calibrated
+        False
+        >>> calibrate(model, TensorDataset(images)).is_calibrated
+        True
+
     Args:
         model: changed in place: ``feature_scale``, biases of the plastic layers,
             ``codebook``, ``codes_error``, ``calibrated``.

@@ -74,6 +74,19 @@ class Codebook(nn.Module):
     several tables, channels grouped by correlation, and a filter of decoded maps. Those
     that depend on the channels of the maps get their room from ``for_channels``.
 
+    Example:
+        >>> import torch
+        >>> from crumb_avalanche import Codebook
+        >>> codebook = Codebook(codebook_size=3, codebook_dim=2)
+        >>> blocks = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+        >>> _ = codebook.load_state_dict({"blocks": blocks})
+        >>> feature_map = torch.tensor([5.0, 0.1, 2.0, 3.0]).view(1, 4, 1, 1)
+        >>> codes = codebook.encode(feature_map)
+        >>> codes.flatten().tolist()
+        [0, 2]
+        >>> codebook.decode(codes).flatten().tolist()
+        [1.0, 0.0, 1.0, 1.0]
+
     Args:
         codebook_size: number ``n`` of rows of a table, at most 32,768.
         codebook_dim: length ``d`` of a row.

@@ -40,6 +40,22 @@ def split_at(
     a square, else ``(B, C, N, 1)``. Maps with four axes need their channels in the
     second axis.
 
+    Example:
+        >>> from torch import nn
+        >>> from crumb_avalanche import Codebook, split_at
+        >>> network = nn.Sequential(
+        ...     nn.Conv2d(3, 8, 3, stride=2, padding=1),
+        ...     nn.ReLU(),
+        ...     nn.AdaptiveAvgPool2d(1),
+        ...     nn.Flatten(),
+        ...     nn.Linear(8, 1000),
+        ... )
+        >>> model = split_at(
+        ...     network, "1", n_classes=5, codebook=Codebook(16, 4), image_size=32
+        ... )
+        >>> model.map_shape, model.n_classes
+        ((8, 16, 16), 5)
+
     Args:
         network: a classifier of ``(B, 3, h, w)`` images, such as any of torchvision or
             timm.

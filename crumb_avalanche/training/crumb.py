@@ -65,6 +65,34 @@ class CRUMBPlugin(StoringPlugin):
     classes return in later experiences (domain-incremental and online streams),
     memories of those are replayed, too; a warning says so once.
 
+    Example:
+        >>> import torch
+        >>> from avalanche.training.plugins import EvaluationPlugin
+        >>> from avalanche.training.supervised import Naive
+        >>> from benchmarks_toybox_ilab import ToyShapes
+        >>> from crumb_avalanche import CodeBuffer, CRUMBPlugin, split_backbone
+        >>> benchmark = ToyShapes(
+        ...     classes=("fish", "star"),
+        ...     objects_per_class=1,
+        ...     sessions=2,
+        ...     frames_per_clip=3,
+        ...     size=32,
+        ...     held_out_sessions=1,
+        ...     n_experiences=2,
+        ... )
+        >>> model = split_backbone("small_cnn", None, n_classes=2, image_size=32)
+        >>> replay = CRUMBPlugin(CodeBuffer(mem_size=4))
+        >>> strategy = Naive(
+        ...     model=model,
+        ...     optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        ...     plugins=[replay],
+        ...     evaluator=EvaluationPlugin(loggers=[]),
+        ... )
+        >>> for experience in benchmark.train_stream:
+        ...     _ = strategy.train(experience, shuffle=False)
+        >>> sorted(replay.storage_policy.classes)
+        [0, 1]
+
     A replay step comes when all plugins have seen ``after_update`` of the new batch. It
     triggers Avalanche's ``after_backward``, ``before_update`` and ``after_update``
     again, so that a plugin that clips gradients sees all of them; what is for new
@@ -290,6 +318,32 @@ class CRUMBStrategy(StreamStrategy):
         model = split_backbone("squeezenet1_0", n_classes=10)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
         strategy = CRUMBStrategy(model=model, optimizer=optimizer, mem_size=417)
+
+    Example:
+        >>> import torch
+        >>> from avalanche.training.plugins import EvaluationPlugin
+        >>> from benchmarks_toybox_ilab import ToyShapes
+        >>> from crumb_avalanche import CRUMBStrategy, split_backbone
+        >>> benchmark = ToyShapes(
+        ...     classes=("fish", "star"),
+        ...     objects_per_class=1,
+        ...     sessions=2,
+        ...     frames_per_clip=3,
+        ...     size=32,
+        ...     held_out_sessions=1,
+        ...     n_experiences=2,
+        ... )
+        >>> model = split_backbone("small_cnn", None, n_classes=2, image_size=32)
+        >>> strategy = CRUMBStrategy(
+        ...     model=model,
+        ...     optimizer=torch.optim.SGD(model.parameters(), lr=1e-3),
+        ...     mem_size=4,
+        ...     evaluator=EvaluationPlugin(loggers=[]),
+        ... )
+        >>> for experience in benchmark.train_stream:
+        ...     _ = strategy.train(experience)
+        >>> len(strategy.storage_policy), sorted(strategy.storage_policy.classes)
+        (4, [0, 1])
 
     Args:
         model: a ``SplitModel``; unless ``codebook_weight`` is 0 with a codebook, and

@@ -71,6 +71,14 @@ class SeenClassesPlugin(StatefulPlugin):
     Put it first in the plugin list. It works with any strategy whose model returns
     ``(B, classes)`` logits.
 
+    Example:
+        >>> import torch
+        >>> from crumb_avalanche import SeenClassesPlugin
+        >>> plugin = SeenClassesPlugin()
+        >>> plugin.seen = [0, 2]
+        >>> plugin.mask(torch.zeros(1, 3)).tolist()
+        [[0.0, -10000.0, 0.0]]
+
     Attributes:
         seen: the classes of all experiences trained on, in order of arrival.
 

@@ -77,7 +77,7 @@ def test_own_method(monkeypatch):
     STRATEGIES._entries.pop("nearest_mean")
     lines = dict(line.split(maxsplit=1) for line in text.splitlines())
     assert list(lines) == ["nearest_mean", "ncm", "slda"]
-    assert float(lines["nearest_mean"].split("%")[0]) > 50  # chance is 5
+    assert float(lines["nearest_mean"].split("%")[0]) > 30  # chance is 5
 
 
 def test_own_data_that_is_drawn(monkeypatch):
