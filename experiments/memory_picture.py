@@ -27,7 +27,7 @@ from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesFrames
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.models.codebook import INITIALISERS, Codebook
+from crumb_avalanche.models.codebook import INITIALISERS, SEARCHES, Codebook
 from crumb_avalanche.models.search import most_similar_rows
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.report.pictures import COLOURS, STYLE
@@ -89,7 +89,8 @@ def main() -> int:
     add("--images", type=int, default=1500, help="number of the other images")
     add("--shape", default="umbrella", help="class of the image")
     add("--frame", type=int, default=1, help="which frame of this class")
-    add("--codebook-init", default="spherical", choices=sorted(INITIALISERS))
+    add("--codebook-init", default="kmeans", choices=sorted(INITIALISERS))
+    add("--search", default="distance", choices=SEARCHES)
     add("--output", type=Path, default=Path("runs/memory_picture"), help="folder")
     add("--quick", action="store_true", help="40 images, an untrained network")
     options = parser.parse_args()
@@ -99,7 +100,9 @@ def main() -> int:
         options.backbone, weights, n_classes=2, codebook=None, image_size=SIDE
     ).eval()
     images = images_of(options.shape, options.frame, n_images)
-    memory = remember(images, maps_of(model, images), options.codebook_init)
+    memory = remember(
+        images, maps_of(model, images), options.codebook_init, options.search
+    )
     with matplotlib.rc_context(STYLE):
         figure = picture(memory)
     options.output.mkdir(parents=True, exist_ok=True)
@@ -154,15 +157,18 @@ def maps_of(model: SplitModel, images: Sequence[np.ndarray]) -> Tensor:
     return torch.cat(maps)
 
 
-def remember(images: Sequence[np.ndarray], maps: Tensor, codebook_init: str) -> Memory:
+def remember(
+    images: Sequence[np.ndarray], maps: Tensor, codebook_init: str, search: str
+) -> Memory:
     """Encode the first image with a codebook of the others.
 
     Args:
         images: `N` images, each `(SIDE, SIDE, 3)` uint8.
         maps: their maps, `(N, C, H, W)` float32.
         codebook_init: key of `INITIALISERS`.
+        search: as for `Codebook`.
     """
-    codebook = Codebook()
+    codebook = Codebook(search=search)
     generator = torch.Generator().manual_seed(0)
     INITIALISERS[codebook_init](codebook, maps[1:], generator)
     with torch.no_grad():

@@ -45,45 +45,51 @@ class Box:
         return (self.left + self.width / 2, self.bottom + HEIGHT / 2)
 
 
-# In the order of an image's way, from which memories branch off.
+# In the order of an image's way: to the right above, and back to the left below.
 WAY = (
-    Box(-0.3, 1.0, 1.7, "image\n3 x 224 x 224"),
-    Box(2.0, 1.0, 1.4, "F, frozen\nearly layers"),
-    Box(3.9, 1.0, 1.7, "map Z\n512 x 13 x 13"),
-    Box(6.1, 1.0, 1.6, "nearest row\nof codebook B", COLOURS[1]),
-    Box(8.3, 1.0, 1.6, "codes\n5,408 bytes", COLOURS[0]),
-    Box(10.5, 1.0, 1.5, "rows of B\nas map Z~"),
-    Box(12.6, 1.0, 1.4, "P, trained\nlate layers", COLOURS[1]),
-    Box(14.6, 1.0, 1.4, "loss\nby the label"),
+    Box(0.0, 3.4, 1.5, "image\n3 x 224 x 224"),
+    Box(1.9, 3.4, 1.5, "F, frozen\nearly layers"),
+    Box(3.8, 3.4, 1.5, "map Z\n512 x 13 x 13"),
+    Box(5.7, 3.4, 1.5, "nearest row\nof codebook B", COLOURS[1]),
+    Box(5.7, 1.1, 1.5, "codes\n5,408 bytes", COLOURS[0]),
+    Box(3.8, 1.1, 1.5, "rows of B\nas map Z~"),
+    Box(1.9, 1.1, 1.5, "P, trained\nlate layers", COLOURS[1]),
+    Box(0.0, 1.1, 1.5, "loss\nby the label"),
 )
-MEMORIES = Box(8.3, -1.3, 1.6, "memories\ncodes, labels", COLOURS[0])
+TURN = 4  # boxes above
+MEMORIES = Box(5.7, -1.1, 1.5, "memories\ncodes, labels", COLOURS[0])
 
 
 def pipeline() -> Drawn:
     """Draw the way of an image, and that of a memory."""
-    figure = Figure(figsize=(11.2, 2.9), layout="constrained")
+    figure = Figure(figsize=(5.6, 4.6), layout="constrained")
     axes = figure.subplots()
     axes.axis("off")
     for box in (*WAY, MEMORIES):
         _draw_box(axes, box)
-    middle = 1 + HEIGHT / 2
-    for box, following in pairwise(WAY):
-        _arrow(axes, (box.right, middle), (following.left, middle))
-    _arrow(axes, (9.1, 1.0), (9.1, -1.3 + HEIGHT))
-    axes.text(9.0, 0.38, "every j-th image", ha="right", va="center", size=9)
+    for box, following in pairwise(WAY[:TURN]):
+        _arrow(axes, (box.right, box.centre[1]), (following.left, box.centre[1]))
+    for box, following in pairwise(WAY[TURN:]):
+        _arrow(axes, (box.left, box.centre[1]), (following.right, box.centre[1]))
+    nearest, codes, rebuilt = WAY[TURN - 1 : TURN + 2]
+    middle = nearest.centre[0]
+    _arrow(axes, (middle, nearest.bottom), (middle, codes.bottom + HEIGHT))
+    _arrow(axes, (middle, codes.bottom), (middle, MEMORIES.bottom + HEIGHT))
+    axes.text(middle - 0.1, 0.55, "every j-th", ha="right", va="center", size=9)
     axes.annotate(
         "",
-        (11.25, 1.0),
-        (9.9, -1.3 + HEIGHT / 2),
+        (rebuilt.centre[0], rebuilt.bottom),
+        (MEMORIES.left, MEMORIES.centre[1]),
         arrowprops={
             "arrowstyle": "->",
             "color": BLACK,
             "connectionstyle": "angle,angleA=0,angleB=90,rad=6",
         },
     )
-    axes.text(11.4, 0.0, "replayed beside\nnew images", ha="left", va="center", size=9)
+    replayed = "replayed beside\nnew images"
+    axes.text(rebuilt.centre[0] - 0.12, -0.1, replayed, ha="right", va="center", size=9)
     _draw_direct_path(axes)
-    axes.set(xlim=(-0.4, 16.1), ylim=(-1.4, 3.3))
+    axes.set(xlim=(-0.1, 7.3), ylim=(-1.2, 4.6))
     return figure, (
         "The frozen layers F turn an image into the map Z. Codes are the numbers of the nearest rows of the codebook "
         "B. Rows of B rebuild the map, and the trained layers P classify it. Every j-th image is kept as codes and "
@@ -110,12 +116,16 @@ def _draw_box(axes: Axes, box: Box) -> None:
 
 def _draw_direct_path(axes: Axes) -> None:
     """Draw the way of a test image from the map to the trained layers."""
-    top = 1 + HEIGHT
-    axes.plot([4.75, 4.75, 13.3], [top, 2.8, 2.8], ls="--", color=GREY, lw=1)
+    feature_map = WAY[2]
+    plastic = WAY[6]
+    start, end = feature_map.centre[0], plastic.centre[0]
+    between = (feature_map.bottom + plastic.bottom + HEIGHT) / 2
+    way = [feature_map.bottom, between, between]
+    axes.plot([start, start, end], way, ls="--", color=GREY, lw=1)
     style = {"arrowstyle": "->", "color": GREY, "ls": "--"}
-    axes.annotate("", (13.3, top), (13.3, 2.8), arrowprops=style)
+    axes.annotate("", (end, plastic.bottom + HEIGHT), (end, between), arrowprops=style)
     label = "direct path: the answer to a test image"
-    axes.text(9.0, 2.9, label, ha="center", va="bottom", size=9)
+    axes.text(end + 0.12, between - 0.1, label, ha="left", va="top", size=9)
 
 
 def directions() -> Drawn:
@@ -215,9 +225,9 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> 
 # Each with the least width in pixels in which its text can be read; a smaller screen
 # scrolls.
 FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
-    "pipeline": (pipeline, 680),
+    "pipeline": (pipeline, 340),
     "directions": (directions, 320),
-    "memory": (memory, 440),
+    "memory": (memory, 340),
     "accuracy_by_bytes": (crumb_figures.accuracy_by_bytes, 340),
     **result_figures.FIGURES,
 }
