@@ -131,12 +131,11 @@ class _Sweep:
                     self.running -= 1
                     self._end(ended)
         except BaseException as error:
-            is_interrupt = isinstance(error, KeyboardInterrupt)
-            rest = self.engine.stop(running=not is_interrupt)
-            if is_interrupt:
+            running = self.engine.stop()
+            if isinstance(error, KeyboardInterrupt):
                 left = len(self.waiting) + self.running
                 advice = f"{left} are left, and the same command goes on"
-                tqdm.write("; ".join(filter(None, [rest, advice])), sys.stderr)
+                tqdm.write("; ".join(filter(None, [running, advice])), sys.stderr)
             raise
         return self.failed
 

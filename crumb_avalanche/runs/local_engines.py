@@ -39,7 +39,7 @@ class ThisProcess(Engine):
         self._waiting = []
         return [Ended(unit, work_on(unit)) for unit in units]
 
-    def stop(self, running: bool) -> str:
+    def stop(self) -> str:
         """Do nothing: an interrupt ends the unit."""
         return ""
 
@@ -95,7 +95,7 @@ class Processes(Engine):
             ended.append(Ended(running.unit, text, cause))
         return ended
 
-    def stop(self, running: bool) -> str:
+    def stop(self) -> str:
         """End all processes."""
         for child in self._running.values():
             child.process.terminate()

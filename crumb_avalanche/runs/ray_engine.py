@@ -134,7 +134,7 @@ class RayEngine(Engine):
             time.sleep(POLL / 10)  # a dead node is not asked again at once
             return Ended(unit, None, f"its worker was lost ({lines[0][:200]})")
 
-    def stop(self, running: bool) -> str:
+    def stop(self) -> str:
         """Cancel all tasks: those that run end with this process."""
         for answer in self._units:
             self.ray.cancel(answer, force=True)

@@ -156,6 +156,8 @@ class SlurmEngine(Engine):
         """Submit a job for each unit."""
         from submitit.core.utils import FailedJobError
 
+        for unit in units:
+            (unit.folder / ERROR).unlink(missing_ok=True)  # of an earlier attempt
         try:
             jobs = self.executor.map_array(Job(self.call), units)
         except FailedJobError as error:
@@ -201,14 +203,16 @@ class SlurmEngine(Engine):
             return Ended(unit, text)
         # SLURM itself opens this file on the node, in the folder as the node sees it.
         log = self.folder / f"{job_id}_0_log.err"
-        if not log.exists():
+        if not log.exists() and state != "CANCELLED":
             raise EngineError(
                 f"job {job_id} ended ({state}) and left no log in {self.folder}: its "
                 "node does not see this folder; choose an --output on a disk that all "
                 "nodes share"
             )
-        last = _last_line(log.read_text(errors="replace"))
-        cause = f"its job {job_id} is {state}: {last} (see {log})"
+        cause = f"its job {job_id} is {state}"
+        if log.exists():
+            last = _last_line(log.read_text(errors="replace"))
+            cause += f": {last} (see {log})"
         return Ended(unit, None, cause, is_due=state in DUE)
 
     def _states(self) -> dict[str, str] | None:
@@ -234,15 +238,12 @@ class SlurmEngine(Engine):
     def close(self) -> None:
         """Do nothing: no job is left."""
 
-    def stop(self, running: bool) -> str:
-        """Cancel the waiting jobs, and if asked the running ones."""
+    def stop(self) -> str:
+        """Cancel the waiting jobs; those that run go on."""
         if not self._units:
             return ""
-        ids = list(self._units)
-        only_waiting = [] if running else ["--state=PENDING"]
-        subprocess.run(["scancel", *only_waiting, *ids], check=False)
-        if running:
-            return ""
+        command = ["scancel", "--state=PENDING", *self._units]
+        subprocess.run(command, check=False)
         return (
             "waiting jobs are cancelled, and running ones go on (scancel "
             f"--name={NAME} ends them)"

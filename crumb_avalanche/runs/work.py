@@ -80,15 +80,8 @@ class Engine(ABC):
         """Return the units whose worker ended, after some seconds at the latest."""
 
     @abstractmethod
-    def stop(self, running: bool) -> str:
-        """Cancel what waits.
-
-        Args:
-            running: whether workers that run end as well, where they could go on.
-
-        Returns:
-            What happens to the rest; empty if all ended.
-        """
+    def stop(self) -> str:
+        """Cancel what waits; return what happens to the rest, empty if all ended."""
 
     @abstractmethod
     def close(self) -> None:
