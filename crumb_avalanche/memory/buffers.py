@@ -256,8 +256,8 @@ class CodeBuffer(MemoryBuffer):
     Example:
         >>> from crumb_avalanche import CodeBuffer, split_backbone
         >>> model = split_backbone("small_cnn", None, n_classes=4, image_size=64)
-        >>> model.map_shape, model.codebook
-        ((128, 8, 8), Codebook(codebook_size=256, codebook_dim=16))
+        >>> model.map_shape
+        (128, 8, 8)
         >>> CodeBuffer.item_bytes(model)
         512
         >>> buffer = CodeBuffer(mem_size=100)
