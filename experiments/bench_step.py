@@ -176,7 +176,7 @@ def mean_seconds(
 def time_steps(
     model: SplitModel, images: Tensor, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Seconds in each round of a stream step, its networks alone, and the plain step."""
+    """Seconds in each round of a stream step, its networks alone, and a plain step."""
     clock = clock_of(options)
     model.set_precision(options.precision)
     if options.compile:
@@ -286,7 +286,7 @@ class Search:
 
     @classmethod
     def of(cls, codebook: Codebook) -> "Search":
-        """Initialise a codebook from maps that are about 65 % zeros, as after a ReLU."""
+        """Initialise a codebook from maps of about 65 % zeros, as after a ReLU."""
         maps = torch.relu(torch.randn(BATCH, 512, 13, 13) * 20 - 8)
         init_matched_(codebook, maps, torch.Generator().manual_seed(0))
         return cls(maps.contiguous(memory_format=torch.channels_last), codebook)

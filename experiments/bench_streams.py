@@ -2,10 +2,11 @@
 
     python experiments/bench_streams.py --images FOLDER_OF_CLASS_FOLDERS
 
-Building is measured beside Avalanche, reading beside torchvision. Figures: seconds and peak bytes above the imports of a frame table and stream of 10 x
-100 classes of 1,331,167 made-up names (build_seconds, build_bytes), and of Avalanche's
-own `paths_benchmark` of them (avalanche_seconds, avalanche_bytes), each in a new
-process; with --images, the images/s of a stream (2 loader processes) by those of a bare
+Building is measured beside Avalanche, reading beside torchvision. Figures: seconds and
+peak bytes above the imports of a frame table and stream of 10 x 100 classes of
+1,331,167 made-up names (build_seconds, build_bytes), and of Avalanche's own
+`paths_benchmark` of them (avalanche_seconds, avalanche_bytes), each in a new process;
+with --images, the images/s of a stream (2 loader processes) by those of a bare
 torchvision ImageFolder loader of the same files and transform (read_ratio).
 """
 

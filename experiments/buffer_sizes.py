@@ -150,7 +150,7 @@ def remind_formula(
 
 
 def size_of(name: str, model: SplitModel, paper: PaperNumbers) -> Size:
-    """The sizes for a benchmark; blocks are as long as those of the model's codebook."""
+    """The sizes for a benchmark; blocks are as long as the model's codebook has them."""
     from benchmarks_toybox_ilab.catalog import get_benchmark
     from crumb_avalanche.methods.registry import get_strategy
 

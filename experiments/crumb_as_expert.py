@@ -50,7 +50,7 @@ HEADER = ["stream", "row", "accuracy", "difference", "95 % interval", "runs", "b
 
 
 def log_probabilities(run: FinishedRun, stream: Any, device: str) -> Tensor:
-    """Log-probabilities ``(N, classes)`` float64 of a run on a stream of test images."""
+    """Log-probabilities ``(N, classes)`` float64 of a run on a test stream."""
     strategy = load_learner(run.folder / LEARNER, device)[0]
     outputs = OutputsPlugin()
     strategy.plugins.append(outputs)

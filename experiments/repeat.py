@@ -1,14 +1,15 @@
 """Repeat recorded runs of a table, and say which digits come back.
 
-    python experiments/repeat.py table1 --dataset-root ETH80 --weights WEIGHTS --runs 0,5
+    python experiments/repeat.py table1 --dataset-root ETH80 --weights FILE --runs 0,5
     python experiments/repeat.py table1 --rows Ours REMIND --runs 0 --table-only
 
 TABLE is a file below `results/` without its ending `_runs.csv`, such as `table1` or
-`unfinished/table1`, or the path of such a file. Each run is done again with the settings in its line. On the CPU that recorded it,
-all digits should come back. On another one, other roundings add up: a closed form moves
-by at most half a point, a trained network may move by as much as it does between
-seeds, so that a single run is only asked to stay within 10 points (joint training 3).
-Writes `repeat.csv` and `repeat.md`, and a folder for each run, to --output.
+`unfinished/table1`, or the path of such a file. Each run is done again with the
+settings in its line. On the CPU that recorded it, all digits should come back. On
+another one, other roundings add up: a closed form moves by at most half a point, a
+trained network may move by as much as it does between seeds, so that a single run is
+only asked to stay within 10 points (joint training 3). Writes `repeat.csv` and
+`repeat.md`, and a folder for each run, to --output.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-r"""Table 1 of the paper: all methods on all benchmarks in both protocols, at equal bytes.
+r"""Table 1 of the paper: all methods, benchmarks and protocols, at equal bytes.
 
     python experiments/table1_accuracy.py --benchmark core50 toybox cifar100 \
         --dataset-root CORE50 TOYBOX CIFAR100
@@ -69,7 +69,7 @@ def shared_settings(options: CommonOptions, family: str) -> dict:
 def cells_of(
     options: CommonOptions, methods: Sequence[str], protocols: Sequence[str]
 ) -> list[Cell]:
-    """Cells of all benchmarks; methods are tested against CRUMB, if it is among them."""
+    """Cells of all benchmarks; methods are tested against CRUMB, if it is there."""
     cells = []
     for benchmark in options.roots:
         for protocol in options.protocols(benchmark, protocols):

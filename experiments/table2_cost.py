@@ -153,7 +153,7 @@ def _pair_cells(pair: Pair) -> list[str]:
 
 
 def measured(path: Path) -> list[Pair] | None:
-    """Read each quantity of `UNITS` from a `cost_of_replay.csv`; None without a file."""
+    """Read the quantities of `UNITS` from a `cost_of_replay.csv`, if there is one."""
     if not path.exists():
         return None
     values = {}

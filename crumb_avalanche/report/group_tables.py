@@ -70,8 +70,8 @@ def summary_table(groups: Sequence[Group]) -> Table:
 
 def _forgetting(group: Group) -> Cell:
     """Return the mean points that the runs of a group forget; empty if unknown."""
-    points = [run.forgetting for run in group.runs]
-    if None in points:
+    points = [run.forgetting for run in group.runs if run.forgetting is not None]
+    if len(points) < len(group.runs):
         return EMPTY
     return Cell(f"{statistics.fmean(points):.1f}")
 

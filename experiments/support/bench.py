@@ -1,4 +1,7 @@
-"""The harness of benchmarks: options, functions that take turns, made-up photos, new processes, memory (Linux)."""
+"""The harness of benchmarks.
+
+Options, functions that take turns, made-up photos, new processes, memory (Linux).
+"""
 
 import argparse
 import json
@@ -18,7 +21,7 @@ Functions = Mapping[str, Callable[[], object]]
 def bench_parser(
     doc: str, threads: int = 2, repeats: int = 5, json: bool = True
 ) -> argparse.ArgumentParser:
-    """A parser with the options of benchmarks, whose description is the docstring of the script."""
+    """A parser with the options of benchmarks; a script's docstring describes it."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=form, allow_abbrev=False
@@ -45,7 +48,10 @@ def bench_parser(
 
 
 def clock_of(options: argparse.Namespace) -> Callable[[], float]:
-    """The clock of --cpu-time: CPU seconds of this process and of those that it started, or elapsed seconds."""
+    """The clock: elapsed seconds, or with --cpu-time those of the CPU.
+
+    They are of this process and of those that it started.
+    """
     return (lambda: sum(os.times()[:4])) if options.cpu_time else time.perf_counter
 
 
@@ -61,7 +67,10 @@ def seconds(
 def fastest(
     functions: Functions, repeats: int, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Seconds of the fastest turn of each after a first one; all take turns, so that a busy moment hits all of them."""
+    """Seconds of the fastest turn of each after a first one.
+
+    All take turns, so that a busy moment hits all of them.
+    """
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(1 + repeats):
         for name, function in functions.items():
@@ -72,7 +81,7 @@ def fastest(
 def report(
     options: argparse.Namespace, figures: object, lines: Sequence[str] = ()
 ) -> None:
-    """Print lines for people, and the figures as JSON; with --json the figures alone."""
+    """Print lines for people, and figures as JSON; with --json the figures alone."""
     if not options.json:
         print("\n".join(lines))
     print(json.dumps(figures))
@@ -81,7 +90,10 @@ def report(
 def photos(
     folder: Path, classes: int, clips: int, images: int, pixels: int, noise: float = 25
 ) -> Path:
-    """Write class/object/clip folders of JPEG photos of smooth patches, whose colours belong to a class, with noise."""
+    """Write class/object/clip folders of JPEG photos.
+
+    They show smooth patches, whose colours belong to a class, with noise.
+    """
     for number in range(classes):
         patches = Image.fromarray(
             np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
@@ -104,7 +116,10 @@ def photos(
 
 
 def in_new_process(script: str, *arguments: object, **environment: str) -> dict:
-    """Run a script in a new process, where no memory of another measurement is resident; read its last line as JSON."""
+    """Run a script in a new process; read its last line as JSON.
+
+    No memory of another measurement is resident there.
+    """
     command = [sys.executable, script, *map(str, arguments)]
     process = subprocess.run(
         command, capture_output=True, text=True, env={**os.environ, **environment}
@@ -115,7 +130,7 @@ def in_new_process(script: str, *arguments: object, **environment: str) -> dict:
 
 
 def resident(field: str) -> int:
-    """Read ``VmRSS``, the resident memory of this process, or ``VmHWM``, its peak, in bytes."""
+    """Read ``VmRSS``, the resident bytes of this process, or ``VmHWM``, their peak."""
     line = next(
         line
         for line in Path("/proc/self/status").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""Streams of lessons for calibration and unknown classes, and what one run of them measures."""
+"""Streams of lessons for calibration and unknown classes, and what a run measures."""
 
 import argparse
 import copy
@@ -228,7 +228,7 @@ def run_stream(
 
 
 def share_below_zero(values: Tensor) -> float:
-    """Share of the values that are negative, such as familiarities of unknown images."""
+    """Share of values that are negative, such as familiarities of unknown images."""
     return float((values < 0).double().mean())
 
 

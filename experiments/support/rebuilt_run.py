@@ -1,4 +1,4 @@
-"""The models of a finished run, built again as they were at its beginning and its end."""
+"""Models of a finished run, built again as they were at its beginning and end."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -72,7 +72,7 @@ class RecordedRun:
 
     @property
     def joint(self) -> bool:
-        """Whether the run trained on all classes at once, so that it has no first task."""
+        """Whether the run trained on all classes at once, so it has no first task."""
         return len(self.accuracy_after) == 1 and len(self.per_experience) > 1
 
     @classmethod

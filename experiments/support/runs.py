@@ -67,7 +67,7 @@ def _file_text(path: str, content: str) -> str:
 
 
 def planned_settings(cell: RunSettings) -> str:
-    """List the settings of a run that is still to be done, as `FinishedRun.settings`."""
+    """List the settings of a run still to be done, as `FinishedRun.settings` does."""
     plan = RunPlan.of(cell)
     return settings_text(flat(vars(plan)), provenance(plan))
 
@@ -87,7 +87,7 @@ class FinishedRun:
 
     @property
     def joint(self) -> bool:
-        """Whether the run trained on all classes at once, so that it has no first task."""
+        """Whether the run trained on all classes at once, so it has no first task."""
         return len(self.accuracy_after) == 1 and len(self.per_experience) > 1
 
     @property
@@ -148,14 +148,14 @@ class FinishedRun:
 
     @property
     def batches(self) -> np.ndarray | None:
-        """Accuracy on each fixed batch of test images in percent; None if not recorded."""
+        """Accuracy on each fixed batch of test images in percent, if recorded."""
         if self.predictions is None:
             return None
         return batch_accuracies(self.predictions)
 
     @property
     def settings(self) -> str:
-        """Settings of the run, as `settings_text` lists them; empty without its file."""
+        """Settings of the run, as `settings_text` lists them; empty without a file."""
         path = self.folder / "config.yaml"
         if not path.exists():
             return ""

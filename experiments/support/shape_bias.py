@@ -1,4 +1,7 @@
-"""Accuracy of a network on perturbed maps and images of another style, and its advantage over a control."""
+"""Accuracy on perturbed maps and images of another style.
+
+And the advantage of a network over a control.
+"""
 
 import statistics
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""The pretrained files that the rows of Table 4 start from, and the commands that make them.
+"""The pretrained files that rows of Table 4 start from, and commands that make them.
 
 A folder holds `NAME.safetensors` for each start. Two files combine others:
 `ours_weights` has the weights of `ours` and the codebook of `fresh`, `ours_blocks` has

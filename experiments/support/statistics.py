@@ -1,4 +1,4 @@
-"""Statistics of tables: the run as the unit, Holm's correction, and the paper's tests (supplement, S4).
+"""Statistics of tables: the run as unit, Holm's correction, tests of supplement S4.
 
 Test images of one trained network are no replicates of its training, so their number
 says nothing about how a difference would change in another run: a verdict takes one
@@ -78,7 +78,10 @@ def wilcoxon_test(first: np.ndarray, second: np.ndarray) -> Comparison:
 
 
 def fixed_batches(images: int, size: int = BATCH, seed: int = 0) -> np.ndarray:
-    """Draw whole batches of image positions, `(batches, size)`, the same for all methods and runs."""
+    """Draw whole batches of image positions, `(batches, size)`.
+
+    They are the same for all methods and runs.
+    """
     order = np.random.default_rng(seed).permutation(images)
     size = min(size, images)
     return order[: images // size * size].reshape(-1, size)

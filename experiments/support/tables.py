@@ -313,7 +313,7 @@ def write_table(
     csv_rows: Sequence[Sequence[object]] | None = None,
     figure: Figure | None = None,
 ) -> None:
-    """Print a table; write it as `NAME.md` and `NAME.csv` (or these rows), and draw it."""
+    """Print a table; write it as `NAME.md` and `NAME.csv` (or these rows); draw it."""
     print("\n" + table(header, lines))
     write_text(output / f"{name}.md", markdown([header, ["---"] * len(header), *lines]))
     write_csv(output / f"{name}.csv", csv_rows or [header, *lines])
