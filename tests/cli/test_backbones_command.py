@@ -1,7 +1,9 @@
-"""``crumb backbones`` measures networks; runs and learners take them by name."""
+"""``crumb backbones`` lists networks; runs and learners take them by name."""
 
 import json
+import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ import torch
 from PIL import Image
 from site_parts.result_tables import backbones as built_in
 
-from crumb_avalanche.cli import backbones
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.run_file import LearnerError
 from crumb_avalanche.models.backbone_names import PREPROCESSING
 from crumb_avalanche.models.backbones import BACKBONES
+from crumb_avalanche.models.recorded_backbones import recorded_backbones
+from crumb_avalanche.runs import backbone_measures
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings
 
@@ -50,28 +53,71 @@ def photos(colour, count=4):
 
 
 @pytest.fixture
-def row_of(done, monkeypatch):
-    """A function that measures a backbone, and returns its row."""
-    monkeypatch.setattr(backbones, "SECONDS", 0.01)
-
-    def row(name):
-        lines = done("backbones", name).splitlines()
-        (line,) = [line for line in lines if line.startswith(name)]
-        return line.split()
-
-    return row
+def quick(monkeypatch):
+    """Speed is measured for a hundredth of a second."""
+    monkeypatch.setattr(backbone_measures, "SECONDS", 0.01)
 
 
-def test_a_built_in_backbone_is_measured(row_of):
-    row = row_of("small_cnn")
-    assert row[1:6] == ["64", "11", "128x8x8", "16", "640"]
-    assert float(row[-1]) > 0
+def test_a_list_fits_80_columns(done):
+    assert max(map(len, done("backbones").splitlines())) <= 80
 
 
-def test_a_backbone_of_timm_is_measured(row_of):
-    row = row_of("timm:test_convnext")
-    name = "timm:test_convnext.r160_in1k"
-    assert row[:6] == [name, "160", "stages.2", "48x10x10", "16", "256"]
+def test_a_list_has_all_built_in(done):
+    names = [line.split()[0] for line in done("backbones").splitlines()]
+    assert set(BACKBONES) <= set(names)
+
+
+def test_a_list_does_not_import_torch():
+    code = (
+        "import sys; sys.argv = ['crumb', 'backbones']\n"
+        "from crumb_avalanche.cli import main\n"
+        "assert not main()\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "small_cnn",
+        "mlp",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in BACKBONES
+            if name not in ("small_cnn", "mlp")
+        ),
+    ],
+)
+def test_a_record_is_what_is_measured(quick, name):
+    recorded = recorded_backbones()[name]
+    now = backbone_measures.measured(name)
+    unmeasured = {"images_per_second": 0, "eth80": None, "splits": 0}
+    rounded = {
+        entry: pytest.approx(getattr(now, entry), rel=1e-3)
+        for entry in ("trained", "megabytes", "gflops")
+    }
+    assert replace(recorded, **unmeasured) == replace(now, **unmeasured, **rounded)
+
+
+def test_a_built_in_one_is_recorded(done):
+    text = done("backbones", "small_cnn")
+    assert "maps 128x8x8 after 11, in 512 bytes of codes" in text
+    assert "recorded" in text
+
+
+def test_a_built_in_one_is_measured(quick, done):
+    text = done("backbones", "small_cnn", "--measure", "--image-size", 32)
+    assert "maps 128x4x4 after 11, in 128 bytes of codes" in text
+    assert "measured here" in text
+
+
+def test_one_of_timm_is_measured(quick, done):
+    text = done("backbones", "timm:test_convnext")
+    assert text.startswith("timm:test_convnext.r160_in1k\n")
+    assert "160 x 160 pixels" in text
+    assert "maps 48x10x10 after stages.2" in text
+    assert "256 for" in text
 
 
 def test_a_plan_takes_what_timm_says():
