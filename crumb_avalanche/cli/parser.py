@@ -39,6 +39,7 @@ BARE = (
     "--without-weights",
     "--new-class",
     "--keep-pictures",
+    "--measure",
 )
 # Settings that are paths, in any command; --weights may be a word too.
 PATHS = frozenset(
