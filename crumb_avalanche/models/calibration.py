@@ -10,7 +10,9 @@ from torch.utils.data import Dataset
 
 from crumb_avalanche.models.codebook import INITIALISERS, Codebook, group_channels_
 from crumb_avalanche.models.extraction import without_autocast
+from crumb_avalanche.models.layers import CentredLinear
 from crumb_avalanche.models.map_filter import FilterEquations
+from crumb_avalanche.models.penultimate import evaluating, penultimate
 from crumb_avalanche.models.split_model import SplitModel
 
 CHUNK = 4  # images that pass F at once
@@ -52,8 +54,9 @@ def calibrate(
         True
 
     Args:
-        model: changed in place: ``feature_scale``, biases of the plastic layers,
-            ``codebook``, ``codes_error``, ``calibrated``.
+        model: changed in place: ``feature_scale``, biases of the plastic layers, what
+            a ``CentredLinear`` takes off, ``codebook``, ``codes_error``,
+            ``calibrated``.
         images: items ``(image, ...)`` of the first experience or of pretraining; ``(3,
             h, w)`` images as for ``SplitModel.extract``.
         codebook_init: a name in ``codebook.INITIALISERS``.
@@ -80,12 +83,16 @@ def calibrate(
     if measured_images is None:
         measured_images = 128 if is_fitted else 64
     measured = indices_of_some(images, measured_images)
-    maps = (model.features(batch.to(device)) for batch in batches_of(images, measured))
+    head_inputs: list[torch.Tensor] = []
+    maps = _features_of(model, batches_of(images, measured), head_inputs)
     first = next(maps)
     per_map = FITTED_LOCATIONS if is_fitted else LOCATIONS
     locations = sample_of(chain([first], maps), per_map)
     with without_autocast(device):
         factor = model.fold_feature_scale(locations, first)
+        head = model.plastic_layers.get_submodule(model.head)
+        if isinstance(head, CentredLinear):
+            head.centre(torch.cat(head_inputs) * factor)
         if codebook is not None:
             generator = torch.Generator().manual_seed(seed)
             initialise = INITIALISERS[codebook_init]
@@ -97,6 +104,21 @@ def calibrate(
     if codebook is not None:
         measure_codes(model, images, measured)
     return model
+
+
+def _features_of(
+    model: SplitModel,
+    batches: Iterable[torch.Tensor],
+    head_inputs: list[torch.Tensor],
+) -> Iterator[torch.Tensor]:
+    """Yield the maps of batches, and append the inputs of a ``CentredLinear`` head."""
+    head = model.plastic_layers.get_submodule(model.head)
+    for batch in batches:
+        maps = model.features(batch.to(model.pixel_mean.device))
+        if isinstance(head, CentredLinear):
+            with evaluating(model):
+                head_inputs.append(penultimate(model, maps))
+        yield maps
 
 
 def _fit_filter(

@@ -33,6 +33,58 @@ class AveragingConv2d(nn.Conv2d):
         return super().forward(sums / (maps.shape[2] * maps.shape[3]))
 
 
+class CentredLinear(nn.Linear):
+    """Linear layer that centres and scales its inputs, as ``calibrate`` measures them.
+
+    Inputs that set their own scale, such as those behind batch norms, have a large
+    common mean: a batch of one clip then moves the logits of all images at once. The
+    mean of the first images is taken off, and their usual distance to it becomes
+    ``DISTANCE``. The gradient to the layers below is multiplied by ``DAMPING``, since
+    they are pretrained and the head is new, and the optimiser has one rate for both.
+
+    Attributes:
+        mean: ``(D,)``, of the inputs; zero before ``calibrate``.
+        scale: factor of the centred inputs; one before.
+    """
+
+    DISTANCE = 100.0
+    DAMPING = 0.01
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, in_features: int, out_features: int):
+        super().__init__(in_features, out_features)
+        self.register_buffer("mean", torch.zeros(in_features))
+        self.register_buffer("scale", torch.ones(()))
+
+    @torch.no_grad()
+    def centre(self, inputs: Tensor) -> None:
+        """Set mean and scale from ``(N, D)`` inputs; equal ones change nothing."""
+        mean = inputs.mean(0)
+        distance = (inputs - mean).square().sum(1).mean().sqrt()
+        if distance > 0:
+            self.mean.copy_(mean)
+            self.scale.copy_(self.DISTANCE / distance)
+
+    def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        # A state of an nn.Linear, whose inputs are as they come.
+        state_dict.setdefault(f"{prefix}mean", torch.zeros_like(self.mean))
+        state_dict.setdefault(f"{prefix}scale", torch.ones_like(self.scale))
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return ``(B, classes)`` of ``(B, D)``."""
+        if inputs.requires_grad:
+            inputs = damped(inputs, self.DAMPING)
+        return super().forward((inputs - self.mean) * self.scale)
+
+
+def damped(values: Tensor, factor: float) -> Tensor:
+    """Return values, whose gradient is multiplied by a factor."""
+    return values.detach() + factor * (values - values.detach())
+
+
 class CoinDropout(nn.Dropout):
     """``nn.Dropout`` that draws one random number for 8 values.
 
@@ -113,6 +165,8 @@ def head_like(head: nn.Module, n_classes: int) -> nn.Module:
     """Build a newly initialised head of the same kind, from torch's global RNG."""
     if isinstance(head, AveragingConv2d):
         return AveragingConv2d(head.in_channels, n_classes)
+    if isinstance(head, CentredLinear):
+        return CentredLinear(head.in_features, n_classes)
     if isinstance(head, nn.Conv2d):
         return nn.Conv2d(
             head.in_channels, n_classes, head.kernel_size, padding=head.padding
@@ -203,7 +257,7 @@ def step_flops(model: nn.Module) -> tuple[int, int]:
     The backward pass counts twice its forward pass. Counts convolutions and matrix
     products of a ``SplitModel``; codes, losses and the optimiser are left out.
     """
-    side = model.image_size
+    side = model.input_side
     with evaluating(model):
         with FlopCounterMode(display=False) as extraction:
             maps = model.feature_extractor(

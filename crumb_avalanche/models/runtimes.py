@@ -180,7 +180,7 @@ def open_runtime(model: Split, name: str) -> Runtime:
             f"runtime {name} runs on a CPU in float32, not on {device.type} in "
             f"{model.precision}: give --runtime torch or compiled"
         )
-    shape = (2, 3, model.image_size, model.image_size)
+    shape = (2, 3, model.input_side, model.input_side)
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
     try:

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
 from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
@@ -31,6 +32,7 @@ from crumb_avalanche.models.extraction import (
     without_autocast,
 )
 from crumb_avalanche.models.layers import (
+    CentredLinear,
     head_like,
     head_outputs,
     multiply_biases,
@@ -111,6 +113,7 @@ class SplitModel(nn.Module):
             the classes.
         codebook: the memory blocks, or ``None``.
         image_size: side in pixels of the images that ``map_shape`` is measured with.
+        smallest_side: side in pixels that smaller images are enlarged to; 0 for none.
 
     Raises:
         TypeError: the head is neither linear nor convolutional, the codebook is not a
@@ -121,6 +124,8 @@ class SplitModel(nn.Module):
     Attributes:
         map_shape: ``(C, H, W)`` of one feature map.
         feature_scale: factor of F's output (see ``fold_feature_scale``).
+        fixed_statistics: whether batch norms of P keep their statistics in training and
+            use them, since those of a batch of one clip would be biased.
         calibrated: whether ``calibrate`` was called on this model, or on the model that
             its state dict comes from.
         codes_error: squared error of the codes in units of the maps' energy, which
@@ -150,6 +155,7 @@ class SplitModel(nn.Module):
         head: str,
         codebook: Codebook | None = None,
         image_size: int = 224,
+        smallest_side: int = 0,
     ):
         super().__init__()
         check_count("image_size", image_size, ImageSize)
@@ -158,6 +164,8 @@ class SplitModel(nn.Module):
         self.codebook = codebook
         self.head = head
         self.image_size = image_size
+        self.smallest_side = smallest_side
+        self.fixed_statistics = False
         self.quantized_training = True
         self.quantized_evaluation = False
         self.precision = "fp32"
@@ -202,7 +210,7 @@ class SplitModel(nn.Module):
         Raises:
             ValueError: F cannot take the image, or does not give a map.
         """
-        size = self.image_size
+        size = self.input_side
         try:
             maps = self.feature_extractor(self.pixel_mean.new_zeros(1, 3, size, size))
         except RuntimeError as error:
@@ -223,6 +231,10 @@ class SplitModel(nn.Module):
         """Set the ``mode`` as ``nn.Module.train`` does; F stays in evaluation mode."""
         super().train(mode)
         self.feature_extractor.eval()
+        if self.fixed_statistics:
+            for layer in self.plastic_layers.modules():
+                if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+                    layer.eval()
         return self
 
     def _apply(self, fn, *arguments, **keywords):
@@ -264,6 +276,11 @@ class SplitModel(nn.Module):
         if self.calibrated:
             return True
         return self.codebook is not None and bool(self.codebook.blocks.any())
+
+    @property
+    def input_side(self) -> int:
+        """Side in pixels of the images that F sees."""
+        return max(self.image_size, self.smallest_side)
 
     @property
     def n_classes(self) -> int:
@@ -419,11 +436,24 @@ class SplitModel(nn.Module):
     def normalized(self, images: Tensor) -> Tensor:
         """Normalise ``images``, ``(B, 3, h, w)`` ``uint8``, to float32.
 
-        Floats are normalised already.
+        Floats are normalised already. Images below ``smallest_side`` are enlarged.
         """
-        if images.dtype != torch.uint8:
-            return images.float()
-        return (images.float() / 255 - self.pixel_mean) / self.pixel_std
+        images_bchw = images.float()
+        if images.dtype == torch.uint8:
+            images_bchw = (images_bchw / 255 - self.pixel_mean) / self.pixel_std
+        return self._enlarged(images_bchw)
+
+    def _enlarged(self, images_bchw: Tensor) -> Tensor:
+        """Return images whose shorter side is at least ``smallest_side``."""
+        height, width = images_bchw.shape[2:]
+        shorter = min(height, width)
+        if shorter >= self.smallest_side:
+            return images_bchw
+        size = (
+            round(height * self.smallest_side / shorter),
+            round(width * self.smallest_side / shorter),
+        )
+        return functional.interpolate(images_bchw, size, mode="bilinear")
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
@@ -561,6 +591,21 @@ class SplitModel(nn.Module):
         """
         check_count("n_classes", n_classes)
         head = head_like(self.plastic_layers.get_submodule(self.head), n_classes)
+        self._set_head(head)
+
+    def centre_head(self) -> None:
+        """Let the head centre its inputs, once ``calibrate`` has measured them.
+
+        A convolutional head stays as it is.
+        """
+        head = self.plastic_layers.get_submodule(self.head)
+        if type(head) is nn.Linear:
+            centred = CentredLinear(head.in_features, head.out_features)
+            centred.load_state_dict(head.state_dict())
+            self._set_head(centred)
+
+    def _set_head(self, head: nn.Module) -> None:
+        """Put a module in the place of the head."""
         head = head.to(self.pixel_mean.device, memory_format=torch.channels_last)
         parent_name, _, name = self.head.rpartition(".")
         parent = self.plastic_layers.get_submodule(parent_name)

@@ -345,7 +345,7 @@ def build_model(
     blocks = None
     if codebook:
         blocks = codebook_of(settings)
-    arguments = {**network_of(settings), "codebook": blocks}
+    arguments = {**network_of(settings), "codebook": blocks, "paper_training": True}
     pretrained = getattr(settings, "pretrained", None)
     if not pretrained:
         weights = None if settings.weights == "none" else settings.weights

@@ -1,0 +1,146 @@
+"""How pretrained layers with batch norms are trained: head, statistics, images."""
+
+import pytest
+import torch
+from torch import nn
+
+from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.layers import CentredLinear
+from crumb_avalanche.models.networks import NETWORKS
+
+SIDE = 64
+
+
+def pixels(count=6):
+    random = torch.Generator().manual_seed(0)
+    shape = (count, 3, SIDE, SIDE)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=random)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A weight file of a MobileNetV2."""
+    path = tmp_path_factory.mktemp("weights") / "mobilenet_v2.pth"
+    torch.manual_seed(0)
+    torch.save(NETWORKS["mobilenet_v2"]().state_dict(), path)
+    return path
+
+
+def model_of(weights, **settings):
+    return split_backbone(
+        "mobilenet_v2", weights, n_classes=3, image_size=SIDE, **settings
+    )
+
+
+@pytest.fixture
+def model(weights):
+    return model_of(weights)
+
+
+# the head
+
+
+def test_a_new_head_is_linear():
+    head = CentredLinear(4, 3)
+    plain = nn.Linear(4, 3)
+    head.load_state_dict(plain.state_dict())
+    inputs = torch.randn(5, 4)
+    assert torch.equal(head(inputs), plain(inputs))
+
+
+def test_a_head_centres_its_inputs():
+    head = CentredLinear(4, 4)
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(4))
+        head.bias.zero_()
+    inputs = torch.randn(50, 4) * 3 + 7
+    head.centre(inputs)
+    centred = head(inputs)
+    torch.testing.assert_close(centred.mean(0), torch.zeros(4), atol=1e-3, rtol=0)
+    distance = centred.square().sum(1).mean().sqrt()
+    assert distance.item() == pytest.approx(CentredLinear.DISTANCE, rel=1e-4)
+
+
+def test_equal_inputs_centre_nothing():
+    head = CentredLinear(4, 3)
+    head.centre(torch.full((5, 4), 2.0))
+    assert not head.mean.any()
+    assert head.scale == 1
+
+
+def test_layers_below_learn_a_hundredth():
+    head = CentredLinear(4, 3)
+    inputs = torch.randn(5, 4, requires_grad=True)
+    head(inputs).sum().backward()
+    expected = head.weight.sum(0).expand(5, 4) * CentredLinear.DAMPING
+    torch.testing.assert_close(inputs.grad, expected)
+
+
+def test_a_reset_head_centres(model):
+    model.reset_head(7)
+    head = model.plastic_layers.head
+    assert isinstance(head, CentredLinear)
+    assert head.out_features == 7
+
+
+def test_calibration_centres_the_head(model):
+    images = pixels()
+    calibrate(model, [(image, 0) for image in images])
+    assert model.feature_scale == 1
+    assert model.plastic_layers.head.mean.any()
+
+
+def test_a_saved_head_is_centred(model, weights):
+    calibrate(model, [(image, 0) for image in pixels()])
+    loaded = model_of(weights)
+    loaded.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        assert torch.equal(loaded.eval()(pixels()), model.eval()(pixels()))
+
+
+# batch norms
+
+
+def test_statistics_stay_in_training(model):
+    calibrate(model, [(image, 0) for image in pixels()])
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    model.train()(pixels())
+    for name, value in model.named_buffers():
+        assert torch.equal(value, before[name]), name
+
+
+def test_dropout_stays_in_training(model):
+    assert model.train().plastic_layers.dropout.training
+
+
+# images
+
+
+def test_small_images_are_enlarged(model):
+    assert model.map_shape == (64, 8, 8)  # as of 128 pixels
+    assert model.extract(pixels()).shape[1:] == (64, 8, 8)
+
+
+def test_larger_images_stay(weights):
+    large = split_backbone("mobilenet_v2", weights, n_classes=3, image_size=160)
+    assert large.map_shape == (64, 10, 10)
+
+
+# what is left as it is
+
+
+@pytest.mark.parametrize(
+    "settings", [{"paper_training": True}, {"cut_layer": 0}], ids=["paper", "no F"]
+)
+def test_the_paper_trains_as_before(weights, settings):
+    model = model_of(weights, **settings)
+    assert type(model.plastic_layers.head) is nn.Linear
+    assert not model.fixed_statistics
+    assert model.input_side == SIDE
+
+
+def test_random_weights_are_trained_as_before():
+    model = model_of(None)
+    assert type(model.plastic_layers.head) is nn.Linear
+    assert not model.fixed_statistics
