@@ -69,15 +69,15 @@ class Learner(Predictor):
     Example:
         >>> import numpy as np
         >>> from crumb_avalanche import Learner
-        >>> reds = np.full((4, 32, 32, 3), (200, 20, 20), dtype=np.uint8)
-        >>> blues = np.full((4, 32, 32, 3), (20, 20, 200), dtype=np.uint8)
+        >>> mug = np.full((4, 32, 32, 3), (200, 20, 20), dtype=np.uint8)
+        >>> hat = np.full((4, 32, 32, 3), (20, 20, 200), dtype=np.uint8)
         >>> learner = Learner(backbone="small_cnn", weights=None, image_size=32)
-        >>> learner.teach(reds, "red").images
-        {'red': 4}
-        >>> learner.teach(blues, "blue").images
-        {'blue': 4}
-        >>> learner.predict(blues[0]).label
-        'blue'
+        >>> learner.teach(mug, "mug").images
+        {'mug': 4}
+        >>> learner.teach(hat, "hat").images
+        {'hat': 4}
+        >>> learner.predict(hat[0]).label
+        'hat'
 
     Args:
         method: ``recommended`` (``rda``), or another closed form: ``slda``, ``ncm``,
