@@ -22,6 +22,13 @@ Ratios are printed last, because times depend on the machine; with --json, they 
                           that sends one after the other / time of the bare network on
                           one image
   answers_per_second      of that client
+  lesson_after_N_seconds  CPU time of a lesson of one image and of the answer after it,
+                          after N lessons of one image of 25 classes; without the
+                          network's
+  class_after_N_seconds   CPU time of a lesson of one image of the class N, taught one
+                          by one, without the network's
+  undo_last_seconds       CPU time of taking back the last of all those lessons
+  kept_over_learned       bytes that the file holds for undo / bytes learned
 """
 
 import argparse
@@ -30,12 +37,15 @@ import http.client
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from support.bench import (
     bench_parser,
     clock_of,
@@ -53,6 +63,8 @@ from crumb_avalanche.system.process import keep_freed_memory
 
 CLASSES = 20
 ANSWERS = 20  # of crumb serve in a round
+LESSON_CLASSES = 25  # of lessons of one image
+AVERAGED = 8  # lessons of one image
 SIDE = 480  # pixels of the photos
 # Names of learners that look otherwise.
 WHOLE = ", whole image"
@@ -204,8 +216,104 @@ def time_answers(
     return {name: total / ANSWERS for name, total in seconds.items()}
 
 
+class DrawnFeatures:
+    """Features of the images of a class, drawn instead of computed by a network.
+
+    Args:
+        length: number of features of all views.
+
+    Attributes:
+        number: of the class that is shown.
+    """
+
+    def __init__(self, length: int):
+        self.number = 0
+        self._length = length
+        self._noise = torch.Generator().manual_seed(0)
+
+    def compute(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Draw the features of a batch of images."""
+        of_class = torch.Generator().manual_seed(self.number)
+        mean = torch.rand(self._length, generator=of_class)
+        noise = torch.rand(len(pixels), self._length, generator=self._noise)
+        return mean + 0.1 * noise
+
+
+class SingleLessons:
+    """Lessons of one image, without the time of the network.
+
+    Attributes:
+        learner: that is taught.
+    """
+
+    def __init__(self, options: argparse.Namespace):
+        self.learner = Learner(
+            options.method, options.backbone, None, 224, looks=options.looks
+        )
+        self.learner.use_runtime("torch")
+        classifier = self.learner._classifier
+        self._features = DrawnFeatures(classifier.length * classifier.looks.views)
+        self.learner._compute = self._features.compute
+        self._photo = Image.new("RGB", (8, 8))
+
+    def seconds(self, number: int, answer: bool) -> float:
+        """CPU seconds of a lesson of a class, and of an answer after it if wanted."""
+        self._features.number = number
+
+        def teach_and_ask() -> None:
+            self.learner.teach(self._photo, f"class {number}", new_class=True)
+            if answer:
+                self.learner.predict(self._photo)
+
+        return cpu_seconds(teach_and_ask)
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """CPU seconds of a call."""
+    begin = time.process_time()
+    function()
+    return time.process_time() - begin
+
+
+def means_before(
+    seconds: list[float], counts: list[int], name: str
+) -> dict[str, float]:
+    """The mean seconds of the last lessons before each of some numbers of lessons."""
+    return {
+        f"{name}_after_{count}_seconds": float(
+            np.mean(seconds[count - AVERAGED : count])
+        )
+        for count in counts
+    }
+
+
+def time_lessons(options: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """CPU seconds of single lessons after many others; see the docstring above."""
+    lessons = SingleLessons(options)
+    first_answer = min(options.lessons) - AVERAGED
+    seconds = [
+        lessons.seconds(lesson % LESSON_CLASSES, answer=lesson >= first_answer)
+        for lesson in range(max(options.lessons))
+    ]
+    figures = means_before(seconds, options.lessons, "lesson")
+    figures["undo_last_seconds"] = cpu_seconds(copy.deepcopy(lessons.learner).undo)
+    path = folder / "lessons.safetensors"
+    lessons.learner.save(path, weights=False)
+    learned = lessons.learner.bytes
+    figures["kept_over_learned"] = (path.stat().st_size - learned) / learned
+    one_by_one = SingleLessons(options)
+    seconds = [
+        one_by_one.seconds(number, answer=False)
+        for number in range(max(options.one_by_one))
+    ]
+    return figures | means_before(seconds, options.one_by_one, "class")
+
+
 def figures_of(
-    batch: dict[str, float], process: Processes, answers: dict[str, float]
+    batch: dict[str, float],
+    process: Processes,
+    answers: dict[str, float],
+    lessons: dict[str, float],
 ) -> dict[str, float]:
     """The figures that the docstring of this script lists."""
     figures = {}
@@ -220,7 +328,7 @@ def figures_of(
     figures["teach_bytes"] = process.teach_bytes
     figures["answer_over_bare"] = answers["answer"] / answers["bare"]
     figures["answers_per_second"] = 1 / answers["answer"]
-    return figures
+    return figures | lessons
 
 
 def line_of(name: str, seconds: dict[str, float]) -> str:
@@ -242,12 +350,28 @@ def main() -> None:
         help="sides of the squares looked at",
     )
     add("--batch", type=int, default=64, help="images of a batch")
+    add(
+        "--lessons",
+        type=int,
+        nargs="+",
+        default=[50, 290],
+        help="numbers of lessons of one image after which one is timed",
+    )
+    add(
+        "--one-by-one",
+        type=int,
+        nargs="+",
+        default=[100, 500],
+        help="numbers of classes after which a lesson of a further one is timed",
+    )
     add("--quick", action="store_true", help="one round, small batches")
     options = parser.parse_args()
     photos_of_class = 8
     if options.quick:
         options.batch = 8
         options.repeats = 1
+        options.lessons = [10]
+        options.one_by_one = [10]
         photos_of_class = 2
     keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
@@ -261,16 +385,19 @@ def main() -> None:
         batch = time_batches(options, learner, tree)
         process = measure_processes(options, model, tree)
         answers = time_answers(options, learner, model, photo)
+        lessons = time_lessons(options, Path(folder))
     setting = f"{options.threads} threads, {options.method}, {options.backbone}"
     lines = [
         f"{setting}, {CLASSES} classes",
         line_of(f"batch of {options.batch}", batch),
         line_of("cold start", process.seconds),
         line_of("crumb serve", answers),
+        "lessons  "
+        + "  ".join(f"{value:.3f} {name}" for name, value in lessons.items()),
         f"{process.predict_bytes / 1e6:.0f} MB predict_bytes  "
         f"{process.teach_bytes / 1e6:.0f} MB teach_bytes",
     ]
-    report(options, figures_of(batch, process, answers), lines)
+    report(options, figures_of(batch, process, answers, lessons), lines)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ from support.sweep import exit_code
 from support.tables import interval_text, write_table
 from torch import Tensor
 
-from crumb_avalanche.methods.run_file import LEARNER, load_learner
+from crumb_avalanche.methods.run_file import load_learner
+from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.report.paired import paired
 from crumb_avalanche.runs.plan import RunPlan

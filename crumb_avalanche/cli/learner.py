@@ -4,25 +4,26 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.cli.settings import ExportSettings, LearnerSettings
-from crumb_avalanche.learner.file import (
+from crumb_avalanche.learner.header import (
+    cannot_be_taught,
     file_of,
     holds_weights,
     is_learner,
     read_header,
     refuse_folder,
 )
-from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.run_answers import cannot_be_taught
-from crumb_avalanche.methods.run_file import LearnerHeader
+from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.methods.run_header import LearnerHeader
 from crumb_avalanche.system.folder_lock import locked_file, output_file
 from crumb_avalanche.system.words import counted
+
+if TYPE_CHECKING:
+    from crumb_avalanche.learner.learner import Learner
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,7 @@ def main(settings: LearnerSettings) -> None:
     if settings.action == "show":
         show(path)
     elif settings.action == "lessons":
-        learner = Learner.load(path, settings.weights)
-        show_lessons(learner, settings.pictures)
+        show_lessons(settings)
     elif settings.action == "merge":
         print(merge(settings))
     else:
@@ -90,6 +90,8 @@ def merge(settings: LearnerSettings) -> str:
         )
     output = Path(str(settings.output))
     refuse_folder(output)
+    from crumb_avalanche.learner.learner import Learner
+
     with output_file(output, "a learner", is_learner):
         learner = Learner.load(path, settings.weights)
         learner.check_teachable()
@@ -100,18 +102,23 @@ def merge(settings: LearnerSettings) -> str:
 
 
 def change(settings: LearnerSettings) -> str:
-    """Change the learner of a file, and return what was done."""
+    """Change the learner of a file, and return what was done.
+
+    The network is not built: what was learned changes alone.
+    """
+    from crumb_avalanche.learner.learner import Learner
+
     path = Path(settings.model)
     refuse_folder(path)
     with locked_file(path):
-        learner = Learner.load(path, settings.weights)
+        learner = Learner.load(path, settings.weights, network=False)
         learner.check_teachable()
         text = changed(learner, settings)
         learner.save(path, weights=holds_weights(path), pictures=True, locked=True)
     return text
 
 
-def changed(learner: Learner, settings: LearnerSettings) -> str:
+def changed(learner: "Learner", settings: LearnerSettings) -> str:
     """Change a learner and return what was done."""
     action = settings.action
     names = settings.names
@@ -147,15 +154,13 @@ def shown_images(images: Mapping[str, int], nothing: int) -> str:
     return ", ".join(texts) or "classes that were forgotten"
 
 
-def show_lessons(learner: Learner, folder: str | None) -> None:
+def show_lessons(settings: LearnerSettings) -> None:
     """Print the lessons of a learner, with what speaks against a label.
 
-    Args:
-        learner: see above.
-        folder: where their pictures are written; ``None`` for nowhere.
+    Their pictures are written where the settings name a folder for them.
     """
-    undoable = learner.undoable
-    for lesson in learner.lessons:
+    lessons, undoable = read_lessons(settings)
+    for lesson in lessons:
         line = f"lesson {lesson.number}  {lesson.when}  "
         line += shown_images(lesson.images, lesson.nothing)
         if lesson.source:
@@ -165,15 +170,31 @@ def show_lessons(learner: Learner, folder: str | None) -> None:
         print_line(line)
         for doubt in lesson.doubts:
             print_line(f"  {doubt.text}")
-    if folder is not None:
-        write_pictures(learner, Path(folder))
+    if settings.pictures is not None:
+        write_pictures(lessons, Path(settings.pictures))
 
 
-def write_pictures(learner: Learner, folder: Path) -> None:
+def read_lessons(settings: LearnerSettings) -> tuple[list[Lesson], list[int]]:
+    """Return the lessons of a learner, and the numbers of those to be taken back.
+
+    The header says both; the file is read whole for pictures, or if a run left it.
+    """
+    header = read_header(file_of(settings.model))
+    if settings.pictures is None and not isinstance(header, LearnerHeader):
+        lessons = [Lesson.of_state(lesson, None) for lesson in header["lessons"]]
+        numbers = [lesson.number for lesson in lessons]
+        return lessons, numbers[len(numbers) - header["undoable"] :]
+    from crumb_avalanche.learner.learner import Learner
+
+    learner = Learner.load(settings.model, settings.weights, network=False)
+    return learner.lessons, learner.undoable
+
+
+def write_pictures(lessons: list[Lesson], folder: Path) -> None:
     """Write the pictures of lessons to a folder, and print how many there are."""
     pictures = {
         f"lesson-{lesson.number}.jpg": lesson.picture
-        for lesson in learner.lessons
+        for lesson in lessons
         if lesson.picture
     }
     if not pictures:
@@ -221,6 +242,8 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
         if not lesson["runtime"].startswith("torch"):
             line += f", by {lesson['runtime']}"
         yield line
+    kept = counted(header["undoable"], "lesson")
+    yield f"It holds features of the last {kept}, to take them back."
     yield "It holds no images and no paths of images."
 
 
@@ -262,7 +285,10 @@ def export(settings: ExportSettings) -> None:
 
     Prints how well the result agrees with it.
     """
+    import torch
+
     from crumb_avalanche.learner.export import export_onnx, is_export
+    from crumb_avalanche.learner.learner import Learner
 
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -16,7 +16,7 @@ import torch
 
 from crumb_avalanche.cli.open_learner import opened
 from crumb_avalanche.cli.settings import ConnectSettings, ServeSettings
-from crumb_avalanche.learner.file import holds_weights, refuse_folder
+from crumb_avalanche.learner.header import holds_weights, refuse_folder
 from crumb_avalanche.serve.access import (
     check_certificate,
     own_certificate,

@@ -19,9 +19,9 @@ from crumb_avalanche.images.clips import (
     only_class_folder,
 )
 from crumb_avalanche.images.sources import clips_of
-from crumb_avalanche.learner.file import holds_weights, refuse_folder
+from crumb_avalanche.learner.header import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.lesson import Lesson
+from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
 from crumb_avalanche.system.folder_lock import locked_file

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
+from crumb_avalanche.images.look_shares import LEAST_SHARE, MOST_LOOKS
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 
-MOST = 3
 # Size of the windows of the second view of the closest look, in units of the usual.
 CLOSE = 0.65
 STEPS = {1: 1, 2: 10, 3: 6, 4: 5}  # of the weights that are tried, by number of views
@@ -44,8 +44,8 @@ class Looks:
     def __post_init__(self) -> None:
         shares = tuple(float(share) for share in self.shares)
         object.__setattr__(self, "shares", shares)
-        in_range = all(0.1 <= share <= 1 for share in shares)
-        if not (1 <= len(shares) <= MOST and in_range):
+        in_range = all(LEAST_SHARE <= share <= 1 for share in shares)
+        if not (1 <= len(shares) <= MOST_LOOKS and in_range):
             raise ValueError(
                 f"looks are {shares}; give one to three shares of the image's side, "
                 "from 0.1 to 1"
@@ -135,8 +135,12 @@ class LookWeights:
                 the closed form.
             column: the true class.
         """
+        self.add(self.losses_of(scores, column))
+
+    def losses_of(self, scores: Tensor, column: int) -> Tensor:
+        """Return what ``observe`` adds to the losses of each weighting."""
         shares = torch.einsum("gv,nvc->gnc", self._grid, scores).log_softmax(2)
-        self.add(-shares[:, :, column].mean(1))
+        return -shares[:, :, column].mean(1)
 
     def add(self, losses: Tensor) -> None:
         """Add the ``losses`` of another instance of as many views."""

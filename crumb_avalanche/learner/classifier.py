@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from crumb_avalanche.images.looks import WHOLE, Looks, LookWeights
 from crumb_avalanche.learner.answer import ClassInfo
-from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.confidence import Confidence, Records
 from crumb_avalanche.learner.evidence import (
     Evidence,
     evidence,
@@ -30,10 +30,8 @@ from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 
-# Closed forms that are tested as learners; ``recommended`` is the first.
-CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")
 # A budget that is too small for so many classes with all features has those of the
 # head's input.
 CLASSES = 20
@@ -51,6 +49,19 @@ Ranking = tuple[list[tuple[str, float]], bool]
 
 
 @dataclass(frozen=True)
+class Observation:
+    """What a clip that was predicted adds to the records of answers.
+
+    Attributes:
+        records: of its images; see ``Confidence``.
+        losses: of each weighting of the views; see ``LookWeights``.
+    """
+
+    records: Records
+    losses: Tensor
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What the images of a clip looked like before they were learned.
 
@@ -58,10 +69,12 @@ class Prediction:
         evidence: of the ``n`` images, with scores that are logarithms of probabilities,
             but for a summand.
         familiarity: ``(n,)`` float64, below 0 for unknown images; see ``Confidence``.
+        observation: what was recorded of it.
     """
 
     evidence: Evidence
     familiarity: Tensor
+    observation: Observation
 
     @property
     def known(self) -> bool:
@@ -373,11 +386,22 @@ class Classifier:
             return None
         of_views = evidence(self._earlier, self._rows(features), self.nothing)
         scores = of_views.scores.unflatten(0, (-1, self.looks.views))
-        self.look_weights.observe(scores, known.index(number))
+        losses = self.look_weights.losses_of(scores, known.index(number))
+        self.look_weights.add(losses)
         of_images = self._together(of_views)
-        self.confidence.observe(of_images, number)
+        records = Records.of_lesson(of_images, number, lesson=0)
+        self.confidence.add_lesson(records)
         before = self._earlier_confidence
-        return Prediction(before.calibrated(of_images), before.familiarity(of_images))
+        return Prediction(
+            evidence=before.calibrated(of_images),
+            familiarity=before.familiarity(of_images),
+            observation=Observation(records, losses),
+        )
+
+    def observe(self, observation: Observation) -> None:
+        """Record a clip again that was predicted in the same state."""
+        self.look_weights.add(observation.losses)
+        self.confidence.add_lesson(observation.records)
 
     # Answers
 

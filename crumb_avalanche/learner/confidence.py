@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.nothing import LEAST_APART
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 
 LEAST_LESSONS = 5  # observed before the threshold is fitted
 REJECTED = 0.05  # share of images of known classes below each of the two thresholds
@@ -286,8 +286,13 @@ class Confidence:
             label: the true class.
         """
         if label in evidence.labels and len(evidence.labels) > 1:
-            self._add(Records.of_lesson(evidence, label, self._next))
-            self._next += 1
+            self.add_lesson(Records.of_lesson(evidence, label, self._next))
+
+    def add_lesson(self, records: Records) -> None:
+        """Add the records of a clip, as the next lesson."""
+        lessons = torch.full_like(records.lessons, self._next)
+        self._add(records._replace(lessons=lessons))
+        self._next += 1
 
     def _add(self, new: Records) -> None:
         """Add records; what was fitted to fewer no longer holds."""

@@ -20,36 +20,45 @@ from benchmarks_toybox_ilab.tables.text import now
 from crumb_avalanche import __version__
 from crumb_avalanche.images.looks import LookWeights
 from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.lesson import Lesson
-from crumb_avalanche.learner.network import FrozenNetwork, NetworkError
-from crumb_avalanche.learner.run_answers import RunAnswers, cannot_be_taught
-from crumb_avalanche.learner.schema import check_header, check_state
+from crumb_avalanche.learner.header import (
+    FORMAT,
+    cannot_be_taught,
+    check_header,
+    file_of,
+    header_of,
+)
+from crumb_avalanche.learner.history import History
+from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredNetwork
+from crumb_avalanche.learner.run_answers import RunAnswers
+from crumb_avalanche.learner.schema import check_state
 from crumb_avalanche.methods.features import FeatureMoments
-from crumb_avalanche.methods.run_file import (
+from crumb_avalanche.methods.run_header import (
     DAMAGED,
-    FORMAT_OF_RUNS,
-    LEARNER,
     LearnerError,
     LearnerHeader,
-    check_format,
-    read_run_header,
 )
 from crumb_avalanche.models.backbone_names import PUBLISHED
 from crumb_avalanche.models.split_model import NOT_WEIGHTS
 from crumb_avalanche.models.weights import WeightsError
-from crumb_avalanche.system.tensor_file import (
-    StateError,
+from crumb_avalanche.system.file_metadata import (
     TensorFileError,
-    format_of,
-    loaded_json,
     read_metadata,
-    read_state,
-    write_state,
 )
+from crumb_avalanche.system.tensor_file import read_state, write_state
+from crumb_avalanche.system.value_types import StateError
 
-FORMAT = "crumb-learner-1"
 # Entries of a learner's state that stand in the header; the others have tensors.
-PLAIN = ("method", "budget_bytes", "features", "looks", "lessons", "names")
+PLAIN = (
+    "method",
+    "budget_bytes",
+    "features",
+    "head_length",
+    "looks",
+    "lessons",
+    "undoable",
+    "names",
+)
 ID_DIGITS = 15  # hexadecimal digits of a lesson's number, which fit into 63 bits
 
 
@@ -58,72 +67,12 @@ class LearnerContent:
     """What a learner file holds.
 
     Attributes:
-        network: its network.
+        network: its network; a ``StoredNetwork`` if it was not to be built.
         state: what ``State.state_dict`` returned.
     """
 
-    network: FrozenNetwork
+    network: FrozenNetwork | StoredNetwork
     state: dict[str, Any]
-
-
-def file_of(path: str | os.PathLike) -> Path:
-    """Return the learner file of a path, which may be the folder of a run."""
-    return Path(path) / LEARNER if os.path.isdir(path) else Path(path)
-
-
-def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:
-    """Read the header of a learner file without its tensors.
-
-    Returns:
-        Plain values, see ``schema.HEADER``; a ``LearnerHeader`` for that of a run.
-
-    Raises:
-        LearnerError: the file is absent, damaged, of another kind or of a newer
-            version.
-    """
-    try:
-        return _header_of(path, read_metadata(path))
-    except TensorFileError as error:
-        raise LearnerError(str(error)) from error
-
-
-def _header_of(
-    path: str | os.PathLike, metadata: dict[str, str]
-) -> LearnerHeader | dict[str, Any]:
-    """Return the checked header in the metadata of a file; see ``read_header``."""
-    check_format(path, metadata, [FORMAT, FORMAT_OF_RUNS])
-    if metadata["format"] == FORMAT_OF_RUNS:
-        return read_run_header(path, metadata)
-    try:
-        header = loaded_json(metadata.get("learner", ""))
-        check_header(header)
-    except StateError as error:
-        raise LearnerError(f"{path} {DAMAGED} ({error})") from error
-    return header
-
-
-def is_learner(path: str | os.PathLike) -> bool:
-    """Whether a file says that it is a learner, also that of a run."""
-    return format_of(path) in (FORMAT, FORMAT_OF_RUNS)
-
-
-def holds_weights(path: str | os.PathLike) -> bool:
-    """Whether a learner file holds the network's weights; that of a run always does.
-
-    Raises:
-        LearnerError: see ``read_header``.
-    """
-    header = read_header(path)
-    return isinstance(header, LearnerHeader) or header["network"]["included"]
-
-
-def refuse_folder(path: Path) -> None:
-    """Raise ValueError for the folder of a run, which is not to be changed."""
-    if path.is_dir():
-        raise ValueError(
-            f"{path} is a folder, which can be asked but not changed: copy "
-            f"{path / LEARNER} to a file of your own, and give that"
-        )
 
 
 # Writing
@@ -131,7 +80,7 @@ def refuse_folder(path: Path) -> None:
 
 def write_learner(
     path: str | os.PathLike,
-    network: FrozenNetwork,
+    network: FrozenNetwork | StoredNetwork,
     state: dict[str, Any],
     weights: bool,
     expect: Callable[[str], object] | None = None,
@@ -166,7 +115,7 @@ def write_learner(
 
 
 def _header(
-    network: FrozenNetwork, state: dict[str, Any], weights: bool
+    network: FrozenNetwork | StoredNetwork, state: dict[str, Any], weights: bool
 ) -> dict[str, Any]:
     """Return the header of a learner, as it is after JSON."""
     header = {name: state[name] for name in PLAIN}
@@ -177,7 +126,7 @@ def _header(
 
 
 def _without_header(
-    network: FrozenNetwork, state: dict[str, Any], weights: bool
+    network: FrozenNetwork | StoredNetwork, state: dict[str, Any], weights: bool
 ) -> dict[str, Any]:
     """Return what a learner file stores besides the header."""
     stored = {name: value for name, value in state.items() if name not in PLAIN}
@@ -189,13 +138,17 @@ def _without_header(
 
 
 def read_learner(
-    path: str | os.PathLike, weights: str | os.PathLike | None
+    path: str | os.PathLike,
+    weights: str | os.PathLike | None,
+    build: bool = True,
 ) -> LearnerContent | RunAnswers:
     """Read a learner; of a run in another method than a closed form, what answers.
 
     Args:
         path: the file, or the folder of a finished run.
         weights: the weight file, or ``torchvision``, for a file without weights.
+        build: whether the network is built, which answers and lessons need; that of a
+            run always is.
 
     Raises:
         LearnerError: see ``read_header``; or a tensor is damaged, or the weights are
@@ -203,7 +156,7 @@ def read_learner(
     """
     path = file_of(path)
     try:
-        return _read(path, weights)
+        return _read(path, weights, build)
     except TensorFileError as error:
         raise LearnerError(str(error)) from error
     except (NetworkError, WeightsError) as error:
@@ -212,19 +165,27 @@ def read_learner(
         raise LearnerError(f"{path} {DAMAGED} ({error})") from error
 
 
-def _read(path: Path, weights: str | os.PathLike | None) -> LearnerContent | RunAnswers:
+def _read(
+    path: Path, weights: str | os.PathLike | None, build: bool
+) -> LearnerContent | RunAnswers:
     """Read a learner; the header is checked before its tensors are read."""
     metadata = read_metadata(path)
-    header = _header_of(path, metadata)
+    header = header_of(path, metadata)
     if isinstance(header, LearnerHeader) and cannot_be_taught(header):
         return RunAnswers(path)
     state, metadata_of_state = read_state(path)
     if metadata_of_state["learner"] != metadata["learner"]:
-        return _read(path, weights)  # replaced by another process meanwhile
+        return _read(path, weights, build)  # replaced by another process meanwhile
     if isinstance(header, LearnerHeader):
         return _of_run(header, state)
     check_state(header, state)
-    network = _network(path, header["network"], state.pop("network"), weights)
+    described = header["network"]
+    stored = state.pop("network")
+    network: FrozenNetwork | StoredNetwork
+    if build:
+        network = _network(path, described, stored, weights)
+    else:
+        network = StoredNetwork.of_file(described, stored)
     return LearnerContent(network, state | {name: header[name] for name in PLAIN})
 
 
@@ -272,7 +233,7 @@ def _of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
     """
     try:
         network = _network_of_run(header, stored)
-        state = _state_of_run(header, stored)
+        state = _state_of_run(header, stored, network)
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise StateError(
@@ -302,20 +263,25 @@ def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
     return FrozenNetwork.of_state(described, weights)
 
 
-def _state_of_run(header: LearnerHeader, stored: Any) -> dict[str, Any]:
+def _state_of_run(
+    header: LearnerHeader, stored: Any, network: FrozenNetwork
+) -> dict[str, Any]:
     """Return the state of a learner whose only lesson was the run.
 
     Its confidence is that of a learner before the first lesson.
     """
     names = {entry["label"]: entry["name"] for entry in header.classes}
     moments = {name: header.method[name] for name in asdict(FeatureMoments())}
+    features = FeatureMoments(**moments)
     return {
         "method": header.strategy,
         "budget_bytes": header.budget_bytes,
-        "features": vars(FeatureMoments(**moments)),
+        "features": vars(features),
+        "head_length": features.of_head().length(network.model),
         "looks": [1.0],
+        "undoable": 0,
         "lessons": [_lesson_of_run(header).state_dict()],
-        "history": {"before": None, "kept": []},
+        "history": History(room=0).state_dict(),
         "pictures": [None],
         "names": [names.get(label) for label in range(max(names, default=-1) + 1)],
         "statistics": stored["strategy"]["method"],

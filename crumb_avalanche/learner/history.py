@@ -6,10 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.lesson import Lesson
-from crumb_avalanche.learner.lesson_features import LessonFeatures
+from crumb_avalanche.learner.lesson_features import (
+    LessonFeatures,
+    loaded_observations,
+    observations_state,
+)
+from crumb_avalanche.learner.lesson_record import Lesson
 
 MOST_KEPT = 16_000_000  # bytes of features of the last lessons
+# Lessons of few images that are kept: all are learned again if the last is taken back.
+MOST_LESSONS = 200
 
 
 @dataclass(frozen=True)
@@ -30,9 +36,11 @@ class History:
     """The lessons of a learner; of the last ones the features, and what was before.
 
     A lesson is taken back by learning the later ones again after what was learned
-    before: the result equals a learner that never had it, to the bit. Features take at
-    most ``room`` bytes; beyond it the oldest lessons can no longer be taken back. The
-    last lesson always can, for which no features are needed.
+    before: the result equals a learner that never had it, to the bit. Lessons before
+    the one taken back are repeated with what was observed of them, without predicting
+    their clips anew, which takes most of the time. Features of at most 200 lessons are
+    kept, and at most ``room`` bytes; the oldest lessons can no longer be taken back.
+    The last lesson always can, for which no features are needed.
 
     A history never changes, nor does what it holds: methods return another one.
 
@@ -88,7 +96,7 @@ class History:
             first = copy.deepcopy(self.before)
             assert first is not None
             for lesson_features in recent[:dropped]:
-                lesson_features.learn(first)
+                lesson_features.repeat(first)
         return History(self.room, lessons, first, tuple(recent[dropped:]))
 
     def and_merged(self, lessons: Iterable[Lesson]) -> "History":
@@ -130,9 +138,9 @@ class History:
         if not self.lessons:
             return fact
         return (
-            f"{fact}: the features of the last lessons are kept, in {self.room:,} "
-            "bytes, and not of those that were merged; forget a class instead, or "
-            "teach a new learner"
+            f"{fact}: the features of the last {MOST_LESSONS} lessons are kept, as far "
+            f"as they fit into {self.room:,} bytes, and not of those that were merged; "
+            "forget a class instead, or teach a new learner"
         )
 
     def features_of(self, lesson: Lesson) -> LessonFeatures | None:
@@ -150,15 +158,26 @@ class History:
         assert classifier is not None
         lessons = list(self.lessons[: self._first])
         replayed: list[LessonFeatures | None] = []
+        is_same = True  # as when the lessons were learned
         recent = zip(self.lessons[self._first :], self.features, strict=True)
         for lesson, usual in recent:
             again = usual
             if lesson is changed:
+                is_same = False
                 again = features
-            if again is not None:
-                lessons.append(lesson.learned_again(again.learn(classifier)))
+            if again is None:
+                continue
+            if is_same:
+                again.repeat(classifier)
+                lessons.append(lesson)
                 replayed.append(again)
-        before = self.before if replayed else None
+                continue
+            relearned = again.learn(classifier)
+            lessons.append(lesson.learned_again(relearned.lesson))
+            replayed.append(relearned.features)
+        before = None
+        if replayed:
+            before = self.before
         history = History(self.room, tuple(lessons), before, tuple(replayed))
         return Replay(history, classifier)
 
@@ -173,8 +192,14 @@ class History:
         features = [
             recorded and recorded.renamed(old, new) for recorded in self.features
         ]
+        if self._shows(new):  # two classes become one
+            features = [recorded and recorded.unobserved() for recorded in features]
         lessons = [lesson.renamed(old, new) for lesson in self.lessons]
         return History(self.room, tuple(lessons), before, tuple(features))
+
+    def _shows(self, name: str) -> bool:
+        """Whether a class was shown in any lesson."""
+        return any(name in lesson.images for lesson in self.lessons)
 
     def without_class(self, name: str) -> "History":
         """Return the history without a class."""
@@ -187,9 +212,13 @@ class History:
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, which may share memory, without lessons."""
+        observations = []
+        for recorded in filter(None, self.features):
+            observations += recorded.observations
         return {
             "before": self.before and self.before.state_dict(),
             "kept": [recorded and recorded.state_dict() for recorded in self.features],
+            "observations": observations_state(observations),
         }
 
     @classmethod
@@ -211,9 +240,14 @@ class History:
         if state["before"] is None:
             return cls(room, tuple(lessons))
         empty.load_state_dict(state["before"])
-        features = [
-            recorded and LessonFeatures.of_state(recorded) for recorded in state["kept"]
-        ]
+        counts: list[int] = []
+        for recorded in filter(None, state["kept"]):
+            counts += filter(None, recorded["records"])
+        observations = loaded_observations(state["observations"], counts)
+        features = []
+        for recorded in state["kept"]:
+            loaded = recorded and LessonFeatures.of_state(recorded, observations)
+            features.append(loaded)
         return cls(room, tuple(lessons), empty, tuple(features))
 
 
@@ -221,7 +255,7 @@ def _excess(features: Sequence[LessonFeatures], room: int) -> int:
     """Return how many of the first lessons have to go for the rest to fit."""
     total = sum(lesson.bytes for lesson in features)
     count = 0
-    while total > room:
+    while total > room or len(features) - count > MOST_LESSONS:
         total -= features[count].bytes
         count += 1
     return count

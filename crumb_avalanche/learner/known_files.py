@@ -2,7 +2,7 @@
 
 import os
 
-from crumb_avalanche.system.tensor_file import digest_of
+from crumb_avalanche.system.file_metadata import digest_of
 
 
 class ReplacedError(OSError):

@@ -25,22 +25,25 @@ from crumb_avalanche.images.clips import (
 )
 from crumb_avalanche.images.looks import Looks
 from crumb_avalanche.images.sources import clips_of
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier, form_of
+from crumb_avalanche.learner.classifier import Classifier, form_of
 from crumb_avalanche.learner.file import read_learner, write_learner
+from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.history import History
 from crumb_avalanche.learner.known_files import KnownFiles
-from crumb_avalanche.learner.lesson import Lesson, check_not_empty, learn, name_of
+from crumb_avalanche.learner.lesson import check_not_empty, learn, name_of
 from crumb_avalanche.learner.lesson_features import FeatureRecorder
-from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.nothing import NOTHING
+from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.learner.network import FrozenNetwork, StoredNetwork
+from crumb_avalanche.learner.nothing import NOTHING, usual_threshold
 from crumb_avalanche.learner.picture_strip import PictureStrip
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
-from crumb_avalanche.methods.run_file import DAMAGED, LearnerError
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.run_header import DAMAGED, LearnerError
 from crumb_avalanche.models.backbone_names import default_backbone
+from crumb_avalanche.system.file_metadata import digest_of
 from crumb_avalanche.system.folder_lock import locked_file
-from crumb_avalanche.system.tensor_file import digest_of
 
 LOOKS = (0.6,)  # see ``Learner``
 
@@ -458,9 +461,9 @@ class Learner(Predictor):
 
         From then on the learner answers as one that never had it.
 
-        The features of the last lessons are kept for this, as many as fit into four
-        times ``budget_bytes``, at most 16 MB, and learned again without the one taken
-        back. None that was merged can be taken back. See ``undoable``.
+        The features of the last lessons are kept for this: of at most 200, as many as
+        fit into four times ``budget_bytes``, at most 16 MB. They are learned again
+        without the one taken back. None that was merged can be taken back. See ``undoable``.
 
         Args:
             lesson: its number; default the last one.
@@ -621,7 +624,10 @@ class Learner(Predictor):
 
     @classmethod
     def load(
-        cls, path: str | os.PathLike, weights: str | os.PathLike | None = None
+        cls,
+        path: str | os.PathLike,
+        weights: str | os.PathLike | None = None,
+        network: bool = True,
     ) -> "Learner":
         """Load a learner from a file, or from the folder of a finished run.
 
@@ -632,6 +638,10 @@ class Learner(Predictor):
         Args:
             path: a file that ``save`` or ``crumb run`` wrote.
             weights: the weight file, or ``"torchvision"``, for a file without weights.
+            network: whether the network is built, which takes most of the time. Without
+                it the learner can be changed (``undo``, ``rename``, ``move``,
+                ``forget``) and saved, but neither taught nor asked, and no weights are
+                needed.
 
         Raises:
             LearnerError: the file is absent, damaged, of a newer version, or needs
@@ -639,7 +649,7 @@ class Learner(Predictor):
         """
         path = path_of(path)
         digest = digest_of(path)  # before it is read: it may be replaced meanwhile
-        read = read_learner(path, weights)
+        read = read_learner(path, weights, build=network)
         learner = cls.__new__(cls)
         if isinstance(read, RunAnswers):
             answers: Any = read
@@ -654,20 +664,41 @@ class Learner(Predictor):
         learner._files.holds(path, digest)
         return learner
 
-    def _load_state(self, network: FrozenNetwork, state: dict[str, Any]) -> None:
+    def _load_state(
+        self, network: FrozenNetwork | StoredNetwork, state: dict[str, Any]
+    ) -> None:
         """Begin with what ``state_dict`` returned."""
-        self._set_up(
-            state["method"],
-            network,
-            state["budget_bytes"],
-            state["features"],
-            state["looks"],
-        )
+        if isinstance(network, StoredNetwork):
+            self._set_up_unbuilt(network, state)
+        else:
+            self._set_up(
+                state["method"],
+                network,
+                state["budget_bytes"],
+                state["features"],
+                state["looks"],
+            )
+        if state["head_length"] != self._classifier.kept:
+            raise ValueError("head_length is not that of the network")
         lessons = [
             Lesson.of_state(lesson, picture)
             for lesson, picture in zip(state["lessons"], state["pictures"], strict=True)
         ]
         self._state = self._state.loaded(state, lessons)
+
+    def _set_up_unbuilt(self, network: StoredNetwork, state: dict[str, Any]) -> None:
+        """Begin without classes and without a network that can be run."""
+        classifier = Classifier(
+            method=state["method"],
+            features=FeatureMoments(**state["features"]),
+            length=state["statistics"]["settings"]["length"],
+            budget_bytes=state["budget_bytes"],
+            kept=state["head_length"],
+            looks=Looks(tuple(state["looks"])),
+            usual=usual_threshold(network.backbone),
+        )
+        unbuilt: Any = network
+        self._begin(state["method"], unbuilt, State.empty(classifier))
 
 
 def _noted(clips: LabelledClips, strip: PictureStrip) -> LabelledClips:

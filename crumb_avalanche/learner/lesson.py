@@ -3,7 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import now, printable
 from crumb_avalanche.images.clips import BadImage, Clip, path_of
-from crumb_avalanche.learner.classifier import Classifier, Prediction
+from crumb_avalanche.learner.classifier import Classifier, Observation, Prediction
+from crumb_avalanche.learner.lesson_record import Doubt, Lesson
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.system.words import counted
 
@@ -25,153 +26,9 @@ MOST_LISTED = 3  # files or lessons that an error names
 # Of each batch of frames of a clip, their paths and ``(n, V * D)`` features.
 Batches = Iterable[tuple[list[str], Tensor]]
 Progress = Callable[[int], None]
-# Called with the class name, the number of the piece within its clip, and its features.
-OnPiece = Callable[[str, int, Tensor], None]
-
-
-@dataclass(frozen=True)
-class Doubt:
-    """Images of a lesson that looked like another class than that they were given as.
-
-    Attributes:
-        label: the class given.
-        frames: images that were predicted before they were learned.
-        as_label: how many of them looked like the class given.
-        other: the class that most of the others looked like.
-        as_other: how many looked like that one.
-        unknown: how many are of clips that looked like no class.
-    """
-
-    label: str
-    frames: int
-    as_label: int
-    other: str
-    as_other: int
-    unknown: int = 0
-
-    @property
-    def text(self) -> str:
-        """What speaks against the label, as a question."""
-        like_nothing = ""
-        if self.unknown:
-            like_nothing = f", {self.unknown} like nothing that was taught"
-        return (
-            f"{self.as_label} of {counted(self.frames, 'image')} looked like "
-            f"{self.label}, {self.as_other} like {self.other}{like_nothing}: is the "
-            "label right?"
-        )
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What one call of ``teach`` or ``teach_nothing`` did.
-
-    Attributes:
-        images: number of images learned by class name.
-        clips: number of clips.
-        answered: clips that were predicted before they were learned.
-        right: those of them that were recognised: their class was named, and explained
-            them.
-        unknown: those of them that no class explained, which are news, whatever the
-            nearest class; the others were taken for another class.
-        when: date and time, ISO 8601 in UTC.
-        unread: files that could not be read (``BadImage``); a saved lesson has none.
-        notes: what the learner gave up to stay within its budget.
-        doubts: what speaks against a label; at most one for each class.
-        runtime: name and version of what ran the network.
-        nothing: number of images that show nothing.
-        number: from 1; stays the same when other lessons are taken back.
-        source: name of what was shown, without its folder.
-        picture: JPEG of up to 4 of its images, if the learner keeps pictures; else
-            empty.
-        id: random number; equal in copies of a learner alone.
-    """
-
-    images: dict[str, int]
-    clips: int
-    answered: int
-    right: int
-    unknown: int
-    when: str
-    unread: tuple[Any, ...] = ()
-    notes: tuple[str, ...] = ()
-    doubts: tuple[Doubt, ...] = ()
-    runtime: str = "torch"
-    number: int = 1
-    source: str = ""
-    picture: bytes = field(default=b"", compare=False, repr=False)
-    nothing: int = 0
-    id: int = field(default=0, compare=False)
-
-    def renamed(self, old: str, new: str) -> "Lesson":
-        """Return the lesson with another name of a class, maybe a second one's."""
-        images: Counter[str] = Counter()
-        for name, count in self.images.items():
-            if name == old:
-                name = new
-            images[name] += count
-        doubts = []
-        for doubt in self.doubts:
-            # The label was in doubt under its old name, or is the other class now.
-            if doubt.label == old or (doubt.label == new and doubt.other == old):
-                continue
-            if doubt.other == old:
-                doubt = replace(doubt, other=new)
-            doubts.append(doubt)
-        return replace(self, images=dict(images), doubts=tuple(doubts))
-
-    def without(self, name: str) -> "Lesson":
-        """Return the lesson without a class."""
-        images = {label: n for label, n in self.images.items() if label != name}
-        doubts = (
-            doubt for doubt in self.doubts if name not in (doubt.label, doubt.other)
-        )
-        return replace(self, images=images, doubts=tuple(doubts))
-
-    def learned_again(self, again: "Lesson") -> "Lesson":
-        """Return the lesson with what was counted when it was learned again."""
-        return replace(
-            self,
-            images=again.images,
-            answered=again.answered,
-            right=again.right,
-            unknown=again.unknown,
-            notes=again.notes,
-            doubts=again.doubts,
-        )
-
-    @property
-    def has_images(self) -> bool:
-        """Whether any of its images is still learned; not if all were forgotten."""
-        return bool(self.images or self.nothing)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return plain values.
-
-        Without ``unread``, as a learner file holds no paths, and without the picture,
-        which ``picture_state`` returns.
-        """
-        values = asdict(replace(self, unread=()))
-        del values["picture"]
-        return values
-
-    def picture_state(self) -> Tensor | None:
-        """Return the bytes of the picture, ``(n,)`` uint8; ``None`` without one."""
-        if not self.picture:
-            return None
-        return torch.frombuffer(bytearray(self.picture), dtype=torch.uint8)
-
-    @classmethod
-    def of_state(cls, state: dict[str, Any], picture: Tensor | None) -> "Lesson":
-        """Load what ``state_dict`` returned, also after JSON, and ``picture_state``."""
-        values = {
-            **state,
-            "unread": (),
-            "notes": tuple(state["notes"]),
-            "doubts": tuple(Doubt(**doubt) for doubt in state["doubts"]),
-        }
-        jpeg = b"" if picture is None else picture.numpy().tobytes()
-        return cls(**values, picture=jpeg)
+# Called with the class name, the number of the piece within its clip, its features, and
+# what was observed of the clip.
+OnPiece = Callable[[str, int, Tensor, Observation | None], None]
 
 
 class Guess(NamedTuple):
@@ -249,7 +106,7 @@ def learn(
     clips: Iterable[tuple[str, Batches]],
     unread: list[BadImage],
     progress: Progress | None = None,
-    on_piece: OnPiece = lambda label, index, features: None,
+    on_piece: OnPiece = lambda label, index, features, observation: None,
 ) -> Lesson:
     """Learn clips as one lesson, which may be empty; see ``check_not_empty``.
 
@@ -264,25 +121,28 @@ def learn(
     classifier.begin_lesson()
     for label, batches in clips:
         for index, features in enumerate(_pieces(batches, progress)):
-            tally.clips += index == 0
+            first = index == 0
+            tally.clips += first
+            observation = None
             if label == NOTHING:
                 classifier.learn_nothing(features)
                 tally.nothing += len(features)
             else:
-                _learn_piece(classifier, tally, label, features, first=index == 0)
-            on_piece(label, index, features)
+                observation = _learn_piece(classifier, tally, label, features, first)
+            on_piece(label, index, features, observation)
     classifier.end_lesson()
     return tally.lesson(unread)
 
 
 def _learn_piece(
     classifier: Classifier, tally: _Tally, label: str, features: Tensor, first: bool
-) -> None:
-    """Learn a piece of a clip of a class.
+) -> Observation | None:
+    """Learn a piece of a clip of a class, and return what was observed of it.
 
     The ``first`` piece is predicted before; later ones are like what was learned of the
     clip already.
     """
+    observation = None
     number, note = classifier.number_of(label)
     if note:
         tally.notes.append(note)
@@ -290,8 +150,10 @@ def _learn_piece(
         predicted = classifier.predict_before_learning(features, number)
         if predicted is not None:
             tally.add_prediction(label, number, predicted, classifier.names)
+            observation = predicted.observation
     classifier.learn(features, number)
     tally.images[label] += len(features)
+    return observation
 
 
 def _pieces(batches: Batches, progress: Progress | None) -> Iterator[Tensor]:

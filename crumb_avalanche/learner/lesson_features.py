@@ -2,14 +2,18 @@
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.lesson import Lesson, learn
+from crumb_avalanche.learner.classifier import Classifier, Observation
+from crumb_avalanche.learner.confidence import Records
+from crumb_avalanche.learner.lesson import learn
+from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
@@ -20,10 +24,26 @@ class ClipFeatures:
     Attributes:
         label: name of the class, or ``NOTHING``.
         pieces: ``(n, V * D)`` float32 each, as they were learned, in order.
+        observation: what was recorded when the clip was predicted; ``None`` if it was
+            not.
     """
 
     label: str
     pieces: tuple[Tensor, ...]
+    observation: Observation | None = None
+
+
+@dataclass(frozen=True)
+class Relearned:
+    """A lesson that was learned again.
+
+    Attributes:
+        lesson: what was counted this time.
+        features: with what was observed this time.
+    """
+
+    lesson: Lesson
+    features: "LessonFeatures"
 
 
 @dataclass(frozen=True)
@@ -31,14 +51,20 @@ class LessonFeatures:
     """The features of a lesson, clip by clip, from which it can be learned again.
 
     It holds no images. It never changes.
+
+    Attributes:
+        clips: see ``ClipFeatures``.
+        observed: whether what was observed of the clips holds for the learner that had
+            the lessons before this one; not after its classes became others.
     """
 
     clips: tuple[ClipFeatures, ...] = ()
+    observed: bool = True
 
     def __deepcopy__(self, memo: dict) -> "LessonFeatures":
         return self
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Bytes of all features."""
         return tensor_bytes(self._pieces())
@@ -46,9 +72,26 @@ class LessonFeatures:
     def _pieces(self) -> list[Tensor]:
         return [piece for clip in self.clips for piece in clip.pieces]
 
-    def learn(self, classifier: Classifier) -> Lesson:
-        """Let a classifier learn the lesson again, in the same pieces."""
-        return learn(classifier, self.batches(), [])
+    def repeat(self, classifier: Classifier) -> None:
+        """Let a classifier learn the lesson as it was learned before.
+
+        The classifier has to be in the state of then: its clips are not predicted,
+        which takes most of the time, but recorded as they were.
+        """
+        if not self.observed:
+            self.learn(classifier)
+            return
+        for clip in self.clips:
+            for index, piece in enumerate(clip.pieces):
+                _repeat_piece(classifier, clip, piece, first=index == 0)
+
+    def learn(self, classifier: Classifier) -> Relearned:
+        """Let a classifier learn the lesson anew, in the same pieces."""
+        recorder = FeatureRecorder(self.bytes)
+        lesson = learn(classifier, self.batches(), [], on_piece=recorder.record)
+        features = recorder.recorded()
+        assert features is not None
+        return Relearned(lesson, features)
 
     def batches(self) -> Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]:
         """Yield what ``lesson.learn`` takes; the paths of frames are not known."""
@@ -60,16 +103,31 @@ class LessonFeatures:
         clips = []
         for clip in self.clips:
             if clip.label == old:
-                clip = ClipFeatures(new, clip.pieces)
+                clip = replace(clip, label=new)
             clips.append(clip)
-        return LessonFeatures(tuple(clips))
+        return replace(self, clips=tuple(clips))
 
     def without(self, name: str) -> "LessonFeatures":
         """Return the lesson without a class."""
-        return LessonFeatures(tuple(clip for clip in self.clips if clip.label != name))
+        clips = tuple(clip for clip in self.clips if clip.label != name)
+        return LessonFeatures(clips, observed=False)
+
+    def unobserved(self) -> "LessonFeatures":
+        """Return the lesson for a learner whose classes became others."""
+        return replace(self, observed=False)
+
+    @property
+    def observations(self) -> list[Observation]:
+        """What was observed of the clips, in order, without those not predicted."""
+        observed = [clip.observation for clip in self.clips]
+        return [observation for observation in observed if observation is not None]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values, and the features of all clips in one tensor."""
+        """Return plain values, and the features of all clips in one tensor.
+
+        ``records`` are numbers of records of each clip, 0 for one that was not
+        predicted: the records themselves are those of ``observations``.
+        """
         pieces = self._pieces()
         if pieces:
             features = torch.cat(pieces)
@@ -79,17 +137,82 @@ class LessonFeatures:
             "labels": [clip.label for clip in self.clips],
             "pieces": [list(map(len, clip.pieces)) for clip in self.clips],
             "features": features,
+            "observed": self.observed,
+            "records": [_number_of_records(clip) for clip in self.clips],
         }
 
     @classmethod
-    def of_state(cls, state: dict[str, Any]) -> "LessonFeatures":
-        """Load what ``state_dict`` returned."""
+    def of_state(
+        cls, state: dict[str, Any], observations: Iterator[Observation]
+    ) -> "LessonFeatures":
+        """Load what ``state_dict`` returned.
+
+        Args:
+            state: see above.
+            observations: of the clips that were predicted, and further ones.
+        """
         lengths = list(itertools.chain.from_iterable(state["pieces"]))
         pieces = iter(state["features"].split(lengths))
         clips = []
-        for label, lengths in zip(state["labels"], state["pieces"], strict=True):
-            clips.append(ClipFeatures(label, tuple(next(pieces) for _ in lengths)))
-        return cls(tuple(clips))
+        for label, lengths, count in zip(
+            state["labels"], state["pieces"], state["records"], strict=True
+        ):
+            of_clip = tuple(next(pieces) for _ in lengths)
+            observation = None
+            if count:
+                observation = next(observations)
+            clips.append(ClipFeatures(label, of_clip, observation))
+        return cls(tuple(clips), state["observed"])
+
+
+def _repeat_piece(
+    classifier: Classifier, clip: ClipFeatures, piece: Tensor, first: bool
+) -> None:
+    """Learn a piece of a clip, and record the clip as it was recorded before."""
+    if clip.label == NOTHING:
+        classifier.learn_nothing(piece)
+        return
+    number, _ = classifier.number_of(clip.label)
+    if first and clip.observation is not None:
+        classifier.observe(clip.observation)
+    classifier.learn(piece, number)
+
+
+def _number_of_records(clip: ClipFeatures) -> int:
+    """Return how many records a clip has; 0 if it was not predicted."""
+    if clip.observation is None:
+        return 0
+    return len(clip.observation.records.labels)
+
+
+def observations_state(observations: list[Observation]) -> dict[str, Any]:
+    """Return observations as tensors, those of all clips in one.
+
+    Returns:
+        The attributes of ``Records``, and ``losses``, ``(clips, weightings)``.
+    """
+    records = Records.none()
+    losses = torch.zeros(0, 1, dtype=torch.float64)
+    if observations:
+        of_clips = zip(*(observation.records for observation in observations))
+        records = Records(*map(torch.cat, of_clips))
+        losses = torch.stack([observation.losses for observation in observations])
+    return {**records._asdict(), "losses": losses}
+
+
+def loaded_observations(
+    state: dict[str, Any], counts: list[int]
+) -> Iterator[Observation]:
+    """Yield what ``observations_state`` returned.
+
+    Args:
+        state: see above.
+        counts: number of records of each clip that was predicted.
+    """
+    records = Records.of_state(state)
+    columns = [values.split(counts) for values in records]
+    for losses, *of_clip in zip(state["losses"], *columns, strict=True):
+        yield Observation(Records(*of_clip), losses)
 
 
 class FeatureRecorder:
@@ -102,26 +225,29 @@ class FeatureRecorder:
     def __init__(self, room: int):
         self._room = room
         self._bytes = 0
-        self._labels: list[str] = []
-        self._pieces: list[list[Tensor]] = []
+        self._clips: list[ClipFeatures] = []
 
-    def record(self, label: str, index: int, features: Tensor) -> None:
-        """Record a piece of a clip; ``index`` is 0 for the first piece of each clip."""
+    def record(
+        self, label: str, index: int, features: Tensor, observation: Observation | None
+    ) -> None:
+        """Record a piece of a clip; ``index`` is 0 for the first piece of each clip.
+
+        Args:
+            label, index, features: see ``lesson.OnPiece``.
+            observation: what was observed of the clip, with its first piece.
+        """
         self._bytes += tensor_bytes([features])
         if self._bytes > self._room:
-            self._labels = []
-            self._pieces = []
+            self._clips = []
             return
         if index == 0:
-            self._labels.append(label)
-            self._pieces.append([])
-        self._pieces[-1].append(features)
+            self._clips.append(ClipFeatures(label, (features,), observation))
+            return
+        clip = self._clips[-1]
+        self._clips[-1] = replace(clip, pieces=(*clip.pieces, features))
 
     def recorded(self) -> LessonFeatures | None:
         """Return the features; ``None`` if they took more than the room."""
         if self._bytes > self._room:
             return None
-        clips = zip(self._labels, self._pieces, strict=True)
-        return LessonFeatures(
-            tuple(ClipFeatures(label, tuple(pieces)) for label, pieces in clips)
-        )
+        return LessonFeatures(tuple(self._clips))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.numbers import whole_number
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.backbone_names import (
     PUBLISHED,
     Preprocessing,
@@ -182,6 +183,75 @@ class FrozenNetwork:
     def state(self) -> dict[str, Tensor]:
         """Return its weights by name, without the head."""
         return _named(self.model)
+
+
+@dataclass(frozen=True)
+class StoredNetwork:
+    """A network as a learner file holds it, which is not built.
+
+    With it a learner can be changed and saved, but neither asked nor taught.
+
+    Attributes:
+        described: what ``FrozenNetwork.header`` returned.
+        weights: what ``FrozenNetwork.state`` returned; ``None`` if the file holds none.
+    """
+
+    described: dict[str, Any]
+    weights: dict[str, Tensor] | None
+
+    @classmethod
+    def of_file(
+        cls, described: dict[str, Any], weights: dict[str, Tensor] | None
+    ) -> "StoredNetwork":
+        """Take what a file holds; see the class.
+
+        Raises:
+            NetworkError: the weights are not those that are described.
+        """
+        if weights is not None and weights_hash(weights) != described["weights_sha256"]:
+            raise NetworkError(
+                "its weights are not those that it names; take a copy from before"
+            )
+        return cls(described, weights)
+
+    @property
+    def backbone(self) -> str:
+        """Its name, as for ``split_backbone``."""
+        return self.described["arguments"]["name"]
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the images."""
+        return self.described["arguments"]["image_size"]
+
+    @property
+    def interpolation(self) -> str:
+        """Raises LearnerError: the filter that images are resized with is not known."""
+        return self.model.interpolation
+
+    @property
+    def model(self) -> SplitModel:
+        """Raises LearnerError: it is not built."""
+        raise LearnerError(
+            "the learner was loaded without its network, so it can be changed and "
+            "saved alone: load it anew to teach or ask it"
+        )
+
+    def header(self) -> dict[str, Any]:
+        """Return plain values that describe it."""
+        described = dict(self.described)
+        described.pop("included", None)
+        return described
+
+    def state(self) -> dict[str, Tensor]:
+        """Return its weights by name, without the head.
+
+        Raises:
+            LearnerError: the file held none.
+        """
+        if self.weights is None:
+            raise LearnerError("the learner's file held no weights to be saved")
+        return self.weights
 
 
 def _named(model: SplitModel) -> dict[str, Tensor]:

@@ -26,9 +26,10 @@ from crumb_avalanche.images.sources import (
     is_array,
 )
 from crumb_avalanche.learner.answer import Answer, ClassInfo
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
+from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.run_answers import RunAnswers, cannot_be_taught
+from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.learner.watch import (
     Changes,
@@ -37,7 +38,7 @@ from crumb_avalanche.learner.watch import (
     same_classes,
     together,
 )
-from crumb_avalanche.methods.run_file import LearnerError
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
 from crumb_avalanche.system.tensor_file import tensor_bytes

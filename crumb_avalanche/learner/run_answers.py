@@ -9,27 +9,13 @@ from torch import Tensor
 
 from crumb_avalanche.images.looks import WHOLE
 from crumb_avalanche.learner.answer import ClassInfo
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, RUNNERS_UP
+from crumb_avalanche.learner.classifier import RUNNERS_UP
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.methods.run_file import (
-    LearnerError,
-    LearnerHeader,
-    load_learner,
-    probabilities,
-)
+from crumb_avalanche.methods.run_file import load_learner, probabilities
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
 from crumb_avalanche.system.process import preserve_rng_state
-
-
-def cannot_be_taught(header: LearnerHeader) -> str:
-    """Return why a run's learner can only be asked; empty if it can be taught on."""
-    if header.strategy in CLOSED_FORMS:
-        return ""
-    return (
-        f"was learned by {header.strategy}; only {', '.join(CLOSED_FORMS)} can be "
-        "taught on"
-    )
 
 
 class RunAnswers:

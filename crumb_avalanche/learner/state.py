@@ -7,8 +7,9 @@ from typing import Any
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.history import MOST_KEPT, History
-from crumb_avalanche.learner.lesson import Lesson, check_apart
+from crumb_avalanche.learner.lesson import check_apart
 from crumb_avalanche.learner.lesson_features import LessonFeatures
+from crumb_avalanche.learner.lesson_record import Lesson
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class State:
     def empty(cls, classifier: Classifier) -> "State":
         """Return the state before the first lesson, with a classifier without classes.
 
-        Of the last lessons, features are kept in four times the budget, at most 16 MB.
+        Of the last 200 lessons, features are kept in four times the budget, at most
+        16 MB.
         """
         return cls(classifier, History(min(4 * classifier.budget_bytes, MOST_KEPT)))
 
@@ -130,7 +132,9 @@ class State:
             "method": classifier.method,
             "budget_bytes": classifier.budget_bytes,
             "features": dict(vars(classifier.features)),
+            "head_length": classifier.kept,
             "looks": list(classifier.looks.shares),
+            "undoable": len(self.history.features),
             "lessons": [lesson.state_dict() for lesson in lessons],
             "history": self.history.state_dict(),
             "pictures": [lesson.picture_state() for lesson in lessons],

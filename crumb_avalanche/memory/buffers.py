@@ -20,7 +20,7 @@ from crumb_avalanche.memory.selection import EveryJth, SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Memories, check_count
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 
 EMPTY = -1  # the label of a slot without a memory
 

@@ -19,12 +19,8 @@ from crumb_avalanche.methods.class_tensors import (
 from crumb_avalanche.methods.typicality import Typicality
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, without_autocast
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
-from crumb_avalanche.system.tensor_file import (
-    StateError,
-    storage_bytes,
-    tensor_bytes,
-    tensors_of,
-)
+from crumb_avalanche.system.tensor_file import storage_bytes, tensor_bytes, tensors_of
+from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.system.words import counted
 
 # Score of a class without images: below all others, and finite in float32.

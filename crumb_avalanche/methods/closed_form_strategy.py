@@ -10,7 +10,7 @@ from crumb_avalanche.methods.closed_form import NO_DENSITY, ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, parts_of
 from crumb_avalanche.methods.registry import Recipe
 from crumb_avalanche.models.extraction import without_autocast
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 

@@ -2,13 +2,15 @@
 
 import copy
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.class_tensors import check_not_negative, grown
-from crumb_avalanche.system.tensor_file import StateError, tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.system.value_types import StateError
 
 # Share of the largest energy of a class below which a direction is not stored.
 NO_ENERGY = 1e-12
@@ -22,6 +24,24 @@ MOST_INT8 = 127  # of int8 rows, whose range is symmetric
 # class, 67.6 % of others are right, and 68.6 % with blocks of 32.
 BLOCK = 32
 TINY = 2.0**LEAST_EXPONENT
+
+
+class Narrowed(NamedTuple):
+    """The last features of the directions of a class, as they would be stored.
+
+    Attributes:
+        source: the rows that they are of.
+        n_features: number of features.
+        rows, scales, energies: of the directions of these features.
+        share: what they keep of the squared lengths.
+    """
+
+    source: Tensor
+    n_features: int
+    rows: Tensor
+    scales: Tensor
+    energies: list[float]
+    share: float
 
 
 class ClassDirections:
@@ -71,6 +91,8 @@ class ClassDirections:
         self.scales: list[Tensor] = []
         # Squared lengths of the rows of each class as stored, weakest first.
         self._energies: list[list[float]] = []
+        # What ``keep_features`` computed last of each class; copies share it.
+        self._narrow: dict[int, Narrowed] = {}
         self.outside = torch.zeros(0, dtype=torch.float32)
         self.counts = torch.zeros(0, dtype=torch.int32)
         self.grow(n_classes)
@@ -217,20 +239,41 @@ class ClassDirections:
 
         ``outside`` keeps the share that the directions keep of their squared lengths.
         """
-        dropped = self.length - count
-        narrow = []
-        for label, energies in enumerate(self._energies):
-            rows = self.of_class(label)[:, -count:]
-            before = sum(energies)
-            if before:
-                share = float(rows.square().sum()) / before
-            else:
-                share = 1 - dropped / self.length
-            self.outside[label] *= share
-            narrow.append(rows)
+        narrowed = [self._narrowed(label, count) for label in range(len(self.rows))]
         self.length = count
-        for label, rows in enumerate(narrow):
-            self._store(label, _principal(rows))
+        for label, narrow in enumerate(narrowed):
+            self.outside[label] *= narrow.share
+            self._put(label, narrow.rows, narrow.scales)
+            self._energies[label] = narrow.energies
+
+    def _narrowed(self, label: int, count: int) -> Narrowed:
+        """Return the last features of a class, computed again only if it changed."""
+        cached = self._narrow.get(label)
+        source = self.rows[label]
+        if (
+            cached is not None
+            and cached.source is source
+            and cached.n_features == count
+        ):
+            return cached
+        rows = self.of_class(label)[:, -count:]
+        before = sum(self._energies[label])
+        if before:
+            share = float(rows.square().sum()) / before
+        else:
+            share = 1 - (self.length - count) / self.length
+        alone = ClassDirections(1, count, self.per_class, eight_bits=self.eight_bits)
+        alone._store(0, _principal(rows))
+        narrowed = Narrowed(
+            source=source,
+            n_features=count,
+            rows=alone.rows[0],
+            scales=alone.scales[0],
+            energies=alone._energies[0],
+            share=share,
+        )
+        self._narrow[label] = narrowed
+        return narrowed
 
     def forget(self, label: int) -> None:
         """Remove all that is held of a class."""

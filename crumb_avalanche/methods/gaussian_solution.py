@@ -6,10 +6,116 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from crumb_avalanche.methods.packed_scatter import BLOCK, mirrored
+
 # Of an axis of the discriminant space, in units of the longest: shorter ones are
 # rounding.
 LEAST_LENGTH = 1e-5
 SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
+
+
+class CholeskyRoot(NamedTuple):
+    """Map to where a covariance ``S`` is the unit matrix, by its Cholesky root.
+
+    Attributes:
+        root: ``(D, D)``, lower.
+    """
+
+    root: Tensor
+
+    def white(self, rows: Tensor) -> Tensor:
+        """Map ``(n, D)`` differences to where ``S`` is 1."""
+        return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+
+    def back(self, axes: Tensor) -> Tensor:
+        """Map ``(D, r)`` axes of that space so that ``x back = white(x) axes``."""
+        return torch.linalg.solve_triangular(self.root.mT, axes, upper=True)
+
+
+class LowRankRoot(NamedTuple):
+    """Map to where ``S = V (I + Y Y^T) V`` is the unit matrix, by ``K < D`` rows.
+
+    ``V`` is diagonal. With ``L L^T = I + Y^T Y``, the map ``A = (I - Y Z Y^T) / V``
+    with ``Z = (L^T + I)^-1 L^-1`` has ``A^T A = S^-1``, by Woodbury's identity. It
+    differs from that of a Cholesky root by a rotation. It takes ``K (D + K)`` values
+    instead of ``D^2``, and ``K^2 D`` steps to find instead of ``D^3``.
+
+    Attributes:
+        deviations: diagonal of ``V``, ``(D,)``.
+        rows: ``Y^T``, ``(K, D)``.
+        root: ``L``, ``(K, K)``.
+        root_and_unit: ``L^T + I``.
+        inverse: of ``I + Y^T Y``.
+        scale: by which ``V Y`` was divided: ``R = scale Y^T V`` are the rows.
+    """
+
+    deviations: Tensor
+    rows: Tensor
+    root: Tensor
+    root_and_unit: Tensor
+    inverse: Tensor
+    scale: float
+
+    @classmethod
+    def of_rows(cls, rows: Tensor, variances: Tensor, images: float) -> "LowRankRoot":
+        """Find the map for ``S = R^T R / N`` with variances on the diagonal.
+
+        Args:
+            rows: ``R``, ``(K, D)`` float64.
+            variances: added to the diagonal, ``(D,)``, above 0.
+            images: ``N``.
+        """
+        deviations = variances.sqrt()
+        scale = images**0.5
+        scaled = rows / (scale * deviations)
+        inner = products_of_rows(scaled)
+        inner.diagonal().add_(1)
+        root = torch.linalg.cholesky(inner)
+        unit = torch.eye(len(rows), dtype=torch.float64)
+        return cls(
+            deviations=deviations,
+            rows=scaled,
+            root=root,
+            root_and_unit=(root.mT + unit).contiguous(),
+            inverse=torch.cholesky_inverse(root),
+            scale=scale,
+        )
+
+    def white(self, rows: Tensor) -> Tensor:
+        """Map ``(n, D)`` differences to where ``S`` is 1."""
+        scaled = rows / self.deviations
+        along = (scaled @ self.rows.mT).mT
+        along = torch.linalg.solve_triangular(self.root, along, upper=False)
+        along = torch.linalg.solve_triangular(self.root_and_unit, along, upper=True)
+        return scaled - along.mT @ self.rows
+
+    def back(self, axes: Tensor) -> Tensor:
+        """Map ``(D, r)`` axes of that space so that ``x back = white(x) axes``."""
+        along = self.rows @ axes
+        lower = self.root_and_unit.mT
+        along = torch.linalg.solve_triangular(lower, along, upper=False)
+        along = torch.linalg.solve_triangular(self.root.mT, along, upper=True)
+        return (axes - self.rows.mT @ along) / self.deviations.unsqueeze(1)
+
+    def products(self, rows: Tensor) -> Tensor:
+        """Return ``R S^-1 x`` of ``(n, D)`` differences ``x``, ``(n, K)``."""
+        along = (rows / self.deviations) @ self.rows.mT
+        return self.scale * (along @ self.inverse)
+
+    def products_of_class(self, rows: slice) -> Tensor:
+        """Return ``R S^-1 R^T`` of some of the rows, ``(k, k)``."""
+        products = -self.inverse[rows, rows]
+        products.diagonal().add_(1)
+        return self.scale**2 * products
+
+
+def products_of_rows(rows: Tensor) -> Tensor:
+    """Return ``R R^T`` of ``(K, D)`` rows, of which one half is computed."""
+    products = rows.new_empty(len(rows), len(rows))
+    for start in range(0, len(rows), BLOCK):
+        end = min(start + BLOCK, len(rows))
+        torch.mm(rows[start:end], rows[:end].mT, out=products[start:end, :end])
+    return mirrored(products)
 
 
 class Span(NamedTuple):
@@ -30,19 +136,19 @@ class Span(NamedTuple):
     lengths: Tensor
 
 
-def span_of(means: Tensor, white: Tensor, root: Tensor) -> Span:
+def span_of(means: Tensor, white: Tensor, root: CholeskyRoot | LowRankRoot) -> Span:
     """Find the space that class means span.
 
     Args:
         means: ``(C, D)`` float64, minus their mean.
         white: ``(D, C)``, the same where the common covariance is the unit matrix.
-        root: ``(D, D)`` Cholesky root of the common covariance.
+        root: of the common covariance.
     """
     axes, lengths, _ = torch.linalg.svd(white, full_matrices=False)
     axes = axes[:, : len(means) - 1]
     lengths_of_axes = lengths[: axes.shape[1]]
     axes = axes[:, lengths_of_axes > LEAST_LENGTH * lengths[0]]
-    projection = torch.linalg.solve_triangular(root.mT, axes, upper=True)
+    projection = root.back(axes)
     return Span(
         projection=projection,
         means=means @ projection,
@@ -111,6 +217,82 @@ class Group(NamedTuple):
         return -(lengths / self.isotropic + self.log_determinants) / 2
 
 
+class ProductGroup(NamedTuple):
+    """The same Gaussians, by the products of an image with the rows of all classes.
+
+    What ``Group`` computes of points where the common covariance is 1, it computes of
+    ``LowRankRoot.products``: points have as many values as features, products as many
+    as rows.
+
+    Attributes:
+        members, offsets, isotropic, log_determinants: see ``Group``.
+        columns: of the products with the rows of the classes, ``(C k,)`` int64.
+        factors: ``R^-1`` times the spread of each class, ``(C, k, k)``.
+    """
+
+    members: Tensor
+    columns: Tensor
+    factors: Tensor
+    offsets: Tensor
+    isotropic: Tensor
+    log_determinants: Tensor
+
+    @classmethod
+    def solve(
+        cls,
+        members: Tensor,
+        columns: Tensor,
+        spreads: Tensor,
+        inner: Tensor,
+        means: Tensor,
+        isotropic: Tensor,
+        length: int,
+    ) -> "ProductGroup":
+        """Solve for some classes.
+
+        Args:
+            members: see the class.
+            columns: ``(C, k)``.
+            spreads: factor of the rows of each class, ``(C,)``.
+            inner: ``(C, k, k)``, products of the rows of each class, unscaled.
+            means: ``(C, K)``, products of the class means with all rows.
+            isotropic: see the class.
+            length: ``D``, number of features.
+        """
+        inner = spreads.square()[:, None, None] * inner
+        inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
+        root = torch.linalg.cholesky(inner)
+        unit = torch.eye(columns.shape[1], dtype=torch.float64)
+        scaled = spreads[:, None, None] * unit
+        factors = torch.linalg.solve_triangular(root, scaled, upper=False)
+        of_means = means.gather(1, columns)
+        logs = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
+        logs += (length - columns.shape[1]) * isotropic.log()
+        return cls(
+            members=members,
+            columns=columns.flatten(),
+            factors=factors,
+            offsets=(factors @ of_means.unsqueeze(2)).squeeze(2),
+            isotropic=isotropic,
+            log_determinants=logs,
+        )
+
+    def scores(self, products: Tensor, distances: Tensor) -> Tensor:
+        """Compute log-densities up to a constant, ``(B, members)``.
+
+        Args:
+            products: ``(B, K)``, see ``LowRankRoot.products``.
+            distances: ``(B, all classes)``, squared, to the class means.
+        """
+        lengths = distances.index_select(1, self.members)
+        if self.offsets.shape[1]:
+            of_classes = products.index_select(1, self.columns)
+            of_classes = of_classes.reshape(-1, *self.offsets.shape)
+            along = (self.factors @ of_classes.unsqueeze(3)).squeeze(3)
+            lengths = lengths - (along - self.offsets).square().sum(2)
+        return -(lengths / self.isotropic + self.log_determinants) / 2
+
+
 def grouped(
     spreads: Tensor, counts: Tensor, means: Tensor, isotropic: Tensor
 ) -> list[Group]:
@@ -141,7 +323,7 @@ class Solution:
         centre: ``(D,)``, mean of the class means.
         projection: ``(D, r)``, from features minus ``centre`` to the space; ``None``
             for that of all features.
-        root: ``(D, D)`` Cholesky root of the shrunk common covariance.
+        root: of the shrunk common covariance.
         means: ``(C, r)``, or ``(C, D)``.
         groups: the classes.
         order: ``(C,)``, the column of each class among those of the groups.
@@ -154,9 +336,9 @@ class Solution:
 
     centre: Tensor
     projection: Tensor | None
-    root: Tensor
+    root: CholeskyRoot | LowRankRoot
     means: Tensor
-    groups: list[Group]
+    groups: list[Group] | list[ProductGroup]
     order: Tensor
     span: Span
     log_priors: Tensor | float = 0.0
@@ -166,7 +348,7 @@ class Solution:
 
     def white(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` differences to where the common covariance is 1."""
-        return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+        return self.root.white(rows)
 
     def scores(self, features: Tensor, white: Tensor | None = None) -> Tensor:
         """Compute log-densities up to a constant, ``(B, C)`` float64.
@@ -186,12 +368,6 @@ class Solution:
         return self._mixed(scores, self.part.scores(last_features))
 
     def _log_densities(self, rows: Tensor, white: Tensor | None) -> Tensor:
-        """Return ``(N, C)`` log densities of the classes, up to a common summand.
-
-        Args:
-            rows: ``(N, D)`` float64 features minus the centre.
-            white: the same where the common covariance is 1, if that was computed.
-        """
         if self.projection is not None:
             points = rows @ self.projection
         elif white is None:
@@ -203,6 +379,8 @@ class Solution:
             - 2 * points @ self.means.mT
             + self.means.square().sum(1)
         )
+        if isinstance(self.root, LowRankRoot):
+            points = self.root.products(rows)
         of_groups = [group.scores(points, distances) for group in self.groups]
         scores = torch.cat(of_groups, 1).index_select(1, self.order)
         return scores + self.log_priors

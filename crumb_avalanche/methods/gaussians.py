@@ -10,7 +10,15 @@ from torch import Tensor
 from crumb_avalanche.methods.class_tensors import copy_tensors
 from crumb_avalanche.methods.closed_form import ClosedForm, Form
 from crumb_avalanche.methods.directions import ClassDirections
-from crumb_avalanche.methods.gaussian_solution import Group, Solution, grouped, span_of
+from crumb_avalanche.methods.gaussian_solution import (
+    CholeskyRoot,
+    Group,
+    LowRankRoot,
+    ProductGroup,
+    Solution,
+    grouped,
+    span_of,
+)
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.packed_scatter import PackedScatter, cholesky_in_place
 
@@ -33,6 +41,25 @@ class StoredScatters(NamedTuple):
     rows: Tensor
     counts: Tensor
     outside: Tensor
+
+    @property
+    def owners(self) -> Tensor:
+        """The class of each row, ``(sum of k,)`` int64."""
+        return torch.arange(len(self.counts)).repeat_interleave(self.counts)
+
+
+class Blends(NamedTuple):
+    """Of what the covariances of ``C`` classes are blended; see ``BlendedGaussians``.
+
+    Attributes:
+        counts: ``(C,)`` float64, images of the classes.
+        of_class: ``a_c``, ``(C,)``.
+        isotropic: ``b_c``, ``(C,)``.
+    """
+
+    counts: Tensor
+    of_class: Tensor
+    isotropic: Tensor
 
 
 class ClassGaussians(ClosedForm):
@@ -136,6 +163,12 @@ class ClassGaussians(ClosedForm):
         if self.directions is None:
             return without_directions
         return without_directions + classes * self._direction_bytes()
+
+    def _bytes_without_images(self, classes: int) -> int:
+        """Return the bytes of so many classes; each takes as many as the first."""
+        without_classes = self.bytes_of(**{**self.settings, "n_classes": 0})
+        of_one = self.bytes_of(**{**self.settings, "n_classes": 1}) - without_classes
+        return without_classes + classes * of_one
 
     def _direction_bytes(self) -> int:
         return self.item_bytes(self.settings["length"], self.settings)
@@ -349,6 +382,18 @@ class BlendedGaussians(ClassGaussians):
             left_out: ``(C,)``, shares of their traces that directions leave out.
         """
 
+    def _variances_added(self, diagonal: Tensor, images: float) -> Tensor | None:
+        """Return what shrinking adds to the diagonal of the common covariance.
+
+        Args:
+            diagonal: ``(D,)`` of it.
+            images: that it is of.
+
+        Returns:
+            ``(D,)``, above 0; ``None`` if other values change, too.
+        """
+        return None
+
     def _solve(self, seen) -> Solution:
         """Compute the shrunk common covariance, and the classes where it is 1.
 
@@ -357,10 +402,13 @@ class BlendedGaussians(ClassGaussians):
         means = self.means[seen].double()
         centre = means.mean(0)
         scatters = self.stored_scatters(seen)
+        low_rank = self._low_rank_root(seen, scatters)
+        if low_rank is not None:
+            return self._solved_by_products(seen, scatters, means, low_rank)
         common = self.common_covariance(seen, scatters)
         self._shrink(common, seen)
-        root = cholesky_in_place(common)
-        white = torch.linalg.solve_triangular(root, (means - centre).mT, upper=False)
+        root = CholeskyRoot(cholesky_in_place(common))
+        white = root.white(means - centre).mT
         span = span_of(means - centre, white, root)
         if self.span:
             projection = span.projection
@@ -368,7 +416,7 @@ class BlendedGaussians(ClassGaussians):
             points = span.means
         else:
             projection = None
-            rows = torch.linalg.solve_triangular(root, scatters.rows.mT, upper=False).mT
+            rows = root.white(scatters.rows)
             points = white.mT
         groups = self._groups(seen, scatters, rows, points)
         return Solution(
@@ -381,19 +429,95 @@ class BlendedGaussians(ClassGaussians):
             span=span,
         )
 
+    def _low_rank_root(
+        self, seen: Tensor, scatters: StoredScatters
+    ) -> LowRankRoot | None:
+        """Return the root where classes hold fewer rows than features, and no scatter.
+
+        ``None`` elsewhere, and where shrinking does not change the diagonal alone.
+        """
+        rows = scatters.rows
+        length = rows.shape[1]
+        if self.scatter is not None or self.span or not 0 < len(rows) < length:
+            return None
+        images = float(self.image_counts[seen].sum())
+        outside = scatters.outside.sum() / length
+        diagonal = (rows.square().sum(0) + outside) / images
+        added = self._variances_added(diagonal, images)
+        if added is None:
+            return None
+        return LowRankRoot.of_rows(rows, added + outside / images, images)
+
+    def _solved_by_products(
+        self,
+        seen: Tensor,
+        scatters: StoredScatters,
+        means: Tensor,
+        root: LowRankRoot,
+    ) -> Solution:
+        """Solve by products with the rows of the classes; see ``LowRankRoot``."""
+        centre = means.mean(0)
+        points = root.white(means - centre)
+        products = root.products(means - centre)
+        groups = self._groups_by_products(seen, scatters, root, products)
+        return Solution(
+            centre=centre,
+            projection=None,
+            root=root,
+            means=points,
+            groups=groups,
+            order=torch.cat([group.members for group in groups]).argsort(),
+            span=span_of(means - centre, points.mT, root),
+        )
+
+    def _groups_by_products(
+        self,
+        seen: Tensor,
+        scatters: StoredScatters,
+        root: LowRankRoot,
+        means: Tensor,
+    ) -> list[ProductGroup]:
+        """Solve for all classes, from the products of their means with all rows."""
+        blends = self._blends(seen, scatters)
+        spreads = (blends.of_class / blends.counts).sqrt()
+        ends = scatters.counts.cumsum(0).tolist()
+        groups = []
+        for count in scatters.counts.unique().tolist():
+            members = (scatters.counts == count).nonzero().flatten()
+            of_members = [slice(ends[m] - count, ends[m]) for m in members.tolist()]
+            columns = [torch.arange(rows.start, rows.stop) for rows in of_members]
+            inner = [root.products_of_class(rows) for rows in of_members]
+            group = ProductGroup.solve(
+                members=members,
+                columns=torch.stack(columns),
+                spreads=spreads[members],
+                inner=torch.stack(inner),
+                means=means[members],
+                isotropic=blends.isotropic[members],
+                length=len(root.deviations),
+            )
+            groups.append(group)
+        return groups
+
     def _groups(
         self, seen: Tensor, scatters: StoredScatters, rows: Tensor, points: Tensor
     ) -> list[Group]:
         """Solve for all classes, from rows and means in the space of the solution."""
+        blends = self._blends(seen, scatters)
+        spreads = (blends.of_class / blends.counts).sqrt()
+        scaled = spreads[scatters.owners, None] * rows
+        return grouped(scaled, scatters.counts, points, blends.isotropic)
+
+    def _blends(self, seen: Tensor, scatters: StoredScatters) -> Blends:
+        """Return how the covariance of each class is blended of two."""
         counts = self.image_counts[seen].double()
-        owners = torch.arange(len(points)).repeat_interleave(scatters.counts)
         energies = scatters.rows.square().sum(1)
-        stored = torch.zeros_like(scatters.outside).index_add_(0, owners, energies)
+        stored = torch.zeros_like(scatters.outside)
+        stored.index_add_(0, scatters.owners, energies)
         traces = scatters.outside + stored
         left_out = scatters.outside / traces.clamp_min(1e-300)
         of_class, isotropic = self._blend(counts, left_out)
-        spreads = (of_class / counts).sqrt()[owners, None] * rows
-        return grouped(spreads, scatters.counts, points, isotropic)
+        return Blends(counts=counts, of_class=of_class, isotropic=isotropic)
 
     def _answers(self, features, solution):
         return solution.scores(self.transformed(features))

@@ -16,6 +16,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from crumb_avalanche.methods.closed_form import LOWEST_SCORE
@@ -209,13 +210,15 @@ class RegularizedDiscriminant(BlendedGaussians):
 
     def _shrink(self, common, seen):
         images = float(self.image_counts[seen].sum())
-        shrinkage = min(1.0, self.shrinkage * len(common) / images)
+        common.diagonal().add_(self._variances_added(common.diagonal(), images))
+
+    def _variances_added(self, diagonal: Tensor, images: float) -> Tensor:
+        shrinkage = min(1.0, self.shrinkage * len(diagonal) / images)
         # 0 for a single image or equal ones.
-        variance = float(common.diagonal().mean()) or 1.0
-        variances: Tensor | float = variance
+        variance = float(diagonal.mean()) or 1.0
         if self.diagonal:
-            variances = common.diagonal().clamp_min(LEAST_VARIANCE * variance)
-        common.diagonal().add_(shrinkage * variances)
+            return shrinkage * diagonal.clamp_min(LEAST_VARIANCE * variance)
+        return torch.full_like(diagonal, shrinkage * variance)
 
     def _blend(self, counts, left_out):
         of_class = self.own * counts / (counts + self.own_images)

@@ -20,14 +20,16 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 
+from crumb_avalanche.models.codebook_ranges import (
+    GROUPINGS,
+    LARGEST_CODEBOOK,
+    MOST_TABLES,
+    SEARCHES,
+)
 from crumb_avalanche.models.map_filter import MapFilter
 from crumb_avalanche.models.search import most_similar_rows, nearest_rows
 
-LARGEST_CODEBOOK = 2**15  # codes are uint8 or int16
 LARGEST_OF_BYTES = 2**8  # rows whose codes are uint8
-MOST_TABLES = 2**8  # their numbers are uint8
-SEARCHES = ("direction", "distance")
-GROUPINGS = ("consecutive", "correlated")
 
 
 def largest_divisor(channels: int, limit: int) -> int:

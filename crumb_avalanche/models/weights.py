@@ -22,7 +22,8 @@ from crumb_avalanche.models.backbone_names import (
     published_by,
     without_download,
 )
-from crumb_avalanche.system.tensor_file import TensorFileError, read_tensors
+from crumb_avalanche.system.file_metadata import TensorFileError
+from crumb_avalanche.system.tensor_file import read_tensors
 
 SUFFIXES = (".npz", ".safetensors", ".pth", ".pt")
 # Bytes that a small archive may hold, however well they are compressed.

@@ -21,8 +21,9 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.run_folder import RESULT, finished_result
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.file_metadata import format_of
 from crumb_avalanche.system.process import set_up_process
-from crumb_avalanche.system.tensor_file import format_of, write_tensors
+from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT
 
 SIZE = 64

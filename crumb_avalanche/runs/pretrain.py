@@ -26,9 +26,9 @@ from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import part_for
 from crumb_avalanche.runs.tables import table
+from crumb_avalanche.system.file_metadata import format_of
 from crumb_avalanche.system.folder_lock import LOCK, locked
 from crumb_avalanche.system.process import check_device, set_up_process
-from crumb_avalanche.system.tensor_file import format_of
 from crumb_avalanche.system.words import counted
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import (

@@ -12,12 +12,8 @@ from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
 from avalanche.training.plugins import EvaluationPlugin
 
 from benchmarks_toybox_ilab.tables.progress import progress_bar
-from crumb_avalanche.methods.run_file import (
-    LEARNER,
-    NOT_KEPT,
-    LearnerHeader,
-    save_learner,
-)
+from crumb_avalanche.methods.run_file import NOT_KEPT, save_learner
+from crumb_avalanche.methods.run_header import LEARNER, LearnerHeader
 from crumb_avalanche.models.backbone_names import (
     Preprocessing,
     is_timm,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
-from crumb_avalanche.methods.run_file import LEARNER
+from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.runs import run_folder
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of

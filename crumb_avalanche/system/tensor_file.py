@@ -16,23 +16,26 @@ import torch
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
+from crumb_avalanche.system.file_metadata import (
+    CHECKSUMS,
+    DIGEST,
+    TensorFileError,
+    check_digest,
+    incomplete,
+    loaded_json,
+    metadata_digest,
+)
 from crumb_avalanche.system.safetensors_format import (
-    METADATA,
-    FormatError,
-    Header,
     bytes_of,
-    read_header,
     read_tensors_of,
     write_safetensors,
 )
+from crumb_avalanche.system.safetensors_header import (
+    METADATA,
+    FormatError,
+    read_header,
+)
 from crumb_avalanche.system.value_types import StateError
-
-CHECKSUMS = "tensor_checksums"  # metadata entry: JSON of tensor name -> checksum
-DIGEST = "metadata_checksum"  # metadata entry: checksum of all others
-
-
-class TensorFileError(ValueError):
-    """A tensor file that is absent, damaged or of another kind."""
 
 
 def checksum(name: str, tensor: Tensor) -> str:
@@ -41,12 +44,6 @@ def checksum(name: str, tensor: Tensor) -> str:
     digest = hashlib.sha256(description.encode())
     digest.update(bytes_of(tensor).data)
     return digest.hexdigest()
-
-
-def _digest(metadata: dict[str, str]) -> str:
-    """SHA-256 over all metadata except the digest itself."""
-    texts = {name: text for name, text in metadata.items() if name != DIGEST}
-    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 
 def write_tensors(
@@ -72,7 +69,7 @@ def write_tensors(
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     checksums = {name: checksum(name, tensor) for name, tensor in tensors.items()}
     metadata = {**metadata, CHECKSUMS: json.dumps(checksums)}
-    metadata[DIGEST] = _digest(metadata)
+    metadata[DIGEST] = metadata_digest(metadata)
     if expect is not None:
         expect(metadata[DIGEST])
     try:
@@ -81,45 +78,6 @@ def write_tensors(
     except FormatError as error:
         raise StateError(f"{path} cannot be written: {error}; convert it") from error
     return metadata[DIGEST]
-
-
-def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Read the texts of a file, verified where it has a digest.
-
-    Raises:
-        TensorFileError: the file is absent, or is damaged.
-    """
-    if not Path(path).is_file():
-        raise TensorFileError(f"there is no file {path}; check the path")
-    try:
-        with open(path, "rb") as file:
-            header = read_header(file)
-    except (FormatError, OSError) as error:
-        raise _incomplete(path, error) from error
-    _check_digest(path, header)
-    return header.metadata
-
-
-def digest_of(path: str | os.PathLike) -> str | None:
-    """Return the checksum of all that a file holds, as it says itself.
-
-    ``None`` if the file is damaged, or has none.
-    """
-    try:
-        return read_metadata(path).get(DIGEST)
-    except TensorFileError:
-        return None
-
-
-def format_of(path: str | os.PathLike) -> str:
-    """Return the kind of file that the metadata name.
-
-    Empty for a file that is damaged, or of another program.
-    """
-    try:
-        return read_metadata(path).get("format", "")
-    except TensorFileError:
-        return ""
 
 
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -138,36 +96,15 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
     try:
         with open(path, "rb") as file:
             header = read_header(file)
-            _check_digest(path, header)
+            check_digest(path, header)
             tensors = read_tensors_of(file, header)
     except (FormatError, OSError) as error:
-        raise _incomplete(path, error) from error
+        raise incomplete(path, error) from error
     texts = dict(header.metadata)
     texts.pop(DIGEST, None)
     if CHECKSUMS in texts:
         _check_tensors(path, tensors, _plain(path, texts.pop(CHECKSUMS)))
     return tensors, texts
-
-
-def _incomplete(path: str | os.PathLike, reason: Exception) -> TensorFileError:
-    return TensorFileError(
-        f"{path} is no complete .safetensors file ({reason}); write or fetch it again"
-    )
-
-
-def _check_digest(path: str | os.PathLike, header: Header) -> None:
-    """Raise TensorFileError unless the metadata are those that were written.
-
-    Every file with checksums is written with a digest, so one without the other is
-    damage. So is another spelling of the same header, which has the same digest.
-    """
-    metadata = header.metadata
-    if DIGEST not in metadata and CHECKSUMS not in metadata:
-        return
-    if metadata.get(DIGEST) != _digest(metadata) or not header.is_canonical:
-        raise TensorFileError(
-            f"the metadata of {path} are damaged; write or fetch it again"
-        )
 
 
 def _check_tensors(
@@ -191,25 +128,6 @@ def _plain(path: str | os.PathLike, text: str) -> Any:
         raise TensorFileError(
             f"{path} is damaged ({error}); write or fetch it again"
         ) from error
-
-
-def loaded_json(text: str) -> Any:
-    """Return what a JSON text holds.
-
-    Raises:
-        StateError: it is none, or is nested too deep.
-    """
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        reason = "it is nested too deep"
-        cause: Exception = error
-    except ValueError as error:
-        reason = str(error)
-        cause = error
-    raise StateError(
-        f"a text of {len(text)} characters is no JSON: {reason}"
-    ) from cause
 
 
 def flatten(state: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:

@@ -16,14 +16,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from crumb_avalanche.system.tensor_file import (
-    StateError,
-    TensorFileError,
-    loaded_json,
-    read_state,
-    write_state,
-)
-from crumb_avalanche.system.value_types import PLAIN_VALUES, check, record
+from crumb_avalanche.system.file_metadata import TensorFileError, loaded_json
+from crumb_avalanche.system.tensor_file import read_state, write_state
+from crumb_avalanche.system.value_types import PLAIN_VALUES, StateError, check, record
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 FORMAT = "crumb-checkpoint-1"

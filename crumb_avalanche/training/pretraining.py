@@ -16,13 +16,9 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load
+from crumb_avalanche.system.file_metadata import TensorFileError, loaded_json
 from crumb_avalanche.system.process import get_rng_state, set_rng_state
-from crumb_avalanche.system.tensor_file import (
-    TensorFileError,
-    loaded_json,
-    read_tensors,
-    write_tensors,
-)
+from crumb_avalanche.system.tensor_file import read_tensors, write_tensors
 from crumb_avalanche.system.value_types import (
     StateError,
     array,

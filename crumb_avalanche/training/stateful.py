@@ -15,7 +15,8 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
-from crumb_avalanche.system.tensor_file import StateError, tensor_bytes, tensors_of
+from crumb_avalanche.system.tensor_file import tensor_bytes, tensors_of
+from crumb_avalanche.system.value_types import StateError
 
 FROZEN = "feature_extractor."
 

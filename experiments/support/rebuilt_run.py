@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from crumb_avalanche.methods.run_file import LEARNER
+from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.settings import RunSettings
 

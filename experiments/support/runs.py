@@ -13,7 +13,7 @@ import torch
 import yaml
 from support.statistics import batch_accuracies
 
-from crumb_avalanche.methods.run_file import LEARNER
+from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.runs.plan import DEFAULTS, RunPlan, usual_settings
 from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
 from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, provenance, read_result

@@ -14,7 +14,7 @@ from site_parts.result_tables import backbones as built_in
 
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.run_file import LearnerError
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.backbone_names import PREPROCESSING
 from crumb_avalanche.models.backbones import BACKBONES
 from crumb_avalanche.models.recorded_backbones import recorded_backbones

@@ -3,12 +3,15 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from crumb_avalanche.learner.file import holds_weights
+from crumb_avalanche.learner.header import holds_weights
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.runtimes import TORCH
 from crumb_avalanche.system.tensor_file import write_tensors
@@ -286,6 +289,56 @@ def test_weights_stay_in_or_out_of_a_file(images, place, tmp_path, teach):
 # crumb learner
 
 
+@pytest.mark.parametrize("action", ["show", "lessons"])
+def test_what_a_file_says_needs_no_torch(mine, action):
+    program = (
+        "import sys\nfrom crumb_avalanche.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print('torch' in sys.modules, 'numpy' in sys.modules, code)"
+    )
+    command = [sys.executable, "-c", program, "learner", action, mine]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "red (6 images)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "False False 0"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("undo",),
+        ("rename", "red", "crimson"),
+        ("forget", "red"),
+        ("move", "red", "blue"),
+        ("move", "red", "crimson", "--lesson", 1),
+    ],
+)
+def test_a_change_builds_no_network(mine, done, monkeypatch, words):
+    def build(*_, **__):
+        pytest.fail("a network is built")
+
+    monkeypatch.setattr("crumb_avalanche.learner.network.split_backbone", build)
+    action, *names = words
+    assert done("learner", action, mine, *names)
+
+
+def test_a_learner_after_a_change_answers(mine, place, done):
+    done("learner", "rename", mine, "red", "crimson")
+    answer = Learner.load(mine).predict(place / "photos" / "red.png")
+    assert answer.label == "crimson"
+
+
+def test_a_change_needs_no_weights(images, mine, teach, done):
+    teach(mine, images["red"], "--label", "red", "--without-weights")
+    assert done("learner", "undo", mine) == "took back lesson 2: red (6 images)\n"
+    assert not holds_weights(mine)
+
+
+def test_a_learner_without_its_network(mine, place):
+    learner = Learner.load(mine, network=False)
+    with pytest.raises(LearnerError, match="loaded without its network"):
+        learner.predict(place / "photos" / "red.png")
+
+
 def test_show(mine, done):
     words = "(?s)small_cnn at 32 pixels.*SHA-256.*red: 6 images.*no images"
     assert re.search(words, done("learner", "show", mine))
@@ -478,7 +531,6 @@ def test_learners_that_cannot_be_merged(
     [
         "predict {bare} {photos}",
         "teach {mine} {photos} --label y",
-        "learner undo {bare}",
     ],
 )
 def test_weights_of_another_network(

@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 from markupsafe import Markup
 
-from crumb_avalanche.methods.run_file import LEARNER
+from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.report.page import environment
 from crumb_avalanche.report.report import main
 from crumb_avalanche.report.settings import ReportSettings

@@ -19,7 +19,7 @@ from crumb_avalanche.learner.confidence import (
     expected_calibration_error,
 )
 from crumb_avalanche.learner.evidence import Evidence
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 
 
 def evidence_of(scores, typicality=None, labels=None, counts=None):

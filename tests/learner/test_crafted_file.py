@@ -19,11 +19,10 @@ from PIL import Image
 from small_lessons import images
 
 from crumb_avalanche.cli import main
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
-from crumb_avalanche.learner.file import read_header
+from crumb_avalanche.learner.header import CLOSED_FORMS, read_header
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.methods.run_file import LEARNER, LearnerError
+from crumb_avalanche.methods.run_header import LEARNER, LearnerError
 from crumb_avalanche.models.backbone_names import Preprocessing
 from crumb_avalanche.system.tensor_file import (
     flatten,

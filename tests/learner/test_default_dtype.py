@@ -5,8 +5,8 @@ import torch
 from small_lessons import SIZE, images, same, taught
 from torch import nn
 
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.export import export_onnx
+from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at

@@ -13,7 +13,6 @@ from real_data import TEST_DATA
 
 from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche.learner import export
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
 from crumb_avalanche.learner.export import (
     OUTPUTS,
     ExportError,
@@ -21,6 +20,7 @@ from crumb_avalanche.learner.export import (
     Resize,
     export_onnx,
 )
+from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.predictor import NothingTaughtError

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_lessons import SIZE, images, same
 
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner import history
+from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 
 CLASSES = 4
@@ -214,6 +216,28 @@ def test_a_lesson_of_too_many_images(full, tmp_path):
     line = "there is no lesson to take back: the features"
     with pytest.raises(ValueError, match=line):
         learner.undo()
+
+
+def test_undo_of_the_last_predicts_nothing(make_any, monkeypatch):
+    """Lessons before it are repeated with what was observed of them."""
+    learner = teach(make_any(), [lesson_of(seed, seed % 3, 2) for seed in range(9)])
+
+    def predict(*_):
+        pytest.fail("a clip is predicted anew")
+
+    monkeypatch.setattr(Classifier, "predict_before_learning", predict)
+    assert learner.undo().number == 9
+
+
+def test_most_lessons_that_are_kept(make_any, monkeypatch):
+    monkeypatch.setattr(history, "MOST_LESSONS", 3)
+    lessons = [lesson_of(seed, seed % 3, 2) for seed in range(6)]
+    learner = teach(make_any(), lessons)
+    assert learner.undoable == [4, 5, 6]
+    learner.undo(5)
+    without = lessons[:4] + lessons[5:]
+    monkeypatch.setattr(history, "MOST_LESSONS", 9)
+    assert same(learner, teach(make_any(), without))
 
 
 def test_undo_after_forget(make_any):

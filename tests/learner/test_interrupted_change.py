@@ -16,7 +16,7 @@ from crumb_avalanche.learner import learner as learner_module
 from crumb_avalanche.learner.file import write_learner
 from crumb_avalanche.learner.known_files import ReplacedError
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.run_file import LearnerError
+from crumb_avalanche.methods.run_header import LearnerError
 
 PACKAGES = tuple(
     os.path.dirname(package.__file__) + os.sep

@@ -15,14 +15,14 @@ from PIL import Image
 from small_lessons import SIZE, images, same, taught
 
 from crumb_avalanche.learner import lesson as lesson_module
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
-from crumb_avalanche.learner.file import read_header
+from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.header import CLOSED_FORMS, read_header
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.methods.closed_form import BudgetError
 from crumb_avalanche.methods.features import FeatureMoments, feature_length
-from crumb_avalanche.methods.run_file import LearnerError
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import tensor_bytes
 

@@ -3,7 +3,8 @@
 import pytest
 from small_lessons import images
 
-from crumb_avalanche.learner.lesson import Doubt, Guess, doubt_of
+from crumb_avalanche.learner.lesson import Guess, doubt_of
+from crumb_avalanche.learner.lesson_record import Doubt
 
 NEW = 8  # colours that no class has
 

@@ -6,7 +6,7 @@ import torch
 
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.run_file import LearnerError
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models import backbone_names, weights
 from crumb_avalanche.models.backbone_names import default_backbone, package_of_weights
 from crumb_avalanche.models.networks import EfficientNetLite

@@ -10,7 +10,8 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.directions import ClassDirections
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.system.tensor_file import StateError, tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.system.value_types import StateError
 
 CLASSES = 24
 FIT = 21  # classes with all features

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from crumb_avalanche.images.looks import Looks
 from crumb_avalanche.images.sources import batches, clips_of
-from crumb_avalanche.learner.classifier import CLOSED_FORMS, Classifier
+from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import learn
 

@@ -15,22 +15,15 @@ from watched import VARIANTS, Answers, entry_of
 from benchmarks_toybox_ilab import ClipFolder, pixel_transform
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.cli import main
-from crumb_avalanche.learner.file import holds_weights, read_header
+from crumb_avalanche.learner.header import cannot_be_taught, holds_weights, read_header
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.run_answers import cannot_be_taught
 from crumb_avalanche.methods.registry import (
     STRATEGIES,
     LearningSettings,
     build_strategy,
 )
-from crumb_avalanche.methods.run_file import (
-    LEARNER,
-    NOT_KEPT,
-    LearnerError,
-    LearnerHeader,
-    load_learner,
-    save_learner,
-)
+from crumb_avalanche.methods.run_file import NOT_KEPT, load_learner, save_learner
+from crumb_avalanche.methods.run_header import LEARNER, LearnerError, LearnerHeader
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.runs.predictions import read_predictions

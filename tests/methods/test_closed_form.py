@@ -21,7 +21,7 @@ from crumb_avalanche.methods.closed_form import LOWEST_SCORE, NO_DENSITY
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.slda import StreamingLDA
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 
 each_form = pytest.mark.parametrize("name", CASES)
 each_step = pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from crumb_avalanche.methods.registry import (
     build_strategy,
 )
 from crumb_avalanche.models.backbones import split_backbone
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 
 FORMS = [name for name, entry in STRATEGIES.items() if entry.form is not None]

@@ -29,12 +29,12 @@ from crumb_avalanche.methods.registry import STRATEGIES, get_strategy, register
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.system.tensor_file import (
-    StateError,
     flatten,
     read_state,
     read_tensors,
     write_state,
 )
+from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.ledger import LedgerMetric
 

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from crumb_avalanche.learner.evidence import evidence
+from crumb_avalanche.methods.gaussian_solution import LowRankRoot
 from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.loranpac import LoRanPAC
 from crumb_avalanche.methods.lr_rgda import LowRankRda
 from crumb_avalanche.methods.packed_scatter import PackedScatter
 from crumb_avalanche.methods.plda import PostDeploymentLDA
 from crumb_avalanche.methods.ranpac import RandomProjection, chosen_ridge
+from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.run_file import probabilities
 from crumb_avalanche.methods.slda import StreamingLDA
@@ -118,6 +120,56 @@ def test_rda_where_directions_leave_a_rest(shrinkage, diagonal, own_images):
     scores = statistics.scores(fresh())
     expected = defined.log_densities(fresh())
     assert_same_densities(scores, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def few_rows():
+    """Features and labels of three classes, with fewer directions than features."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 0, 0, 1, 1, 2, 2, 2, 2, 2])
+    return torch.randn(len(labels), 24, generator=generator) + labels[:, None], labels
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"diagonal": False}, {"part": 16}, {"eight_bits": False}, {"own_images": 9.0}],
+)
+def test_few_rows_are_solved_by_products(few_rows, monkeypatch, options):
+    features, labels = few_rows
+    statistics = RegularizedDiscriminant(3, 24, 8, **options)
+    statistics.update(features, labels)
+    asked = features.flip(0) + 0.3
+    nothing = features[:4] - 5
+    fast = statistics.typicality(asked, nothing)
+    assert isinstance(statistics.solved().root, LowRankRoot)
+    monkeypatch.setattr(RegularizedDiscriminant, "_low_rank_root", lambda *_: None)
+    slow_statistics = statistics.like(statistics.state_dict())
+    slow_statistics.load_state_dict(statistics.state_dict())
+    slow = slow_statistics.typicality(asked, nothing)
+    assert not isinstance(slow_statistics.solved().root, LowRankRoot)
+    torch.testing.assert_close(fast.scores, slow.scores, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(fast.values, slow.values, rtol=1e-9, atol=1e-9)
+
+
+def test_axes_go_back_as_rows_go_there(few_rows):
+    features, _ = few_rows
+    variances = torch.linspace(0.5, 2, 24, dtype=torch.float64)
+    root = LowRankRoot.of_rows(features.double(), variances, 10.0)
+    axes = torch.eye(24, dtype=torch.float64)[:, :5]
+    rows = features.double() * 2 - 1
+    torch.testing.assert_close(rows @ root.back(axes), root.white(rows) @ axes)
+    covariance = features.double().mT @ features.double() / 10 + variances.diag()
+    white = root.white(rows)
+    expected = rows @ covariance.inverse() @ rows.mT
+    torch.testing.assert_close(white @ white.mT, expected)
+
+
+@pytest.mark.parametrize("classes", [0, 1, 7])
+def test_bytes_grow_with_the_classes(classes):
+    statistics = RegularizedDiscriminant(2, 24, 8)
+    allocated = RegularizedDiscriminant(classes, 24, 8)
+    expected = tensor_bytes(allocated.tensors())
+    assert statistics._bytes_without_images(classes) == expected
 
 
 def test_a_constant_feature_does_not_break_the_diagonal():

@@ -27,7 +27,7 @@ from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesFrames
 from crumb_avalanche.cli import main
 from crumb_avalanche.memory.selection import ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
-from crumb_avalanche.methods.run_file import LEARNER
+from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.map_store import ENTRY_BYTES

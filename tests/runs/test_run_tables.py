@@ -2,7 +2,7 @@
 
 import pytest
 
-from crumb_avalanche.learner.classifier import CLOSED_FORMS
+from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.methods import run_file
 from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, cell, mean_text, usage_of
 

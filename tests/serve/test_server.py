@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from crumb_avalanche.learner import lesson as lesson_module
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.lesson import Doubt
+from crumb_avalanche.learner.lesson_record import Doubt
 from crumb_avalanche.serve import shared as shared_module
 from crumb_avalanche.serve import uploads
 from crumb_avalanche.serve.server import MOST_BYTES, PAGE, application, page

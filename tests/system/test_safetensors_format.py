@@ -15,11 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from crumb_avalanche.system.safetensors_format import (
     DTYPES,
-    FormatError,
-    read_header,
     read_tensors_of,
     write_safetensors,
 )
+from crumb_avalanche.system.safetensors_header import FormatError, read_header
 from crumb_avalanche.system.tensor_file import write_tensors
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3)

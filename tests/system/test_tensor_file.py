@@ -12,20 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from crumb_avalanche.system.tensor_file import (
+from crumb_avalanche.system.file_metadata import (
     CHECKSUMS,
     DIGEST,
-    StateError,
     TensorFileError,
-    flatten,
     loaded_json,
     read_metadata,
+)
+from crumb_avalanche.system.tensor_file import (
+    flatten,
     read_state,
     read_tensors,
     unflatten,
     write_state,
     write_tensors,
 )
+from crumb_avalanche.system.value_types import StateError
 
 PLAIN = (
     st.none()

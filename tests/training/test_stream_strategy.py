@@ -21,7 +21,7 @@ from watched import built, make, outputs_of, same_weights, taught, train
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.map_store import MapStore
-from crumb_avalanche.system.tensor_file import StateError
+from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.feature_cache import FeatureCache

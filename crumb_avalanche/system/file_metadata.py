@@ -1,0 +1,107 @@
+"""The texts at the head of a tensor file, verified and read without torch."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from crumb_avalanche.system.safetensors_header import (
+    FormatError,
+    Header,
+    read_header,
+)
+from crumb_avalanche.system.value_types import StateError
+
+CHECKSUMS = "tensor_checksums"  # metadata entry: JSON of tensor name -> checksum
+DIGEST = "metadata_checksum"  # metadata entry: checksum of all others
+
+
+class TensorFileError(ValueError):
+    """A tensor file that is absent, damaged or of another kind."""
+
+
+def metadata_digest(metadata: dict[str, str]) -> str:
+    """SHA-256 over all metadata except the digest itself."""
+    texts = {name: text for name, text in metadata.items() if name != DIGEST}
+    return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
+
+
+def read_metadata(path: str | os.PathLike) -> dict[str, str]:
+    """Read the texts of a file, verified where it has a digest.
+
+    Raises:
+        TensorFileError: the file is absent, or is damaged.
+    """
+    if not Path(path).is_file():
+        raise TensorFileError(f"there is no file {path}; check the path")
+    try:
+        with open(path, "rb") as file:
+            header = read_header(file)
+    except (FormatError, OSError) as error:
+        raise incomplete(path, error) from error
+    check_digest(path, header)
+    return header.metadata
+
+
+def digest_of(path: str | os.PathLike) -> str | None:
+    """Return the checksum of all that a file holds, as it says itself.
+
+    ``None`` if the file is damaged, or has none.
+    """
+    try:
+        return read_metadata(path).get(DIGEST)
+    except TensorFileError:
+        return None
+
+
+def format_of(path: str | os.PathLike) -> str:
+    """Return the kind of file that the metadata name.
+
+    Empty for a file that is damaged, or of another program.
+    """
+    try:
+        return read_metadata(path).get("format", "")
+    except TensorFileError:
+        return ""
+
+
+def incomplete(path: str | os.PathLike, reason: Exception) -> TensorFileError:
+    """Return the error for a file that breaks a rule of the format."""
+    return TensorFileError(
+        f"{path} is no complete .safetensors file ({reason}); write or fetch it again"
+    )
+
+
+def check_digest(path: str | os.PathLike, header: Header) -> None:
+    """Raise TensorFileError unless the metadata are those that were written.
+
+    Every file with checksums is written with a digest, so one without the other is
+    damage. So is another spelling of the same header, which has the same digest.
+    """
+    metadata = header.metadata
+    if DIGEST not in metadata and CHECKSUMS not in metadata:
+        return
+    if metadata.get(DIGEST) != metadata_digest(metadata) or not header.is_canonical:
+        raise TensorFileError(
+            f"the metadata of {path} are damaged; write or fetch it again"
+        )
+
+
+def loaded_json(text: str) -> Any:
+    """Return what a JSON text holds.
+
+    Raises:
+        StateError: it is none, or is nested too deep.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        reason = "it is nested too deep"
+        cause: Exception = error
+    except ValueError as error:
+        reason = str(error)
+        cause = error
+    raise StateError(
+        f"a text of {len(text)} characters is no JSON: {reason}"
+    ) from cause

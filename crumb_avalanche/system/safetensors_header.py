@@ -1,0 +1,171 @@
+"""The header of a ``.safetensors`` file, read without torch.
+
+A file begins with the length of its header, eight bytes, little-endian. The header maps
+the names of tensors to their types, shapes and places behind it, and
+``__metadata__`` to texts.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeGuard
+
+# Bytes of a value of each type that a header may name.
+DTYPE_BYTES = {
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+    "F32": 4,
+    "U32": 4,
+    "I32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "U16": 2,
+    "I16": 2,
+    "F8_E5M2FNUZ": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+METADATA = "__metadata__"  # a name that no tensor may have
+LENGTH_BYTES = 8
+_ALIGNMENT = 8  # bytes; the length of a header is a multiple
+_LONGEST_HEADER = 100_000_000  # bytes, as in the library
+
+
+class FormatError(ValueError):
+    """The bytes of a file break a rule of the format; says which."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor lies.
+
+    Attributes:
+        name: of the tensor.
+        dtype: of its values, as the header names it.
+        shape: sizes of its dimensions.
+        start: first byte, counted from the end of the header.
+        end: the byte after its last.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the tensors.
+
+    Attributes:
+        spelling: the JSON text as it stands in the file, with its padding.
+        metadata: texts by name.
+        entries: of all tensors, in the order of their bytes.
+    """
+
+    spelling: bytes
+    metadata: dict[str, str]
+    entries: list[TensorEntry]
+
+    @property
+    def is_canonical(self) -> bool:
+        """Whether the text is the only spelling that ``write_safetensors`` writes."""
+        return self.spelling == spelled(self.metadata, self.entries)
+
+
+def read_header(file: BinaryIO) -> Header:
+    """Read the header of an open file, and check that the tensors fill the rest.
+
+    Raises:
+        FormatError: the file is none of this format, or is incomplete.
+    """
+    file_bytes = file.seek(0, 2)
+    file.seek(0)
+    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    room = min(file_bytes - LENGTH_BYTES, _LONGEST_HEADER)
+    if not 0 < length <= room:
+        raise FormatError(f"its header would have {length} bytes, room is for {room}")
+    spelling = file.read(length)
+    try:
+        content = json.loads(spelling.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise FormatError("its header is no JSON") from error
+    if not isinstance(content, dict):
+        raise FormatError("its header is no JSON object")
+    metadata = content.pop(METADATA, {})
+    if not _is_of_texts(metadata):
+        raise FormatError("its metadata are no texts")
+    entries = [_entry(name, described) for name, described in content.items()]
+    entries.sort(key=lambda entry: (entry.start, entry.end))
+    _check_extent(entries, file_bytes - LENGTH_BYTES - length)
+    return Header(spelling=spelling, metadata=metadata, entries=entries)
+
+
+def spelled(metadata: dict[str, str], entries: list[TensorEntry]) -> bytes:
+    """Return the JSON text of a header, padded with spaces."""
+    content: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))}
+    for entry in entries:
+        content[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": (entry.start, entry.end),
+        }
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+    spelling = text.encode()
+    return spelling.ljust(-(-len(spelling) // _ALIGNMENT) * _ALIGNMENT)
+
+
+def _entry(name: str, described: Any) -> TensorEntry:
+    """Return the entry of a tensor from the JSON that describes it."""
+    if not isinstance(described, dict):
+        raise FormatError(f"tensor {name!r} is not described")
+    dtype = described.get("dtype")
+    shape = described.get("shape")
+    offsets = described.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise FormatError(f"tensor {name!r} is of an unknown type")
+    if not _are_counts(shape):
+        raise FormatError(f"tensor {name!r} has no shape")
+    if not _are_counts(offsets) or len(offsets) != 2:
+        raise FormatError(f"tensor {name!r} has no place")
+    entry = TensorEntry(
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        start=offsets[0],
+        end=offsets[1],
+    )
+    if entry.end - entry.start != math.prod(shape) * DTYPE_BYTES[dtype]:
+        raise FormatError(f"tensor {name!r} has another size than its shape says")
+    return entry
+
+
+def _is_of_texts(metadata: Any) -> bool:
+    return isinstance(metadata, dict) and all(
+        isinstance(text, str) for text in metadata.values()
+    )
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    """Whether values are a list of whole numbers from 0 that torch can hold."""
+    return isinstance(values, list) and all(
+        type(value) is int and 0 <= value < 2**63 for value in values
+    )
+
+
+def _check_extent(entries: list[TensorEntry], room: int) -> None:
+    """Raise FormatError unless tensors follow each other and fill the file."""
+    end = 0
+    for entry in entries:
+        if entry.start != end:
+            raise FormatError(f"tensor {entry.name!r} does not follow the one before")
+        end = entry.end
+    if end != room:
+        raise FormatError(f"it has {room} bytes of tensors, and needs {end}")
