@@ -414,13 +414,14 @@ class Classifier:
         rows = self._rows(features)
         return self._together(evidence(self.statistics, rows, self.nothing))
 
-    def ranked(self, evidence: Evidence) -> list[Ranking]:
+    def ranked(self, evidence: Evidence, runners_up: int = RUNNERS_UP) -> list[Ranking]:
         """Rank the classes for each frame, and for all together as a clip.
 
         Scores of the clip are means.
 
         Args:
             evidence: what ``evidence`` returned for ``n`` frames.
+            runners_up: most classes besides the first.
 
         Returns:
             ``n + 1`` rankings, the last one for the clip.
@@ -431,7 +432,7 @@ class Classifier:
         of_frames = self.confidence.probabilities(evidence)
         of_clip = self.confidence.probabilities(clip)
         shares = torch.cat([of_frames, of_clip])
-        best = shares.argsort(1, descending=True)[:, : RUNNERS_UP + 1]
+        best = shares.argsort(1, descending=True)[:, : runners_up + 1]
         names = [str(self.names[number]) for number in evidence.labels.tolist()]
         rankings = []
         for row, columns, is_known in zip(shares, best.tolist(), known, strict=True):

@@ -33,7 +33,7 @@ from crumb_avalanche.learner.known_files import KnownFiles
 from crumb_avalanche.learner.lesson import check_not_empty, learn, name_of
 from crumb_avalanche.learner.lesson_features import FeatureRecorder
 from crumb_avalanche.learner.lesson_record import Lesson
-from crumb_avalanche.learner.network import FrozenNetwork, StoredNetwork
+from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredNetwork
 from crumb_avalanche.learner.nothing import NOTHING, usual_threshold
 from crumb_avalanche.learner.picture_strip import PictureStrip
 from crumb_avalanche.learner.predictor import Predictor
@@ -463,7 +463,8 @@ class Learner(Predictor):
 
         The features of the last lessons are kept for this: of at most 200, as many as
         fit into four times ``budget_bytes``, at most 16 MB. They are learned again
-        without the one taken back. None that was merged can be taken back. See ``undoable``.
+        without the one taken back. None that was merged can be taken back. See
+        ``undoable``.
 
         Args:
             lesson: its number; default the last one.
@@ -555,6 +556,22 @@ class Learner(Predictor):
                 names = [info.name for info in added.classifier.classes]
                 check_near(names, self._names)
             self._replace_state(before, before.merged(added))
+
+    def take_over(self, other: "Learner") -> None:
+        """Know what another learner knows, and nothing of what was known before.
+
+        Args:
+            other: one with the same network, which may be loaded without it; it is not
+                changed.
+
+        Raises:
+            NetworkError: the network is another one.
+        """
+        if other.network.header() != self.network.header():
+            raise NetworkError("the learners have different networks")
+        with self._lock:
+            self._replace_state(self._state, other._state)
+            self.method = other.method
 
     # Keeping
 

@@ -26,7 +26,7 @@ from crumb_avalanche.images.sources import (
     is_array,
 )
 from crumb_avalanche.learner.answer import Answer, ClassInfo
-from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.classifier import RUNNERS_UP, Classifier
 from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.run_answers import RunAnswers
@@ -274,6 +274,7 @@ class Predictor:
         source: Any,
         on_bad: OnBad = "raise",
         report: Callable[[BadImage], object] = warn,
+        runners_up: int = RUNNERS_UP,
     ) -> Iterator[Answer]:
         """Answer for each image and clip of a source, in order.
 
@@ -284,6 +285,7 @@ class Predictor:
             source: as for ``teach``.
             on_bad: ``raise`` or ``skip``.
             report: called with each file that is left out.
+            runners_up: most classes that an answer names besides the first.
 
         Yields:
             The answer for each image or clip.
@@ -302,9 +304,9 @@ class Predictor:
             batches_of_clip = self._values(clip, report_bad)
             if clip.is_folder:
                 for batch in batches_of_clip:
-                    yield from self._answers(clip, [batch]).frames
+                    yield from self._answers(clip, [batch], runners_up).frames
                 continue
-            answers = self._answers(clip, batches_of_clip)
+            answers = self._answers(clip, batches_of_clip, runners_up)
             if answers.frames:
                 yield answers.together
 
@@ -410,7 +412,10 @@ class Predictor:
             )
 
     def _answers(
-        self, clip: Clip, batches_of_clip: Iterable[tuple[list[str], Tensor]]
+        self,
+        clip: Clip,
+        batches_of_clip: Iterable[tuple[list[str], Tensor]],
+        runners_up: int = RUNNERS_UP,
     ) -> "_ClipAnswers":
         """Answer for each of some frames of a clip, and for all together."""
         paths: list[str] = []
@@ -422,7 +427,7 @@ class Predictor:
             return _ClipAnswers(frames=(), together=Answer("", 0.0, None))
         with self._lock:
             evidence = self._classifier.evidence(torch.cat(values))
-            ranked = self._classifier.ranked(evidence)
+            ranked = self._classifier.ranked(evidence, runners_up)
         answers = []
         for ((label, share), *others), known in ranked:
             answer = Answer(label, share, known, tuple(others), truth=clip.label)

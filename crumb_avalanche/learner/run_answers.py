@@ -96,7 +96,9 @@ class RunAnswers:
         """Return what ``ranked`` takes: the outputs."""
         return outputs
 
-    def ranked(self, outputs: Tensor) -> list[tuple[list[tuple[str, float]], None]]:
+    def ranked(
+        self, outputs: Tensor, runners_up: int = RUNNERS_UP
+    ) -> list[tuple[list[tuple[str, float]], None]]:
         """Rank the classes for each frame, and for all together by their mean outputs.
 
         See ``Classifier.ranked``.
@@ -105,7 +107,7 @@ class RunAnswers:
         shares = probabilities(self._strategy, outputs)[:, self._labels]
         order = shares.argsort(dim=1, descending=True, stable=True)
         ranked = []
-        for shares_of_frame, best in zip(shares, order[:, : RUNNERS_UP + 1].tolist()):
+        for shares_of_frame, best in zip(shares, order[:, : runners_up + 1].tolist()):
             named = [(self.names[i], float(shares_of_frame[i])) for i in best]
             ranked.append((named, None))
         return ranked

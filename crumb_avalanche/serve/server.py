@@ -6,6 +6,8 @@ The API describes itself at ``/openapi.json``.
 import base64
 import hashlib
 import hmac
+import json
+import tempfile
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
@@ -41,6 +43,7 @@ from crumb_avalanche.serve.uploads import TooLargeError
 
 TOKEN_HEADER = "x-crumb-token"
 MOST_BYTES = 20_000_000  # of a request
+MOST_FILE_BYTES = 500_000_000  # of a learner that is opened
 MOST_IMAGES = 1000  # of a lesson
 MOST_ASKED = 32  # images of a clip that is asked about
 PART = 1 << 16  # bytes of a download that are sent at a time
@@ -57,13 +60,14 @@ HEADERS = {
 
 
 def page() -> tuple[str, str]:
-    """Return the page with its style and script in it, and its policy.
+    """Return the page with its style, script and texts in it, and its policy.
 
     The policy (Content-Security-Policy) allows this style and this script alone.
     """
-    html = _part_of_page("html")
-    style = _part_of_page("css")
-    script = _part_of_page("js")
+    html = _part_of_page("page.html")
+    style = _part_of_page("page.css")
+    texts = json.dumps(json.loads(_part_of_page("texts.json")), ensure_ascii=False)
+    script = _part_of_page("page.js").replace("/* texts.json */", texts)
     policy = {
         "default-src": "'none'",
         "style-src": _source_hash(style),
@@ -79,8 +83,8 @@ def page() -> tuple[str, str]:
     return html, "; ".join(f"{name} {value}" for name, value in policy.items())
 
 
-def _part_of_page(kind: str) -> str:
-    return (PAGE / f"page.{kind}").read_text(encoding="utf-8").strip()
+def _part_of_page(name: str) -> str:
+    return (PAGE / name).read_text(encoding="utf-8").strip()
 
 
 def _source_hash(text: str) -> str:
@@ -225,6 +229,9 @@ Box = Annotated[
         ),
     ),
 ]
+All = Annotated[
+    bool, Query(description="name all classes as runners-up, not the next four alone")
+]
 Number = Annotated[int | None, Query(description="number of a lesson")]
 
 
@@ -265,14 +272,16 @@ def _body(most: int) -> dict[str, Any]:
     summary="Answer what an image or the images of a clip show",
     openapi_extra=_body(MOST_ASKED),
 )
-async def predict(request: Request, shared: Shared, box: Box = None) -> Found:
+async def predict(
+    request: Request, shared: Shared, box: Box = None, all: All = False
+) -> Found:
     """Answer for the images of the body."""
     images = await _images(request)
     if len(images) > MOST_ASKED:
         raise ValueError(
             f"predict takes at most {MOST_ASKED} images, of one clip, not {len(images)}"
         )
-    return await shared.predict(images, box)
+    return await shared.predict(images, box, all)
 
 
 @api.post(
@@ -375,6 +384,53 @@ async def download(shared: Shared) -> Response:
     )
 
 
+@api.get(
+    "/export",
+    summary="The learner as an ONNX file, for other programs",
+    response_class=Response,
+)
+async def export(shared: Shared) -> Response:
+    """Send the learner as ``crumb export`` writes it; needs the extra ``onnx``."""
+    try:
+        content = await shared.exported()
+    except ImportError as error:
+        raise HTTPException(501, str(error)) from error
+    name = quote(shared.path.with_suffix(".onnx").name)
+    headers = {
+        "Content-Disposition": (
+            f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"
+        ),
+        "Content-Length": str(len(content)),
+    }
+    return StreamingResponse(
+        _parts(content), media_type="application/octet-stream", headers=headers
+    )
+
+
+@api.post(
+    "/open",
+    summary="Put the learner of a file in the place of this one",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {
+                "application/octet-stream": {
+                    "schema": {"type": "string", "format": "binary"}
+                }
+            },
+        }
+    },
+)
+async def open_file(request: Request, shared: Shared) -> Changed:
+    """Open the learner file of the body; ``/revert`` takes it back."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "opened.safetensors"
+        with path.open("wb") as file:
+            async for chunk in _bounded(request, MOST_FILE_BYTES):
+                file.write(chunk)
+        return await shared.open(path)
+
+
 async def _parts(content: bytes) -> AsyncGenerator[bytes, None]:
     """Yield a file in parts, so that the server sees how fast a client reads."""
     for start in range(0, len(content), PART):
@@ -412,23 +468,24 @@ class InMemory(MultiPartParser):
     spool_max_size = MOST_BYTES
 
 
-async def _bounded(request: Request) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body.
+async def _bounded(
+    request: Request, most: int = MOST_BYTES
+) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body of at most so many bytes.
 
     Raises:
         TooLargeError: as soon as it is known to be too large.
     """
     too_large = TooLargeError(
-        f"a request may have {MOST_BYTES:,} bytes; send smaller images, or several "
-        "lessons"
+        f"a request may have {most:,} bytes; send smaller images, or several lessons"
     )
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > MOST_BYTES:
+    if length.isdigit() and int(length) > most:
         raise too_large
     read = 0
     async for chunk in request.stream():
         read += len(chunk)
-        if read > MOST_BYTES:
+        if read > most:
             raise too_large
         yield chunk
 
@@ -444,6 +501,7 @@ ERRORS = {
         "new_class=true makes a new one."
     ),
     413: "The request or an image is too large.",
+    501: "An extra that this needs is not installed.",
     503: "Too many requests are waiting; try again in some seconds.",
     507: "The learner's file cannot be written; nothing was changed.",
 }

@@ -16,6 +16,7 @@ from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.images.boxes import in_box
 from crumb_avalanche.images.clips import Clip, Frames
+from crumb_avalanche.learner.classifier import RUNNERS_UP
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork
@@ -130,27 +131,33 @@ class SharedLearner:
                 return lesson.picture
         return b""
 
-    async def predict(self, images: NamedImages, box: Box = None) -> Found:
+    async def predict(
+        self, images: NamedImages, box: Box = None, all_classes: bool = False
+    ) -> Found:
         """Answer for an image, or for several as a clip.
 
         Args:
             images: of one clip.
             box: the part of the only image that is looked at.
+            all_classes: whether all other classes are runners-up, not four alone.
 
         Raises:
             NothingTaughtError: nothing was taught.
             ImageError, TooLargeError: see ``decoded``.
             BusyError: too many calls are waiting.
         """
-        return await self._answers(self._predict, images, box)
+        return await self._answers(self._predict, images, box, all_classes)
 
-    def _predict(self, images: NamedImages, box: Box) -> Found:
+    def _predict(self, images: NamedImages, box: Box, all_classes: bool) -> Found:
         notes: list[str] = []
         with self._answer_lock:
             clip = Clip("the image", None, self._frames(images, notes))
             if box is not None:
                 clip = next(in_box([clip], box))
-            answer = self._answering.predict(clip)
+            runners_up = RUNNERS_UP
+            if all_classes:
+                runners_up = len(self._answering.classes)
+            (answer,) = self._answering.predict_all(clip, runners_up=runners_up)
         return Found(notes=notes, **answer.as_dict())
 
     async def teach(
@@ -290,6 +297,43 @@ class SharedLearner:
                 f"{self.path} cannot be written ({reason}); nothing was changed"
             ) from error
 
+    async def open(self, path: Path) -> Changed:
+        """Put the learner of a file in the place of this one; see ``revert``.
+
+        Args:
+            path: a file that ``Learner.save`` wrote, with the same network.
+
+        Raises:
+            LearnerError: the file is no valid learner, or can be asked alone.
+            ValueError: its network is another one.
+            SaveError, BusyError: see the classes.
+        """
+
+        def put(learner: Learner) -> None:
+            opened = Learner.load(path, network=False)
+            opened.check_teachable()
+            if opened.network.header() != learner.network.header():
+                raise ValueError(
+                    f"the file is of a learner with {opened.network.backbone}, "
+                    f"{opened.network.header()['source']}, and this one has "
+                    f"{learner.network.backbone}, {learner.network.source}: end crumb "
+                    "serve, and start it with that file"
+                )
+            self._working = _copy(learner, self._working_network)
+            self._working.take_over(opened)
+
+        return await self.changed(put)
+
+    async def exported(self) -> bytes:
+        """Return the bytes of an ONNX file of the learner that answers.
+
+        Raises:
+            ImportError: onnx or onnxruntime is not installed.
+            ExportError: see ``export_onnx``.
+        """
+        asked = self._answering
+        return await asyncio.to_thread(_exported, asked)
+
     async def copied(self) -> bytes:
         """Return the bytes of a file of the learner that answers.
 
@@ -358,6 +402,17 @@ def _listed(lesson: Lesson, undoable: Sequence[int]) -> Listed:
 def _learned(change: Change[Lesson]) -> Learned:
     """Describe a lesson that was learned or taken back."""
     return Learned.model_validate({**vars(change.result), "version": change.version})
+
+
+def _exported(learner: Learner) -> bytes:
+    """Return the bytes of an ONNX file of a learner, which may be asked meanwhile."""
+    from crumb_avalanche.learner.export import export_onnx
+
+    own = _copy(learner, copy.deepcopy(learner.network))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "learner.onnx"
+        export_onnx(own, path)
+        return path.read_bytes()
 
 
 def _copy(learner: Learner, network: FrozenNetwork) -> Learner:

@@ -417,6 +417,8 @@ def test_lessons_of_the_camera_and_of_files_and_their_changes(page, tmp_path):
     )
     page.undo("known")
     page.answer("Rename film", "sky", "Renamed film to sky.")
+    opened = "[...document.querySelectorAll('details.one[open] .class')]"
+    assert page.run(f"{opened}.map((name) => name.textContent).join()") == "sky"
     page.press("Forget sky")
     page.says("known", "Forgot sky.")
     page.lists("other")
@@ -481,13 +483,53 @@ def downloaded(page, folder):
     return path
 
 
+# Answers about the camera picture, a tenth of a second apart; "?" is unknown.
+STEADY = """((said) => {
+  let [recent, shown] = [[], null];
+  return [...said].map((label, number) => {
+    const answer = { label, known: label !== "?", confidence: 1, runners_up: [] };
+    recent = [...recent.filter(({ time }) => time > 100 * number - STEADY), { time: 100 * number, answer }];
+    shown = steadied(recent, shown);
+    return shown.label;
+  }).join("");
+})"""
+
+
+@pytest.mark.slow
+def test_a_name_changes_when_a_second_says_so(page):
+    assert page.run(f"{STEADY}('aaabaabaaa')") == "aaaaaaaaaa"
+    assert page.run(f"{STEADY}('ababababab')").count("b") == 0
+    assert page.run(f"{STEADY}('aaaaaabbbbbbbbbb')").endswith("abbbb")
+    assert page.run(f"{STEADY}('aaaaaa??????????')").endswith("a????")
+
+
+@pytest.mark.slow
+def test_bars_of_all_classes_and_another_language(page_of_two, tmp_path):
+    page = page_of_two
+    Image.new("RGB", (40, 40), COLOURS["red"]).save(tmp_path / "red.png")
+    page.browser.choose("#files", tmp_path / "red.png")
+    page.wait_for("document.getElementById('details').textContent.includes('%')")
+    assert page.run("document.querySelectorAll('#bars li').length") == 0
+    page.run("document.getElementById('all').open = true")
+    page.wait_for("document.querySelectorAll('#bars li').length === 2")
+    words = "[...document.querySelectorAll('.taught')].map((word) => word.textContent)"
+    assert page.run(f"{words}.join()") == "taught enough,taught enough"
+    page.run("document.getElementById('language').value = 'de'")
+    change = "dispatchEvent(new Event('change'))"
+    page.run(f"document.getElementById('language').{change}")
+    page.wait_for(f"{words}.join() === 'genug gelehrt,genug gelehrt'")
+    assert page.text("look-title") == "Was ist das?"
+    assert page.run("document.documentElement.lang") == "de"
+
+
 @pytest.mark.slow
 def test_the_page_knows_what_it_was_not_taught(page_of_two, tmp_path, done):
     page = page_of_two
     shows(page, "red", "red")
     shows(page, "blue", "blue")
     shows(page, "green", "I don’t know this")
-    assert re.match(r"nearest: (red|blue) \d+ %", page.text("details"))
+    assert re.fullmatch(r"nearest: (red|blue)", page.text("details"))
+    assert page.run("document.getElementById('sure').hidden")
     assert page.run("document.getElementById('label').classList.contains('unknown')")
     path = downloaded(page, tmp_path / "kept")
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import struct
+import sys
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -737,6 +738,104 @@ def test_teaching_is_described(described):
     assert parameters.keys() == {"label", "new_class", "source", "box"}
     assert parameters["label"]["schema"]["maxLength"] == 200
     assert "security" not in described["paths"]["/health"]["get"]
+
+
+def opened(client, content):
+    return client.post("/open", content=content)
+
+
+def test_a_learner_file_is_opened(taught, weights_file, tmp_path):
+    path = tmp_path / "other.safetensors"
+    other = Learner("recommended", "small_cnn", weights_file, 32)
+    other.teach(Image.new("RGB", (32, 32), "navy"), "sea")
+    other.save(path)
+    version = opened(taught, path.read_bytes()).json()["version"]
+    assert names(taught) == {"sea": 1}
+    post(taught, f"/revert?version={version}")
+    assert names(taught) == {"red": 4, "green": 4}
+
+
+def test_teaching_goes_on_in_an_opened_file(taught):
+    content = taught.get("/download").content
+    post(taught, "/forget?name=red")
+    assert opened(taught, content).status_code == 200
+    teach(taught, "red")
+    assert names(taught) == {"red": 8, "green": 4}
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: b"no learner", "is no complete .safetensors file"),
+        (lambda content: content[:-1], "is no complete .safetensors file"),
+    ],
+)
+def test_a_file_that_is_no_learner(taught, damage, words):
+    answer = opened(taught, damage(taught.get("/download").content))
+    assert answer.status_code == 400
+    assert words in answer.json()["error"]
+    assert names(taught) == {"red": 4, "green": 4}
+
+
+def test_a_file_with_another_network(taught, tmp_path):
+    path = tmp_path / "other.safetensors"
+    Learner("recommended", "small_cnn", None, 32).save(path)
+    answer = opened(taught, path.read_bytes())
+    assert answer.status_code == 400
+    assert "start it with that file" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(("params", "number"), [({}, 5), ({"all": True}, 7)])
+def test_all_classes_on_request(client, params, number):
+    for label in "abcdefg":
+        teach(client, label, 1, new_class=True)
+    answer = client.post("/predict", params=params, content=photo("red", 9))
+    assert 1 + len(answer.json()["runners_up"]) == number
+
+
+def test_the_learner_is_exported(taught):
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnx")
+    answer = taught.get("/export")
+    assert 'filename="mine.onnx"' in answer.headers["content-disposition"]
+    assert len(answer.content) > 1000
+
+
+def test_export_without_the_extra(taught, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    answer = taught.get("/export")
+    assert answer.status_code == 501
+    assert "onnx" in answer.json()["error"]
+
+
+TEXTS = json.loads((PAGE / "texts.json").read_text(encoding="utf-8"))
+PLACES = re.compile(r"\{\w+\}")
+
+
+def places(text):
+    """The places for values in a text, or in the two that a count decides between."""
+    return set(PLACES.findall(str(text)))
+
+
+@pytest.mark.parametrize("language", TEXTS)
+def test_each_language_has_the_same_names(language):
+    assert TEXTS[language].keys() == TEXTS["en"].keys()
+
+
+@pytest.mark.parametrize("name", TEXTS["en"])
+@pytest.mark.parametrize("language", TEXTS)
+def test_each_text_has_the_same_values(language, name):
+    assert places(TEXTS[language][name]) == places(TEXTS["en"][name])
+
+
+def test_the_page_uses_texts_that_exist():
+    script = (PAGE / "page.js").read_text(encoding="utf-8")
+    html = (PAGE / "page.html").read_text(encoding="utf-8")
+    used = set(re.findall(r'\btext\("(\w+)"', script))
+    used |= set(re.findall(r'counted\([^()]*(?:\([^()]*\))?[^()]*, "(\w+)"\)', script))
+    used |= set(re.findall(r'data-(?:text|label|example)="(\w+)"', html))
+    assert len(used) > 80
+    assert used <= TEXTS["en"].keys()
 
 
 def test_the_headers_of_the_page(served):

@@ -1,9 +1,7 @@
 "use strict";
 // Teach and ask the learner of this server. Everything that people write is shown with textContent only.
 
-const NOTHING = "The empty scene";
-const NOTHING_SHOWN = "Use the camera or choose photos or videos first.";
-const CURE = "Teach other objects of its classes, or show it the empty scene as nothing.";
+const TEXTS = /* texts.json */; // by language and name
 const token = new URLSearchParams(location.search).get("token");
 const LEAD = 3; // seconds before a lesson by camera begins
 const SECONDS = 10; // of a lesson by camera
@@ -15,12 +13,36 @@ const MOST_FRAMES = 150; // of a lesson
 const MOST_ASKED = 8; // frames of a video that are asked about
 const MOST_SENT = 19e6; // bytes of a lesson; the server takes 20 MB with what the form adds
 const SHORT_SIDE = 512; // pixels of a picture that is sent
+const STEADY = 1000; // milliseconds of answers that decide together what is shown
+const TESTED = 3; // lessons of a class, all recognised before they were learned, that make it taught enough
 
 const on = (kind, element, action) => element.addEventListener(kind, action);
 const at = (id) => document.getElementById(id);
 const pause = (time) => new Promise((done) => setTimeout(done, time));
 const percent = (share) => `${Math.round(100 * share)} %`;
-const counted = (count, noun) => `${count} ${noun}${count !== 1 ? (noun.endsWith("s") ? "es" : "s") : ""}`;
+
+// Texts, all of which stand in texts.json
+
+const languages = [new URLSearchParams(location.search).get("lang"), ...navigator.languages].map((one) => one?.slice(0, 2));
+let language = languages.find((one) => one in TEXTS) || "en";
+
+// The text of a name with its values, or one of two by a count: the first is for 1.
+function text(name, values = {}, count = undefined) {
+  const found = TEXTS[language][name] ?? TEXTS.en[name];
+  const template = Array.isArray(found) ? found[count === 1 ? 0 : 1] : found;
+  return template.replace(/\{(\w+)\}/g, (_, key) => values[key]);
+}
+
+const counted = (count, noun) => text(noun, { n: count }, count);
+
+function translate() {
+  document.documentElement.lang = language;
+  document.title = text("page_title");
+  at("count").dataset.lead = text("get_ready");
+  for (const element of document.querySelectorAll("[data-text]")) element.textContent = text(element.dataset.text);
+  for (const element of document.querySelectorAll("[data-label]")) element.ariaLabel = text(element.dataset.label);
+  for (const element of document.querySelectorAll("[data-example]")) element.placeholder = text(element.dataset.example);
+}
 
 let stream = null; // of the camera
 let chosen = []; // photos and videos: {name, blobs, video, caption}
@@ -29,13 +51,15 @@ let lessons = [];
 let reading = false; // while files are read
 let recording = null; // while pictures of the camera are taken: {button, stop}
 let questions = 0; // answers to earlier ones are dropped
+let recent = []; // answers about the camera picture of the last second: {time, answer}
+let steady = null; // the answer that is shown of them
 const fooled = []; // of each thing that was not taught, whether it was taken for a class
 const unfolded = new Set(); // names of classes whose lessons are listed
 const pictures = new Map(); // addresses of pictures of lessons
 
-function made(kind, text, attributes = {}, children = []) {
+function made(kind, content, attributes = {}, children = []) {
   const element = document.createElement(kind);
-  element.textContent = text;
+  element.textContent = content;
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...children);
   return element;
@@ -43,26 +67,26 @@ function made(kind, text, attributes = {}, children = []) {
 
 // What is said stands in the card of the button that was pressed
 
-function press(place, text, action, about = "") {
-  const button = made("button", text, { type: "button", "aria-label": about ? `${text} ${about}` : text });
+function press(place, name, action, about = "") {
+  const button = made("button", name, { type: "button", "aria-label": about ? `${name} ${about}` : name });
   on("click", button, () => act(place, action));
   return button;
 }
 
-function say(place, text, choices = [], kind = {}) {
+function say(place, said, choices = [], kind = {}) {
   const row = made("div", "", { class: "row" }, choices.map(([name, action]) => press(place, name, action)));
-  at(`${place}-news`).replaceChildren(...(text ? [made("p", text, kind)] : []), ...(choices.length ? [row] : []));
+  at(`${place}-news`).replaceChildren(...(said ? [made("p", said, kind)] : []), ...(choices.length ? [row] : []));
 }
 
 const fail = (place, error) => say(place, error.message || String(error), [], { role: "alert", class: "wrong" });
 const act = (place, action) => Promise.resolve(say(place, "")).then(action).catch((error) => fail(place, error));
-const asked = (place, text, names) =>
-  new Promise((done) => say(place, text, names.map((name) => [name, () => done(name)])));
+const asked = (place, question, names) =>
+  new Promise((done) => say(place, question, names.map((name) => [name, () => done(name)])));
 
 // What the other cards offered to take back cannot be taken back any more.
-function sayUndoable(place, text, version) {
+function sayUndoable(place, said, version) {
   ["teach", "test", "known"].forEach((other) => say(other, ""));
-  say(place, text, [["Undo", async () => (await change(place, "revert", { version }), load(place, "Undone."))]]);
+  say(place, said, [[text("undo"), async () => (await change(place, "revert", { version }), load(place, text("undone")))]]);
 }
 
 async function call(method, path, parameters = {}, body = undefined) {
@@ -71,11 +95,11 @@ async function call(method, path, parameters = {}, body = undefined) {
   try {
     response = await fetch(query ? `${path}?${query}` : path, { method, body, headers: { "X-Crumb-Token": token } });
   } catch {
-    throw new Error("The server does not answer. Is crumb serve still running?");
+    throw new Error(text("no_answer"));
   }
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(said.error || `The server failed (${response.status}).`), { near: said.near });
+  throw Object.assign(new Error(said.error || text("failed", { status: response.status })), { near: said.near });
 }
 
 async function change(place, path, parameters, body = undefined) {
@@ -83,10 +107,10 @@ async function change(place, path, parameters, body = undefined) {
     return await (await call("POST", path, parameters, body)).json();
   } catch (error) {
     if (!error.near) throw error;
-    const [same, other, none] = [`It is ${error.near}`, "Make another class", "Cancel"];
+    const [same, other, none] = [text("it_is", { name: error.near }), text("another_class"), text("cancel")];
     const names = parameters.label ? [same, other, none] : [other, none];
-    const answer = await asked(place, `There is a class ${error.near}, of nearly the same name.`, names);
-    if (answer === none) throw new Error("Nothing was changed.");
+    const answer = await asked(place, text("same_name", { name: error.near }), names);
+    if (answer === none) throw new Error(text("unchanged"));
     const changed = answer === same ? { label: error.near } : { new_class: true };
     return change(place, path, { ...parameters, ...changed }, body);
   }
@@ -95,29 +119,29 @@ async function change(place, path, parameters, body = undefined) {
 // Pictures
 
 async function picture(source, width, height) {
-  if (!width) throw new Error("There is no picture yet.");
+  if (!width) throw new Error(text("no_picture"));
   const scale = Math.min(1, SHORT_SIDE / Math.min(width, height));
   const sides = [width, height].map((side) => Math.max(1, Math.round(side * scale)));
   const canvas = made("canvas", "", { width: sides[0], height: sides[1] });
   canvas.getContext("2d").drawImage(source, 0, 0, canvas.width, canvas.height);
   const blob = await new Promise((done) => canvas.toBlob(done, "image/jpeg", 0.9));
-  if (!blob) throw new Error("The browser cannot encode this picture.");
+  if (!blob) throw new Error(text("not_encoded"));
   return { canvas, blob };
 }
 
 const frame = (video = at("video")) => picture(video, video.videoWidth, video.videoHeight);
 
 async function startCamera() {
-  if (!navigator.mediaDevices) throw new Error("Browsers give the camera to https pages and to this computer only.");
+  if (!navigator.mediaDevices) throw new Error(text("no_camera_here"));
   try {
     stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: { ideal: "environment" } } });
   } catch (error) {
     const reasons = {
-      NotAllowedError: "The camera is not allowed. Allow it beside the page's address, or choose photos.",
-      NotFoundError: "No camera was found. Connect one, or choose photos.",
-      NotReadableError: "Another program uses the camera. Close it, or choose photos.",
+      NotAllowedError: "camera_refused",
+      NotFoundError: "camera_absent",
+      NotReadableError: "camera_taken",
     };
-    throw new Error(reasons[error.name] || `The camera cannot be used: ${error.message}`);
+    throw new Error(text(reasons[error.name] || "camera_failed", { reason: error.message }));
   }
   chosen = [];
   stream.getVideoTracks()[0].addEventListener("ended", stopCamera);
@@ -158,7 +182,7 @@ async function record(button, seconds) {
     refresh();
     button.scrollIntoView({ block: "nearest" });
   }
-  if (!blobs.length) throw new Error("Stopped before the first picture; nothing was learned.");
+  if (!blobs.length) throw new Error(text("stopped_early"));
   return blobs;
 }
 
@@ -191,7 +215,7 @@ async function framesOf(file) {
       video.currentTime = Math.min((number + 0.5) / rate, video.duration / 2 + number / rate);
       await moved;
       taken.push(await frame(video));
-      say("look", `Reading ${file.name}: ${number + 1} of ${count} frames …`);
+      say("look", text("reading_frames", { name: file.name, n: number + 1, all: count }));
     }
     return taken;
   } finally {
@@ -209,13 +233,12 @@ async function photoOf(file) {
 
 async function takeFiles(files) {
   const [taken, figures, unread] = [[], [], []];
-  if (!files.length) throw new Error("No file was dropped. Save the picture first, and drop its file.");
-  const many = `${files.length} files are too many: choose at most ${MOST_FRAMES} at a time.`;
-  if (files.length > MOST_FRAMES) throw new Error(many);
+  if (!files.length) throw new Error(text("no_file"));
+  if (files.length > MOST_FRAMES) throw new Error(text("too_many_files", { n: files.length, most: MOST_FRAMES }));
   reading = true; // or what was chosen before would be taught under the new name
   refresh();
   for (const file of [...files]) {
-    say("look", `Reading ${file.name} …`);
+    say("look", text("reading", { name: file.name }));
     const video = file.type.startsWith("video/");
     const read = video ? framesOf : file.type.startsWith("image/") ? photoOf : () => [];
     const frames = await Promise.resolve(read(file)).catch(() => []);
@@ -230,12 +253,11 @@ async function takeFiles(files) {
     figures.push(made("figure", "", {}, [canvas, ...badge, caption]));
     taken.push({ name: file.name, blobs: frames.map((one) => one.blob), video, caption });
   }
-  const some = unread.slice(0, 3).join(", ") + (unread.length > 3 ? ` and ${unread.length - 3} more` : "");
-  const formats = "Choose photos (JPEG, PNG) and videos that this browser plays (MP4 with H.264, WebM), and no folders.";
+  const some = unread.slice(0, 3).join(", ") + (unread.length > 3 ? text("others", { n: unread.length - 3 }) : "");
   reading = false;
   refresh();
   say("look", "");
-  if (unread.length) fail("look", `Not read: ${some}. ${formats}`);
+  if (unread.length) fail("look", text("not_read", { names: some }));
   if (!taken.length) return;
   stopCamera();
   chosen = taken;
@@ -255,23 +277,70 @@ function form(blobs) {
 async function ask(blobs) {
   const step = Math.max(1, blobs.length / MOST_ASKED);
   const some = blobs.filter((_, place) => Math.floor(place % step) === 0).slice(0, MOST_ASKED);
-  return (await call("POST", "predict", {}, some.length > 1 ? form(some) : some[0])).json();
+  const wanted = at("all").open ? { all: true } : {};
+  return (await call("POST", "predict", wanted, some.length > 1 ? form(some) : some[0])).json();
+}
+
+const shares = (answer) => [{ label: answer.label, confidence: answer.confidence }, ...answer.runners_up];
+const said = (answer) => (answer.known ? `class ${answer.label}` : "unknown");
+
+// What the answers of the last second say together: another name than that shown is shown once most of them have it,
+// for half of the second, or nothing is shown yet. Each answer counts alike; a clip would take the server longer.
+function steadied(answers, shown) {
+  const counts = new Map();
+  for (const { answer } of answers) counts.set(said(answer), (counts.get(said(answer)) || 0) + 1);
+  const latest = answers.at(-1);
+  const [name, count] = [...counts].sort((one, other) => other[1] - one[1])[0];
+  const since = answers.find(({ answer }) => said(answer) === name).time;
+  const lasted = latest.time - since >= STEADY / 2 && 2 * count > answers.length;
+  const kept = shown && !lasted ? said(shown) : name;
+  const own = answers.filter(({ answer }) => said(answer) === kept).map(({ answer }) => answer);
+  if (!own.length) return shown;
+  const confidence = own.reduce((sum, answer) => sum + answer.confidence, 0) / own.length;
+  return { ...own.at(-1), confidence };
+}
+
+function showSteady(answer) {
+  const now = performance.now();
+  recent = recent.filter(({ time }) => time > now - STEADY);
+  recent.push({ time: now, answer });
+  steady = steadied(recent, steady);
+  show(steady);
+}
+
+function forgetAnswers() {
+  recent = [];
+  steady = null;
 }
 
 function show(answer) {
-  const label = answer.known ? answer.label : "I don’t know this";
+  const label = answer.known ? answer.label : text("unknown");
   const likely = answer.runners_up.filter((one) => one.confidence >= 0.005).slice(0, 2);
   const next = likely.map((one) => `${one.label} ${percent(one.confidence)}`);
   if (at("label").textContent !== label) at("label").textContent = label; // announced when it changes
   at("label").classList.toggle("unknown", !answer.known);
+  at("sure").hidden = !answer.known; // the probabilities hold if a class is shown, which nobody says here
   at("sure").value = answer.confidence;
-  const sure = (answer.known ? "" : `nearest: ${answer.label} `) + percent(answer.confidence);
-  at("details").textContent = [sure, ...next].join(" · ");
+  const details = answer.known ? [percent(answer.confidence), ...next] : [text("nearest", { name: answer.label })];
+  at("details").textContent = details.join(" · ");
+  showBars(answer);
   at("answer").hidden = false;
+}
+
+function showBars(answer) {
+  at("all-note").hidden = answer.known;
+  if (!at("all").open) return;
+  const bars = shares(answer).map(({ label, confidence }) => {
+    const bar = made("progress", "", { max: 1, value: confidence, "aria-label": label });
+    const share = answer.known ? percent(confidence) : "";
+    return made("li", "", {}, [made("span", label), bar, made("span", share, { class: "faint" })]);
+  });
+  at("bars").replaceChildren(...bars);
 }
 
 async function askChosen() {
   const mine = ++questions;
+  forgetAnswers();
   if (known.classes.length && chosen.length === 1) {
     at("label").textContent = "…"; // keeps the place of the answer, or buttons would move when it comes
     at("answer").hidden = false;
@@ -280,7 +349,7 @@ async function askChosen() {
     const answer = await ask(blobs);
     if (mine !== questions) return;
     if (chosen.length === 1) show(answer);
-    else caption.textContent = answer.known ? `${answer.label} ${percent(answer.confidence)}` : "I don’t know this";
+    else caption.textContent = answer.known ? `${answer.label} ${percent(answer.confidence)}` : text("unknown");
   }
 }
 
@@ -291,7 +360,7 @@ async function watch() {
     try {
       const [mine, { blob }] = [questions, await frame()];
       const answer = await ask([blob]);
-      if (stream && known.classes.length && mine === questions) show(answer);
+      if (stream && known.classes.length && mine === questions) showSteady(answer);
       if (failed) say("look", "");
       failed = false;
     } catch (error) {
@@ -305,7 +374,7 @@ async function watch() {
 
 // What is shown, as {source, blobs} of each lesson: a recording, each video, and all photos together.
 async function shown(button, seconds) {
-  if (!stream && !chosen.length) throw new Error(NOTHING_SHOWN);
+  if (!stream && !chosen.length) throw new Error(text("nothing_shown"));
   if (stream) return [{ source: "camera", blobs: await record(button, seconds) }];
   const photos = chosen.filter((one) => !one.video);
   const source = photos.length === 1 ? photos[0].name : counted(photos.length, "photo");
@@ -317,12 +386,12 @@ async function shown(button, seconds) {
 async function teach() {
   const name = at("name").value.trim();
   if (!name) at("name").focus();
-  if (!name) throw new Error("Write what you show first.");
+  if (!name) throw new Error(text("write_first"));
   const parts = await shown(at("teach"), SECONDS);
   for (const { source, blobs } of parts) {
     const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
-    const sent = `${counted(blobs.length, "photo")} make ${Math.ceil(size / 1e6)} MB`;
-    if (size > MOST_SENT) throw new Error(`${sent}, but a lesson has at most ${MOST_SENT / 1e6} MB: choose fewer at a time.`);
+    const sent = { photos: counted(blobs.length, "photo"), size: Math.ceil(size / 1e6), most: MOST_SENT / 1e6 };
+    if (size > MOST_SENT) throw new Error(text("too_large", sent));
     known.learning = { label: name, images: blobs.length, done: 0, own: true };
     refresh();
     const done = await change("teach", "teach", { label: name, source }, form(blobs)).finally(() => {
@@ -330,30 +399,30 @@ async function teach() {
       refresh();
     });
     const [[label, count]] = Object.entries(done.images);
-    const said = [`Learned ${counted(count, "image")} of ${label}.`, ...done.notes].join(" ");
+    const news = [text("learned", { images: counted(count, "image"), name: label }), ...done.notes].join(" ");
     await load();
-    sayUndoable("teach", said, done.version);
-    for (const doubt of done.doubts) await settle(said, doubt, done);
+    sayUndoable("teach", news, done.version);
+    for (const doubt of done.doubts) await settle(news, doubt, done);
   }
 }
 
-async function settle(said, { text, label, other }, { number, version }) {
-  const [right, wrong, none] = [`It is ${label}`, `It is ${other}`, "Take it back"];
-  const answer = await asked("teach", `${said} ${text}`, [right, wrong, none]);
+async function settle(news, { text: question, label, other }, { number, version }) {
+  const [right, wrong, none] = [text("it_is", { name: label }), text("it_is", { name: other }), text("take_back")];
+  const answer = await asked("teach", `${news} ${question}`, [right, wrong, none]);
   if (answer === none) {
     await change("teach", "revert", { version });
-    return load("teach", "Taken back.");
+    return load("teach", text("taken_back"));
   }
   const moved = answer === wrong && (await change("teach", "move", { old: label, new: other, lesson: number }));
   await load();
-  sayUndoable("teach", ...(moved ? [`The lesson is one of ${other} now.`, moved.version] : [said, version]));
+  sayUndoable("teach", ...(moved ? [text("moved", { name: other }), moved.version] : [news, version]));
 }
 
 async function teachNothing() {
   for (const { source, blobs } of await shown(at("nothing"), SECONDS_TO_CHECK)) {
     const { nothing, version } = await change("test", "nothing", { source }, form(blobs));
     await load();
-    sayUndoable("test", `Learned ${counted(nothing, "image")} of the empty scene.`, version);
+    sayUndoable("test", text("learned_nothing", { images: counted(nothing, "image") }), version);
   }
 }
 
@@ -361,23 +430,23 @@ function showLearning(learning) {
   at("learning").hidden = !learning;
   if (!learning) return;
   at("done").value = learning.done / learning.images;
-  at("learns").textContent = `Learning ${learning.label}: ${learning.done} of ${counted(learning.images, "image")} …`;
+  at("learns").textContent = text("learning", { name: learning.label, done: learning.done, images: counted(learning.images, "image") });
 }
 
 // What it was not taught
 
 async function check() {
   const things = stream ? await shown(at("check"), SECONDS_TO_CHECK) : chosen;
-  if (!things.length) throw new Error(NOTHING_SHOWN);
+  if (!things.length) throw new Error(text("nothing_shown"));
   const taken = new Set();
   for (const { blobs } of things) {
     const answer = await ask(blobs);
     fooled.push(answer.known);
     if (answer.known) taken.add(answer.label);
   }
-  const [count, all] = [fooled.filter(Boolean).length, counted(fooled.length, "thing")];
-  at("fooled").textContent = `It was fooled by ${count} of ${all} so far.`;
-  say("test", taken.size ? `It took this for ${[...taken].join(" and ")}. ${CURE}` : "It was not fooled.");
+  at("fooled").textContent = text("fooled", { n: fooled.filter(Boolean).length, things: counted(fooled.length, "thing") });
+  const names = [...taken].reduce((a, b) => text("and", { a, b }), ...(taken.size ? [] : [""]));
+  say("test", taken.size ? `${text("took_for", { names })} ${text("cure")}` : text("not_fooled"));
 }
 
 // What it knows
@@ -396,32 +465,44 @@ async function load(place = "", news = "") {
 function showClasses() {
   const rows = known.classes.map((one) => {
     const its = lessons.filter((lesson) => one.name in lesson.images);
-    const changes = [["Rename", renameClass], ["Forget", forgetClass]];
+    const changes = [["rename", renameClass], ["forget", forgetClass]];
     const row = made("div", "", { class: "row" });
-    row.append(...changes.map(([text, action]) => press("known", text, () => action(one.name, row), one.name)));
+    row.append(...changes.map(([name, action]) => press("known", text(name), () => action(one.name, row), one.name)));
     return folded(one.name, one.images, its, [row]);
   });
   if (at("classes").querySelector("form")) return; // a name is being typed
   const empty = lessons.filter((lesson) => lesson.nothing);
-  if (empty.length) rows.push(folded(NOTHING, known.nothing, empty, []));
+  if (empty.length) rows.push(folded("", known.nothing, empty, []));
   const focused = focusable().indexOf(document.activeElement);
   at("classes").replaceChildren(...rows);
   if (focused >= 0) (focusable()[focused] || focusable().at(-1) || at("download")).focus();
   at("names").replaceChildren(...known.classes.map((one) => made("option", "", { value: one.name })));
-  const used = `${percent(known.bytes / known.budget_bytes)} of its memory is used.`;
-  const more = (known.classes.length > 1 ? "" : "a second class, and then ") + counted(known.clips_missing, "more object");
-  const missing = `To say “I don’t know this” more surely, it needs ${more} of these classes.`;
+  const used = text("memory", { percent: percent(known.bytes / known.budget_bytes) });
+  const more = counted(known.clips_missing, "more_object");
+  const objects = known.classes.length > 1 ? more : text("second_class", { objects: more });
+  const missing = text("needs_more", { objects });
   at("size").textContent = known.classes.length ? used + (known.clips_missing ? ` ${missing}` : "") : "";
 }
 
-// A class: a picture, its name and counts; unfolded, its lessons.
+// How well a class is taught, by its last lessons that were asked before they were learned.
+function taught(asked) {
+  const last = asked.slice(-TESTED);
+  if (!last.length) return "new";
+  const [right, all] = ["right", "answered"].map((what) => last.reduce((sum, one) => sum + one[what], 0));
+  if (last.length === TESTED && right === all) return "enough";
+  return 2 * right >= all ? "nearly" : "more";
+}
+
+// A class: a picture, its name, how well it is taught, and counts; unfolded, its lessons. Without a name the empty scene.
 function folded(name, images, its, changes) {
   const asked = its.filter((one) => one.answered && Object.keys(one.images).length === 1);
   const [right, all] = ["right", "answered"].map((what) => asked.reduce((sum, one) => sum + one[what], 0));
   const counts = [counted(images, "image"), counted(its.length, "lesson")];
-  if (all) counts.push(`${right} of ${all} recognised before learning`);
+  if (all) counts.push(text("recognised", { right, all }));
+  const state = taught(asked);
+  const word = name ? [made("span", text(`taught_${state}`), { class: `taught ${state}` })] : [];
   const last = its.findLast((one) => one.picture);
-  const texts = [made("span", name, { class: name === NOTHING ? "" : "class" }), made("span", counts.join(" · "), { class: "faint" })];
+  const texts = [made("span", name || text("empty_scene"), { class: name ? "class" : "" }), ...word, made("span", counts.join(" · "), { class: "faint" })];
   const summary = made("summary", "", {}, [pictureOf(last, "thumb"), made("span", "", { class: "texts" }, texts)]);
   const list = made("ul", "", {});
   const fold = made("details", "", { class: "one" }, [summary, ...changes, list]);
@@ -444,49 +525,48 @@ function pictureOf(lesson, kind) {
 
 // What was said of a lesson's clips before they were learned.
 function before({ answered, right, unknown }) {
-  if (answered > 1) return `${right} of ${answered} clips were recognised before they were learned, ${unknown} were unknown.`;
-  if (right) return "It was recognised before it was learned.";
-  return unknown ? "It was unknown before it was learned." : "It was taken for another class before it was learned.";
+  if (answered > 1) return text("before_many", { right, all: answered, unknown });
+  return text(right ? "before_right" : unknown ? "before_unknown" : "before_wrong");
 }
 
 function lessonOf(lesson, name) {
   const { number, answered, images } = lesson;
-  const when = new Date(lesson.when).toLocaleString([], { dateStyle: "medium", timeStyle: "short" });
+  const when = new Date(lesson.when).toLocaleString([language], { dateStyle: "medium", timeStyle: "short" });
   const count = counted(images[name] ?? lesson.nothing, "image");
   const source = lesson.source === count ? [] : [lesson.source];
   const others = Object.keys(images).filter((one) => one !== name);
   const said = [made("p", [...source, count, when].filter(Boolean).join(" · "))];
-  if (others.length) said.push(made("p", `Also of ${others.join(", ")}.`, { class: "faint" }));
+  if (others.length) said.push(made("p", text("also_of", { names: others.join(", ") }), { class: "faint" }));
   if (answered) said.push(made("p", before(lesson), { class: "faint" }));
   said.push(...lesson.doubts.map((doubt) => made("p", doubt.text, { class: "wrong" })));
   const row = made("div", "", { class: "row" });
   if (lesson.can_undo) {
-    const about = `${lesson.source || count} of ${name}`;
-    row.append(press("known", "Remove", () => removeLesson(lesson, name), about));
-    if (name in images) row.append(press("known", "Wrong name", () => moveLesson(number, name, row), about));
-  } else row.append(made("span", "It can no longer be removed by itself.", { class: "faint" }));
+    const about = text("of_class", { what: lesson.source || count, name: name || text("empty_scene") });
+    row.append(press("known", text("remove"), () => removeLesson(lesson, name), about));
+    if (name in images) row.append(press("known", text("wrong_name"), () => moveLesson(number, name, row), about));
+  } else row.append(made("span", text("not_removable"), { class: "faint" }));
   return made("li", "", {}, [pictureOf(lesson, "strip"), ...said, row]);
 }
 
 async function removeLesson({ number }, name) {
   const { version } = await change("known", "undo", { lesson: number });
   await load();
-  sayUndoable("known", `Removed a lesson of ${name}.`, version);
+  sayUndoable("known", text("removed", { name: name || text("empty_scene") }), version);
 }
 
 async function moveLesson(number, old, place) {
-  const name = await typed(place, "What does it show?", old);
+  const name = await typed(place, text("what_shown"), old);
   if (!name) return;
   const { version } = await change("known", "move", { old, new: name, lesson: number });
   await load();
-  sayUndoable("known", `The lesson is one of ${name} now.`, version);
+  sayUndoable("known", text("moved", { name }), version);
 }
 
 // A name that is typed in the place of a row's buttons; null if it stays as it was.
 function typed(place, about, value) {
   return new Promise((done) => {
     const input = made("input", "", { value, maxlength: 200, list: "names", autocomplete: "off", "aria-label": about });
-    const buttons = [made("button", "Save", { type: "submit" }), made("button", "Cancel", { type: "button" })];
+    const buttons = [made("button", text("save"), { type: "submit" }), made("button", text("cancel"), { type: "button" })];
     const form = made("form", "", { class: "row" }, [input, ...buttons]);
     const end = (name) => (form.replaceWith(place), done(name && name !== value ? name : null));
     on("submit", form, (event) => (event.preventDefault(), end(input.value.trim())));
@@ -498,25 +578,42 @@ function typed(place, about, value) {
 }
 
 async function renameClass(old, place) {
-  const name = await typed(place, `New name of ${old}`, old);
+  const name = await typed(place, text("new_name", { name: old }), old);
   if (!name) return;
   const { version } = await change("known", "rename", { old, new: name });
+  if (unfolded.delete(old)) unfolded.add(name);
   await load();
-  sayUndoable("known", `Renamed ${old} to ${name}.`, version);
+  sayUndoable("known", text("renamed", { old, name }), version);
 }
 
 async function forgetClass(name) {
   const { remains, version } = await change("known", "forget", { name });
   await load();
-  sayUndoable("known", `Forgot ${name}.${remains ? ` What remains: ${remains}.` : ""}`, version);
+  sayUndoable("known", text("forgot", { name }) + (remains ? text("remains", { what: remains }) : ""), version);
 }
 
-async function download() {
-  const response = await call("GET", "download");
+async function fetchFile(path, usual) {
+  const response = await call("GET", path);
   const name = /filename\*=UTF-8''(.+)/.exec(response.headers.get("Content-Disposition"));
   const address = URL.createObjectURL(await response.blob());
-  made("a", "", { href: address, download: name ? decodeURIComponent(name[1]) : "learner.safetensors" }).click();
+  made("a", "", { href: address, download: name ? decodeURIComponent(name[1]) : usual }).click();
   setTimeout(() => URL.revokeObjectURL(address), 60e3);
+}
+
+const download = () => fetchFile("download", "learner.safetensors");
+
+async function exportGraph() {
+  say("known", text("exporting"));
+  await fetchFile("export", "learner.onnx");
+  say("known", "");
+}
+
+// The learner of a file takes the place of this one, which can be taken back.
+async function openFile([file]) {
+  if (!file.name.endsWith(".safetensors")) throw new Error(text("wrong_file", { name: file.name }));
+  const { version } = await change("known", "open", {}, file);
+  await load();
+  sayUndoable("known", text("opened", { name: file.name }), version);
 }
 
 // Another tab may teach: its changes and its progress are shown.
@@ -542,7 +639,7 @@ function refresh() {
   const has = !stream && chosen.length > 0;
   const videos = chosen.filter((one) => one.video).length;
   const kinds = [[videos, "video"], [chosen.length - videos, "photo"]].filter(([count]) => count);
-  const these = kinds.map(([count, noun]) => counted(count, noun)).join(" and ");
+  const these = kinds.map(([count, noun]) => counted(count, noun)).reduce((a, b) => text("and", { a, b }), ...(has ? [] : [""]));
   at("video").hidden = !stream;
   at("shown").hidden = !has;
   at("shown").classList.toggle("one", chosen.length === 1);
@@ -552,17 +649,17 @@ function refresh() {
   at("answer").hidden ||= !known.classes.length || (!stream && chosen.length !== 1);
   at("none").hidden = known.classes.length > 0;
   at("test").hidden = known.classes.length < 2;
-  at("camera").textContent = stream ? "Stop camera" : "Use camera";
+  at("camera").textContent = text(stream ? "camera_stop" : "camera_use");
   at("camera").classList.toggle("first", !stream && !has);
   at("how").hidden = has;
   const texts = {
-    teach: has ? `Teach ${these}` : `Teach for ${SECONDS} seconds`,
-    check: has ? `Ask about ${these}` : "Show something else",
-    nothing: has ? `${these} ${chosen.length === 1 ? "shows" : "show"} nothing` : "Show me nothing",
+    teach: has ? text("teach_these", { these }) : text("teach_seconds", { n: SECONDS }),
+    check: has ? text("ask_these", { these }) : text("check"),
+    nothing: has ? text("these_show_nothing", { these }, chosen.length) : text("nothing"),
   };
-  for (const [id, text] of Object.entries(texts)) {
+  for (const [id, usual] of Object.entries(texts)) {
     const pressed = recording?.button === at(id);
-    at(id).textContent = pressed ? "Stop" : text;
+    at(id).textContent = pressed ? text("stop") : usual;
     at(id).classList.toggle("pressed", pressed);
     at(id).disabled = !pressed && (reading || Boolean(recording));
   }
@@ -579,6 +676,15 @@ for (const [button, input] of [["choose", "files"], ["film", "filmed"]]) {
   on("change", at(input), () => act("look", () => takeFiles(at(input).files)).then(() => (at(input).value = "")));
 }
 on("click", at("download"), () => act("known", download));
+on("click", at("export"), () => act("known", exportGraph));
+on("click", at("open"), () => at("opened").click());
+on("change", at("opened"), () => act("known", () => openFile(at("opened").files)).then(() => (at("opened").value = "")));
+on("toggle", at("all"), () => (stream ? forgetAnswers() : act("look", askChosen)));
+on("change", at("language"), () => {
+  language = at("language").value;
+  translate();
+  act("look", load);
+});
 on("keydown", at("name"), (event) => {
   if (event.key !== "Enter") return;
   event.preventDefault(); // or it would press the button, too, and the next press would stop the lesson
@@ -594,6 +700,10 @@ for (const kind of ["dragover", "dragleave", "drop"]) {
   });
 }
 
+const options = Object.keys(TEXTS).map((one) => [one, new Intl.DisplayNames([one], { type: "language" }).of(one)]);
+at("language").replaceChildren(...options.map(([one, name]) => made("option", name, { value: one })));
+at("language").value = language;
+translate();
 refresh();
 act("look", load);
 watch();
