@@ -72,6 +72,7 @@ LESSON = record(
     runtime=text(),
     number=whole(1),
     source=text(),
+    pictured=each(IMAGES, most=4),
     id=whole(),
 )
 FEATURES = record(

@@ -181,6 +181,15 @@ class History:
         history = History(self.room, tuple(lessons), before, tuple(replayed))
         return Replay(history, classifier)
 
+    def without_picture_of(self, lesson: Lesson, image: int) -> "History":
+        """Return the history in which the picture of a lesson lacks an image."""
+        lessons = []
+        for present in self.lessons:
+            if present.number == lesson.number:
+                present = present.without_picture_of(image)
+            lessons.append(present)
+        return replace(self, lessons=tuple(lessons))
+
     def renamed(self, old: str, new: str) -> "History":
         """Return the history with another name of a class, maybe that of another."""
         before = copy.deepcopy(self.before)

@@ -376,12 +376,14 @@ class Learner(Predictor):
                 recorder.record,
             )
             check_not_empty(lesson)
+            picture = strip.picture()
             lesson = replace(
                 lesson,
                 number=before.history.next_number,
                 source=name_of(source),
                 runtime=str(self.runtime),
-                picture=strip.jpeg(),
+                picture=picture.jpeg,
+                pictured=picture.shows,
                 id=secrets.randbits(63),
             )
             after = before.and_lesson(lesson, classifier, recorder.recorded())
@@ -478,6 +480,26 @@ class Learner(Predictor):
             taken_back = before.history.undoable_lesson(lesson)
             self._replace_state(before, before.without_lesson(taken_back))
             return taken_back
+
+    def remove_image(self, lesson: int, image: int) -> None:
+        """Remove one image of a lesson.
+
+        From then on the learner answers as one that never had it.
+
+        Args:
+            lesson: number of a lesson that can be taken back; see ``undoable``.
+            image: its number in the lesson, from 0, in the order in which images were
+                shown.
+
+        Raises:
+            ValueError: there is no such lesson or image, or it can no longer be
+                removed; or it is the only image of the lesson: see ``undo``.
+        """
+        self.check_teachable()
+        with self._lock:
+            before = self._state
+            changed = before.history.undoable_lesson(lesson)
+            self._replace_state(before, before.without_image(changed, image))
 
     def move(
         self, old: str, new: str, lesson: int | None = None, new_class: bool = False

@@ -112,6 +112,21 @@ class LessonFeatures:
         clips = tuple(clip for clip in self.clips if clip.label != name)
         return LessonFeatures(clips, observed=False)
 
+    def without_image(self, number: int) -> "LessonFeatures":
+        """Return the lesson without one of its images, by its number from 0."""
+        clips = []
+        first = 0
+        for clip in self.clips:
+            pieces = []
+            for piece in clip.pieces:
+                rows = torch.arange(first, first + len(piece)) != number
+                first += len(piece)
+                if rows.any():
+                    pieces.append(piece[rows])
+            if pieces:
+                clips.append(replace(clip, pieces=tuple(pieces)))
+        return LessonFeatures(tuple(clips), observed=False)
+
     def unobserved(self) -> "LessonFeatures":
         """Return the lesson for a learner whose classes became others."""
         return replace(self, observed=False)

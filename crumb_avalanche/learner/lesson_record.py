@@ -65,6 +65,7 @@ class Lesson:
         source: name of what was shown, without its folder.
         picture: JPEG of up to 4 of its images, if the learner keeps pictures; else
             empty.
+        pictured: the numbers of these images in the lesson, from 0.
         id: random number; equal in copies of a learner alone.
     """
 
@@ -81,6 +82,7 @@ class Lesson:
     number: int = 1
     source: str = ""
     picture: bytes = field(default=b"", compare=False, repr=False)
+    pictured: tuple[int, ...] = field(default=(), compare=False, repr=False)
     nothing: int = 0
     id: int = field(default=0, compare=False)
 
@@ -108,6 +110,13 @@ class Lesson:
             doubt for doubt in self.doubts if name not in (doubt.label, doubt.other)
         )
         return replace(self, images=images, doubts=tuple(doubts))
+
+    def without_picture_of(self, image: int) -> "Lesson":
+        """Return the lesson whose picture lacks one of its images, by its number."""
+        from crumb_avalanche.learner.picture_strip import Picture
+
+        picture = Picture(self.picture, self.pictured).without(image)
+        return replace(self, picture=picture.jpeg, pictured=picture.shows)
 
     def learned_again(self, again: "Lesson") -> "Lesson":
         """Return the lesson with what was counted when it was learned again."""
@@ -152,6 +161,7 @@ class Lesson:
             "unread": (),
             "notes": tuple(state["notes"]),
             "doubts": tuple(Doubt(**doubt) for doubt in state["doubts"]),
+            "pictured": tuple(state["pictured"]),
         }
         jpeg = b"" if picture is None else picture.numpy().tobytes()
         return cls(**values, picture=jpeg)

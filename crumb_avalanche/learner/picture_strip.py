@@ -1,6 +1,7 @@
-"""A small picture of a lesson: some of its images, side by side."""
+"""A small picture of a lesson: some of its images, side by side in cells of a width."""
 
 import io
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -11,6 +12,57 @@ MOST_IMAGES = 4  # of a strip
 HEIGHT = 64  # of a strip, in pixels
 WIDEST = 2 * HEIGHT  # of an image in a strip, in pixels
 LARGEST_PICTURE = 2**16  # bytes of a JPEG; four images of this size stay far below
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture of a lesson.
+
+    Attributes:
+        jpeg: up to 4 images, 64 pixels high, in cells of the same width; empty for
+            none.
+        shows: the numbers of these images in the lesson, from 0.
+    """
+
+    jpeg: bytes = b""
+    shows: tuple[int, ...] = ()
+
+    def without(self, number: int) -> "Picture":
+        """Return the picture of the lesson without one of its images."""
+        if not self.jpeg:
+            return Picture()
+        images = [
+            image
+            for image, shown in zip(cells_of(self), self.shows, strict=True)
+            if shown != number
+        ]
+        shows = [shown for shown in self.shows if shown != number]
+        later = tuple(shown - (shown > number) for shown in shows)
+        return Picture(_strip_of(images), later)
+
+
+def cells_of(picture: Picture) -> list[Image.Image]:
+    """Return the images of a picture."""
+    if not picture.jpeg:
+        return []
+    with Image.open(io.BytesIO(picture.jpeg), formats=["JPEG"]) as strip:
+        width = strip.width // len(picture.shows)
+        lefts = range(0, width * len(picture.shows), width)
+        return [strip.crop((left, 0, left + width, HEIGHT)) for left in lefts]
+
+
+def _strip_of(images: list[Image.Image]) -> bytes:
+    """Return a JPEG of images side by side, each in a cell of the largest width."""
+    if not images:
+        return b""
+    width = max(image.width for image in images)
+    strip = Image.new("RGB", (width * len(images), HEIGHT), "white")
+    for number, image in enumerate(images):
+        left = number * width + (width - image.width) // 2
+        strip.paste(image, (left, (HEIGHT - image.height) // 2))
+    file = io.BytesIO()
+    strip.save(file, "JPEG", quality=80)
+    return file.getvalue()
 
 
 class PictureStrip:
@@ -39,21 +91,14 @@ class PictureStrip:
                 self._step *= 2
         self._seen += 1
 
-    def jpeg(self) -> bytes:
-        """Return the JPEG of up to 4 images, 64 pixels high; empty for none."""
+    def picture(self) -> Picture:
+        """Return the picture of up to 4 images."""
         if not self._images:
-            return b""
+            return Picture()
         spread = np.linspace(0, len(self._images) - 1, MOST_IMAGES).round()
-        chosen = [self._images[index] for index in np.unique(spread.astype(int))]
-        width = sum(image.width for image in chosen)
-        strip = Image.new("RGB", (width, HEIGHT), "white")
-        left = 0
-        for image in chosen:
-            strip.paste(image, (left, (HEIGHT - image.height) // 2))
-            left += image.width
-        file = io.BytesIO()
-        strip.save(file, "JPEG", quality=80)
-        return file.getvalue()
+        chosen = np.unique(spread.astype(int)).tolist()
+        jpeg = _strip_of([self._images[index] for index in chosen])
+        return Picture(jpeg, tuple(index * self._step for index in chosen))
 
 
 def check_jpeg(data: bytes) -> None:

@@ -130,19 +130,24 @@ def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
     learned = {name: state[name] for name in KNOWN}
     learned["names"] = header["names"]
     _check_learned(learned, header, header["lessons"], "")
-    _check_pictures(state["pictures"], len(header["lessons"]))
+    _check_pictures(state["pictures"], header["lessons"])
     _check_history(state["history"], header)
     included = header["network"]["included"]
     agrees = (state["network"] is not None) == included
     require(agrees, "network.included", "true if weights are there")
 
 
-def _check_pictures(pictures: list[Tensor | None], lessons: int) -> None:
-    """Check the pictures of so many lessons."""
-    require(len(pictures) == lessons, "pictures", "one or none for each lesson")
+def _check_pictures(
+    pictures: list[Tensor | None], lessons: list[dict[str, Any]]
+) -> None:
+    """Check the pictures of lessons."""
+    require(len(pictures) == len(lessons), "pictures", "one or none for each lesson")
     for index, picture in enumerate(pictures):
         if picture is None:
             continue
+        shows = lessons[index]["pictured"]
+        agrees = len(set(shows)) == len(shows) > 0
+        require(agrees, f"lessons[{index}].pictured", "the images of its picture")
         fits = len(picture) <= LARGEST_PICTURE
         require(fits, "pictures", f"of at most {LARGEST_PICTURE:,} bytes")
         try:

@@ -86,6 +86,39 @@ class State:
         replay = self.history.replayed(lesson, features.renamed(old, new))
         return State(replay.classifier, replay.history)
 
+    def without_image(self, lesson: Lesson, number: int) -> "State":
+        """Return the state of a learner whose lesson had an image less.
+
+        Args:
+            lesson: what ``History.undoable_lesson`` returned.
+            number: of the image in the lesson, from 0.
+
+        Raises:
+            ValueError: the lesson has no such image, or shows nothing, or it is the
+                only one, or no features are kept.
+        """
+        images = sum(lesson.images.values())
+        if lesson.nothing or not 0 <= number < images:
+            raise ValueError(
+                f"lesson {lesson.number} has {images} images of classes, and no image "
+                f"{number} (from 0)"
+            )
+        if images == 1:
+            raise ValueError(
+                f"image {number} is the only one of lesson {lesson.number}: take the "
+                "lesson back with undo"
+            )
+        features = self.history.features_of(lesson)
+        if features is None:
+            raise ValueError(
+                f"of lesson {lesson.number} no features are kept, so that none of its "
+                "images can be removed: take it back with undo"
+            )
+        replay = self.history.replayed(lesson, features.without_image(number))
+        return State(
+            replay.classifier, replay.history.without_picture_of(lesson, number)
+        )
+
     def renamed(self, old: str, new: str) -> "State":
         """Return the state with another name of a class; see ``Classifier.rename``."""
         classifier = copy.deepcopy(self.classifier)

@@ -113,6 +113,12 @@ class Listed(OfLesson):
     unknown: Annotated[
         int, Field(description="those of them that no class taught explained")
     ]
+    pictured: Annotated[
+        list[int],
+        Field(
+            description="numbers, from 0, of the images that /picture shows in cells"
+        ),
+    ]
     picture: Annotated[bool, Field(description="whether /picture shows it")]
     can_undo: Annotated[bool, Field(description="whether it can be taken back")]
 

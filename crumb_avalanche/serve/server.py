@@ -338,6 +338,12 @@ async def undo(shared: Shared, lesson: Number = None) -> Learned:
     return await shared.undo(lesson)
 
 
+@api.post("/remove", summary="Remove one image of a lesson, by its number from 0")
+async def remove(shared: Shared, lesson: int, image: int) -> Changed:
+    """Remove an image."""
+    return await shared.changed(lambda learner: learner.remove_image(lesson, image))
+
+
 @api.post(
     "/move",
     summary="Make the images of a class, of one lesson or of all, those of another one",

@@ -6,6 +6,7 @@ The rest is as if it had never been.
 import copy
 import io
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -319,3 +320,53 @@ def test_pictures_after_undo(pictured, tmp_path):
     loaded = Learner.load(tmp_path / "a.safetensors")
     loaded.undo(2)
     assert [bool(lesson.picture) for lesson in loaded.lessons] == [False, True]
+
+
+# Single images
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_remove_an_image(make_any, tmp_path, saved):
+    """The learner answers as one that never had it."""
+    lessons = [lesson_of(seed, seed % 3, 6) for seed in range(6)]
+    learner = teach(make_any(), lessons)
+    if saved:
+        learner = saved_and_loaded(learner, tmp_path / "a.safetensors")
+    learner.remove_image(3, 2)
+    source, label = lessons[2]
+    lessons[2] = (np.delete(source, 2, axis=0), label)
+    expected = teach(make_any(), lessons)
+    assert counts(learner) == counts(expected)
+    check_same_answers(learner, expected)
+    assert learner.lessons[2].images == {"c2": 5}
+    assert len(learner.lessons) == 6
+
+
+@pytest.mark.parametrize(
+    ("lesson", "image", "line"),
+    [
+        (1, 3, "lesson 1 has 3 images of classes, and no image 3"),
+        (1, -1, "no image -1"),
+        (2, 0, "image 0 is the only one of lesson 2"),
+        (7, 0, "there is no lesson 7"),
+    ],
+)
+def test_an_image_that_cannot_be_removed(make_any, lesson, image, line):
+    learner = teach(make_any(), [lesson_of(0, 0, 3), lesson_of(1, 1, 1)])
+    before = copy.deepcopy(learner)
+    with pytest.raises(ValueError, match=line):
+        learner.remove_image(lesson, image)
+    assert same(learner, before)
+
+
+def test_a_picture_without_a_removed_image(pictured, tmp_path):
+    lesson = pictured.lessons[1]
+    assert len(lesson.pictured) == 4
+    pictured.remove_image(lesson.number, lesson.pictured[1])
+    shows = pictured.lessons[1].pictured
+    first, _, third, fourth = lesson.pictured
+    assert shows == (first, third - 1, fourth - 1)
+    width = Image.open(io.BytesIO(pictured.lessons[1].picture)).width
+    assert width == 3 * SIZE
+    pictured.save(tmp_path / "a.safetensors", pictures=True)
+    assert Learner.load(tmp_path / "a.safetensors").lessons[1].pictured == shows

@@ -250,6 +250,14 @@ def test_a_lesson_is_taken_back(three_lessons, shared):
     assert pictures == [True, True]
 
 
+def test_an_image_is_removed(three_lessons):
+    first = three_lessons.get("/lessons").json()[0]
+    assert first["pictured"] == [0, 1, 2, 3]
+    post(three_lessons, "/remove?lesson=1&image=2")
+    first = three_lessons.get("/lessons").json()[0]
+    assert (first["images"], first["pictured"]) == ({"red": 3}, [0, 1, 2])
+
+
 def test_a_copy_is_without_pictures(three_lessons, shared):
     post(three_lessons, "/rename?old=green&new=lawn")
     path = shared.path.with_name("copy.safetensors")

@@ -513,9 +513,12 @@ function folded(name, images, its, changes) {
   return fold;
 }
 
+// A lesson's picture changes when one of its images is removed.
+const pictureKey = ({ number, when, pictured, images }) => JSON.stringify([number, when, pictured, images]);
+
 function pictureOf(lesson, kind) {
   const image = made("img", "", { alt: "", class: kind });
-  const key = lesson?.picture && `${lesson.number} ${lesson.when}`;
+  const key = lesson?.picture && pictureKey(lesson);
   image.hidden = !key;
   if (key && !pictures.has(key))
     pictures.set(key, call("GET", "picture", { lesson: lesson.number }).then((got) => got.blob()).then(URL.createObjectURL));
@@ -543,6 +546,8 @@ function lessonOf(lesson, name) {
   if (lesson.can_undo) {
     const about = text("of_class", { what: lesson.source || count, name: name || text("empty_scene") });
     row.append(press("known", text("remove"), () => removeLesson(lesson, name), about));
+    const single = Object.keys(images).length === 1 && images[name] > 1 && lesson.picture;
+    if (single) row.append(press("known", text("remove_image"), () => chooseImage(lesson, name, row), about));
     if (name in images) row.append(press("known", text("wrong_name"), () => moveLesson(number, name, row), about));
   } else row.append(made("span", text("not_removable"), { class: "faint" }));
   return made("li", "", {}, [pictureOf(lesson, "strip"), ...said, row]);
@@ -552,6 +557,30 @@ async function removeLesson({ number }, name) {
   const { version } = await change("known", "undo", { lesson: number });
   await load();
   sayUndoable("known", text("removed", { name: name || text("empty_scene") }), version);
+}
+
+// The images of a lesson's picture as buttons; a press removes one.
+async function chooseImage(lesson, name, place) {
+  const { number, pictured } = lesson;
+  const response = await call("GET", "picture", { lesson: number });
+  const shown = await createImageBitmap(await response.blob());
+  const width = shown.width / pictured.length;
+  const cells = pictured.map((image, cell) => {
+    const canvas = made("canvas", "", { width, height: shown.height });
+    canvas.getContext("2d").drawImage(shown, -cell * width, 0);
+    const button = press("known", "", () => removeImage(number, image, name), text("image_number", { n: image + 1 }));
+    button.append(canvas);
+    return button;
+  });
+  const cancel = press("known", text("cancel"), () => chosen.replaceWith(place));
+  const chosen = made("div", "", { class: "row cells" }, [made("span", text("which_image")), ...cells, cancel]);
+  place.replaceWith(chosen);
+}
+
+async function removeImage(lesson, image, name) {
+  const { version } = await change("known", "remove", { lesson, image });
+  await load();
+  sayUndoable("known", text("removed_image", { name }), version);
 }
 
 async function moveLesson(number, old, place) {
