@@ -261,10 +261,16 @@ class History:
 
 
 def _excess(features: Sequence[LessonFeatures], room: int) -> int:
-    """Return how many of the first lessons have to go for the rest to fit."""
-    total = sum(lesson.bytes for lesson in features)
+    """Return how many of the first lessons have to go for the rest to fit.
+
+    Of too many lessons an eighth goes at once: what was learned before the others is
+    copied each time.
+    """
     count = 0
-    while total > room or len(features) - count > MOST_LESSONS:
+    if len(features) > MOST_LESSONS:
+        count = len(features) - MOST_LESSONS + MOST_LESSONS // 8
+    total = sum(lesson.bytes for lesson in features[count:])
+    while total > room:
         total -= features[count].bytes
         count += 1
     return count

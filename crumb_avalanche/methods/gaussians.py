@@ -166,8 +166,11 @@ class ClassGaussians(ClosedForm):
 
     def _bytes_without_images(self, classes: int) -> int:
         """Return the bytes of so many classes; each takes as many as the first."""
-        without_classes = self.bytes_of(**{**self.settings, "n_classes": 0})
-        of_one = self.bytes_of(**{**self.settings, "n_classes": 1}) - without_classes
+        settings = {**self.settings, "n_classes": 0}
+        if "total_directions" in settings:
+            settings["total_directions"] = None  # which changes with the classes
+        without_classes = self.bytes_of(**settings)
+        of_one = self.bytes_of(**{**settings, "n_classes": 1}) - without_classes
         return without_classes + classes * of_one
 
     def _direction_bytes(self) -> int:
