@@ -1,7 +1,7 @@
 """The features of a lesson, from which it can be learned again."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -158,16 +158,18 @@ class LessonFeatures:
 
     @classmethod
     def of_state(
-        cls, state: dict[str, Any], observations: Iterator[Observation]
+        cls, state: dict[str, Any], observations: Iterable[Observation] = ()
     ) -> "LessonFeatures":
         """Load what ``state_dict`` returned.
 
         Args:
             state: see above.
-            observations: of the clips that were predicted, and further ones.
+            observations: of the clips that were predicted, and further ones; none for
+                clips that were not learned yet.
         """
         lengths = list(itertools.chain.from_iterable(state["pieces"]))
         pieces = iter(state["features"].split(lengths))
+        remaining = iter(observations)
         clips = []
         for label, lengths, count in zip(
             state["labels"], state["pieces"], state["records"], strict=True
@@ -175,7 +177,7 @@ class LessonFeatures:
             of_clip = tuple(next(pieces) for _ in lengths)
             observation = None
             if count:
-                observation = next(observations)
+                observation = next(remaining)
             clips.append(ClipFeatures(label, of_clip, observation))
         return cls(tuple(clips), state["observed"])
 

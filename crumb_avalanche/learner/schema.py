@@ -145,15 +145,15 @@ def _check_pictures(
     for index, picture in enumerate(pictures):
         if picture is None:
             continue
-        shows = lessons[index]["pictured"]
-        agrees = len(set(shows)) == len(shows) > 0
-        require(agrees, f"lessons[{index}].pictured", "the images of its picture")
         fits = len(picture) <= LARGEST_PICTURE
         require(fits, "pictures", f"of at most {LARGEST_PICTURE:,} bytes")
         try:
             check_jpeg(picture.numpy().tobytes())
         except ValueError as error:
             raise StateError(f"pictures[{index}] has to be {error}") from error
+        shows = lessons[index]["pictured"]
+        agrees = len(set(shows)) == len(shows) > 0
+        require(agrees, f"lessons[{index}].pictured", "the images of its picture")
 
 
 def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:

@@ -488,7 +488,9 @@ STEADY = """((said) => {
   let [recent, shown] = [[], null];
   return [...said].map((label, number) => {
     const answer = { label, known: label !== "?", confidence: 1, runners_up: [] };
-    recent = [...recent.filter(({ time }) => time > 100 * number - STEADY), { time: 100 * number, answer }];
+    const time = 100 * number;
+    recent = recent.filter((earlier) => earlier.time > time - STEADY);
+    recent.push({ time, answer });
     shown = steadied(recent, shown);
     return shown.label;
   }).join("");

@@ -442,7 +442,8 @@ def test_a_good_doubt(good, tmp_path):
 def test_a_good_picture(good, tmp_path):
     path = tmp_path / "mine.safetensors"
     jpeg = picture(512, 64)
-    write_parts(path, changed(good.parts["rda"], "state.pictures.0", jpeg))
+    parts = changed(good.parts["rda"], "state.pictures.0", jpeg)
+    write_parts(path, changed(parts, "lessons.0.pictured", [0]))
     assert Learner.load(path).lessons[0].picture == jpeg.numpy().tobytes()
 
 

@@ -508,7 +508,7 @@ def test_a_broken_request_is_no_bug(served, path, query):
 
 
 def test_a_bug_is_json(shared, monkeypatch):
-    monkeypatch.setattr(Learner, "predict", lambda *_: 1 / 0)
+    monkeypatch.setattr(Learner, "predict_all", lambda *_, **__: 1 / 0)
     app = application(shared, TOKEN, [ORIGIN])
     headers = {"X-Crumb-Token": TOKEN}
     with TestClient(
@@ -748,7 +748,7 @@ def test_teaching_is_described(described):
     assert "security" not in described["paths"]["/health"]["get"]
 
 
-def opened(client, content):
+def open_file(client, content):
     return client.post("/open", content=content)
 
 
@@ -757,7 +757,7 @@ def test_a_learner_file_is_opened(taught, weights_file, tmp_path):
     other = Learner("recommended", "small_cnn", weights_file, 32)
     other.teach(Image.new("RGB", (32, 32), "navy"), "sea")
     other.save(path)
-    version = opened(taught, path.read_bytes()).json()["version"]
+    version = open_file(taught, path.read_bytes()).json()["version"]
     assert names(taught) == {"sea": 1}
     post(taught, f"/revert?version={version}")
     assert names(taught) == {"red": 4, "green": 4}
@@ -766,7 +766,7 @@ def test_a_learner_file_is_opened(taught, weights_file, tmp_path):
 def test_teaching_goes_on_in_an_opened_file(taught):
     content = taught.get("/download").content
     post(taught, "/forget?name=red")
-    assert opened(taught, content).status_code == 200
+    assert open_file(taught, content).status_code == 200
     teach(taught, "red")
     assert names(taught) == {"red": 8, "green": 4}
 
@@ -779,7 +779,7 @@ def test_teaching_goes_on_in_an_opened_file(taught):
     ],
 )
 def test_a_file_that_is_no_learner(taught, damage, words):
-    answer = opened(taught, damage(taught.get("/download").content))
+    answer = open_file(taught, damage(taught.get("/download").content))
     assert answer.status_code == 400
     assert words in answer.json()["error"]
     assert names(taught) == {"red": 4, "green": 4}
@@ -788,7 +788,7 @@ def test_a_file_that_is_no_learner(taught, damage, words):
 def test_a_file_with_another_network(taught, tmp_path):
     path = tmp_path / "other.safetensors"
     Learner("recommended", "small_cnn", None, 32).save(path)
-    answer = opened(taught, path.read_bytes())
+    answer = open_file(taught, path.read_bytes())
     assert answer.status_code == 400
     assert "start it with that file" in answer.json()["error"]
 
@@ -796,7 +796,7 @@ def test_a_file_with_another_network(taught, tmp_path):
 @pytest.mark.parametrize(("params", "number"), [({}, 5), ({"all": True}, 7)])
 def test_all_classes_on_request(client, params, number):
     for label in "abcdefg":
-        teach(client, label, 1, new_class=True)
+        client.post("/teach", params={"label": label}, files=form("red", 1))
     answer = client.post("/predict", params=params, content=photo("red", 9))
     assert 1 + len(answer.json()["runners_up"]) == number
 
