@@ -9,6 +9,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from benchmarks_toybox_ilab.tables.disk_errors import cured
@@ -497,7 +498,9 @@ def split_timm(
         prefix_tokens=getattr(network, "num_prefix_tokens", 0),
         channels_last=str(getattr(network, "output_fmt", "NCHW")).endswith("NHWC"),
     )
-    head = _head(name, network)
+    head = _head(network)
+    if head is None:
+        head = _put_head_behind(network, image_size)
     try:
         model = split_after(
             network,
@@ -607,8 +610,12 @@ def _first(error: BaseException) -> str:
     return text[:200] + " ..."
 
 
-def _head(name: str, network: nn.Module) -> str:
-    """Return the name of the one linear or convolutional layer of the classifier."""
+def _head(network: nn.Module) -> str | None:
+    """Return the name of the one linear or convolutional layer of the classifier.
+
+    ``None`` if there are two, as in distilled networks, or if it is the last layer of a
+    pool by attention, as in CLIP's ResNets, which cannot be traced.
+    """
     classifiers = network.get_classifier()
     if not isinstance(classifiers, tuple | list):
         classifiers = [classifiers]
@@ -619,9 +626,35 @@ def _head(name: str, network: nn.Module) -> str:
         if module in in_classifiers and isinstance(module, nn.Linear | nn.Conv2d)
     ]
     if len(names) != 1:
-        raise ValueError(
-            f"the classifier of {name} has {len(names)} linear or convolutional layers "
-            f"({', '.join(names)}), and a backbone must have one: choose a network "
-            "that is not distilled"
-        )
+        return None
+    parent = network.get_submodule(names[0].rpartition(".")[0])
+    if type(parent).__name__.startswith("AttentionPool"):
+        return None
     return names[0]
+
+
+@torch.no_grad()
+def _put_head_behind(network: nn.Module, image_size: int) -> str:
+    """Put one linear layer behind what a network gives without its classifiers.
+
+    Two distilled classifiers give the mean of their inputs.
+
+    Returns:
+        The name of the layer.
+    """
+    network.reset_classifier(0)
+    network.eval()
+    values = network(torch.zeros(1, 3, image_size, image_size))
+    if values.dim() != 2:
+        raise ValueError(
+            f"without its classifiers the network gives {tuple(values.shape)} for one "
+            "image, not (1, features): choose a network with one classifier"
+        )
+    features_of = network.forward
+    network.add_module("head_behind", nn.Linear(values.shape[1], 1))
+
+    def logits(images: Tensor) -> Tensor:
+        return network.head_behind(features_of(images))
+
+    network.forward = logits  # type: ignore[method-assign]
+    return "head_behind"

@@ -19,6 +19,7 @@ from crumb_avalanche.models.backbone_names import full_name, preprocessing_of
 from crumb_avalanche.models.backbones import map_channels, split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
+from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.models.weights import WeightsError
 
 SIDE = 64
@@ -261,7 +262,6 @@ def test_channels_leave_the_rng_alone(cut, shape, n_stages):
         ),
         ("timm:test_convnext", 9, "cut_layer is 9.*4 stages.*give 0 to 4"),
         ("timm:test_convnext", -1, "cut_layer is -1.*give 0 to 4"),
-        ("timm:levit_128s", None, "2 linear or convolutional layers.*not distilled"),
         ("resnet18", "layer3", "'layer3'.*give a number"),
         ("resnet", None, "'resnet' is unknown.*timm:NAME"),
         ("timm:hrnet_w18_small", None, "hrnet_w18_small.*returns a list.*--cut-layer"),
@@ -322,3 +322,29 @@ def test_other_networks_need_no_timm(without_timm):
 def test_its_networks_need_timm(without_timm):
     with pytest.raises(ImportError, match=re.escape('pip install -e ".[timm]"')):
         split_backbone("timm:resnet34", None, n_classes=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "map_shape"),
+    [
+        ("deit_tiny_distilled_patch16_224", (192, 2 + 16, 1)),
+        ("levit_128s", (256, 2, 2)),
+        pytest.param("resnet50_clip", (1024, 4, 4), marks=pytest.mark.slow),
+    ],
+)
+def test_a_head_comes_behind_the_features(name, map_shape, tmp_path):
+    """Where timm has two classifiers, or one inside a pool by attention."""
+    has_fixed_size = timm.get_pretrained_cfg(name).fixed_input_size
+    options = {"img_size": SIDE} if has_fixed_size else {}
+    network = timm.create_model(name, num_classes=10, **options).eval()
+    path = tmp_path / "weights.safetensors"
+    save_file(network.state_dict(), path)
+    model = split_backbone(f"timm:{name}", path, n_classes=3, image_size=SIDE).eval()
+    network.reset_classifier(0)
+    normalized = model.normalized(images())
+    with torch.no_grad():
+        maps = model.features(images())
+        features = penultimate(model, maps)
+        torch.testing.assert_close(features, network(normalized), rtol=1e-4, atol=1e-4)
+        assert model.classify(maps).shape == (3, 3)
+    assert model.map_shape == map_shape
