@@ -60,9 +60,10 @@ from crumb_avalanche.runs.tables import table
 BATCH = 21
 MEMORIES = 417
 TUNED = preset_settings("tuned")
+TUNED_LENGTH = 64  # of a row, which follows from the size of SqueezeNet's maps
 LIMIT = 32  # memories in a replay batch
 RECIPES = {
-    "tuned": (TUNED["codebook_dim"], dict(replay_compute=TUNED["replay_compute"])),
+    "tuned": (TUNED_LENGTH, dict(replay_compute=TUNED["replay_compute"])),
     "paper": (16, dict(replay_steps=1)),
     f"paper, limit {LIMIT}": (16, dict(replay_steps=1, replay_limit=LIMIT)),
 }

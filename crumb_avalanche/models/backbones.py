@@ -206,8 +206,10 @@ CODEBOOK_DIM = 16  # the paper's
 
 
 @lru_cache(maxsize=64)
-def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int:
-    """Return the number of channels of the map at the cut; see ``split_backbone``.
+def map_shape_of(
+    name: str, cut_layer: int | str | None, image_size: int
+) -> tuple[int, int, int]:
+    """Return the shape of the map at the cut, ``(C, H, W)``; see ``split_backbone``.
 
     Does not change the RNG state.
     """
@@ -220,7 +222,7 @@ def map_channels(name: str, cut_layer: int | str | None, image_size: int) -> int
             cut_layer=cut_layer,
             image_size=image_size,
         )
-    return model.map_shape[0]
+    return model.map_shape
 
 
 def usual_codebook_dim(model: SplitModel) -> int:

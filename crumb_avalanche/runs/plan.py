@@ -247,7 +247,8 @@ def settings_of_backbone(
     Args:
         settings: as given; those that follow from the backbone are ``None`` here.
         values: of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``,
-            which must divide the channels of the map if a codebook is trained.
+            which must divide the channels of the map if a codebook is trained; and
+            ``memories_per_image``, from which it follows where it is given.
         codebook: whether it is.
 
     Raises:
@@ -255,20 +256,45 @@ def settings_of_backbone(
         ValueError: timm has no network of that name, or one that cannot be cut.
     """
     backbone = values["backbone"]
-    if not is_timm(backbone) and backbone not in PREPROCESSING:
-        return {}
-    name = full_name(backbone)
-    side = settings.image_size or preprocessing_of(name).size
-    derived: dict[str, Any] = {
-        "backbone": name,
-        "image_size": side,
-        "weights": settings.weights or published_by(name),
-    }
-    cut_layer = values["cut_layer"]
-    if settings.codebook_dim is None and codebook and cut_layer != 0:
-        from crumb_avalanche.models.backbones import map_channels
-        from crumb_avalanche.models.codebook import largest_divisor
-
-        channels = map_channels(name, cut_layer, side)
-        derived["codebook_dim"] = largest_divisor(channels, values["codebook_dim"])
+    derived: dict[str, Any] = {}
+    name = backbone
+    side = values["image_size"]
+    if is_timm(backbone) or backbone in PREPROCESSING:
+        name = full_name(backbone)
+        side = settings.image_size or preprocessing_of(name).size
+        derived = {
+            "backbone": name,
+            "image_size": side,
+            "weights": settings.weights or published_by(name),
+        }
+    has_codes = codebook and values["cut_layer"] != 0
+    follows = bool(derived) or values.get("memories_per_image") is not None
+    if has_codes and follows and settings.codebook_dim is None:
+        shape = _map_shape(name, values["cut_layer"], side)
+        derived["codebook_dim"] = _row_length(shape, side, values)
     return derived
+
+
+def _map_shape(
+    name: str, cut_layer: int | str | None, side: int
+) -> tuple[int, int, int]:
+    """Return the shape of the map at the cut; torch is imported only here."""
+    from crumb_avalanche.models.backbones import map_shape_of
+
+    return map_shape_of(name, cut_layer, side)
+
+
+def _row_length(
+    map_shape: tuple[int, int, int], side: int, values: dict[str, Any]
+) -> int:
+    """Return the length of memory blocks for maps of a shape.
+
+    It follows from the wanted number of memories, or it is the largest divisor of the
+    channels up to the setting's.
+    """
+    from crumb_avalanche.models.codebook import largest_divisor, row_length
+
+    wanted = values.get("memories_per_image")
+    if wanted is None:
+        return largest_divisor(map_shape[0], values["codebook_dim"])
+    return row_length(map_shape, side, wanted)

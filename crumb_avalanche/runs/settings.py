@@ -22,6 +22,7 @@ from crumb_avalanche.training.replay_settings import (
 Protocol = Literal["class_instance", "class_iid", "table"]
 Search = Literal["direction", "distance"]
 Grouping = Literal["consecutive", "correlated"]
+Density = Annotated[float, ranges.Range(0, 10**5, above=True)]
 Preset = Literal["paper", "reference", "recommended", "tuned"]
 Runtime = Literal["auto", "torch", "compiled", "onnxruntime"]
 Value = int | float | bool | str | None
@@ -190,7 +191,10 @@ class RunSettings(ranges.InRange):
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block; default 16, or the largest divisor below
-            of timm:NAME's channels.
+            of timm:NAME's channels; with memories_per_image what follows from it.
+        memories_per_image: number of memories at most that take the bytes of a raw
+            image; codebook_dim is the longest with which they are no more. 112 with
+            preset tuned.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled,
             kmeans or spherical.
         codebook_search: what a memory block is chosen by: its direction (paper), or its
@@ -262,6 +266,7 @@ class RunSettings(ranges.InRange):
     head_kernel: ranges.Count | None = None
     codebook_size: ranges.CodebookSize = 256
     codebook_dim: ranges.Count | None = None
+    memories_per_image: Density | None = None
     codebook_init: str | None = None
     codebook_search: Search | None = None
     codebook_tables: ranges.Tables | None = None

@@ -5,7 +5,12 @@ import torch
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.models.calibration import calibrate, kept_text, measure_codes
-from crumb_avalanche.models.codebook import INITIALISERS, Codebook, group_channels_
+from crumb_avalanche.models.codebook import (
+    INITIALISERS,
+    Codebook,
+    group_channels_,
+    row_length,
+)
 from crumb_avalanche.models.map_filter import FilterEquations, MapFilter
 
 ALL_SETTINGS = dict(search="distance", tables=2, grouping="correlated", filtered=True)
@@ -238,6 +243,19 @@ def test_state_of_all_settings_comes_back():
     twin = Codebook(16, 4, **ALL_SETTINGS).for_channels(8)
     twin.load_state_dict(codebook.state_dict())
     assert torch.equal(twin(maps), codebook(maps))
+
+
+@pytest.mark.parametrize(
+    ("map_shape", "memories", "length"),
+    [
+        ((512, 13, 13), 112, 64),  # 1,352 bytes of 150,528
+        ((512, 13, 13), 111, 32),
+        ((112, 14, 14), 112, 16),
+        ((8, 2, 2), 112, 1),
+    ],
+)
+def test_longest_rows_of_enough_bytes(map_shape, memories, length):
+    assert row_length(map_shape, 224, memories) == length
 
 
 # The error of codes

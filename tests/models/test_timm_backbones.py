@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 import crumb_avalanche
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbone_names import full_name, preprocessing_of
-from crumb_avalanche.models.backbones import map_channels, split_backbone
+from crumb_avalanche.models.backbones import map_shape_of, split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.penultimate import penultimate
@@ -246,7 +246,7 @@ def test_other_cuts(cut, shape, n_stages):
 @cuts
 def test_channels_leave_the_rng_alone(cut, shape, n_stages):
     before = torch.get_rng_state()
-    assert map_channels("timm:test_convnext", cut, SIDE) == shape[0]
+    assert map_shape_of("timm:test_convnext", cut, SIDE) == shape
     assert torch.equal(torch.get_rng_state(), before)
 
 

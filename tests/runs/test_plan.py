@@ -97,6 +97,7 @@ STILL_OPEN = {
     "pretrained",
     "capacity",
     "replay_limit",
+    "memories_per_image",
     "replay_compute",
 }
 
@@ -118,12 +119,29 @@ def test_what_a_plan_leaves_open_is_open_in_settings():
         ("strategy", "crumb"),
         ("replay_compute", 1.4),
         ("codebook_dim", 64),
+        ("codebook_search", "distance"),
+        ("codebook_init", "kmeans"),
+        ("codebook_filter", True),
         ("budget", 15 * 3 * 224**2),
     ],
 )
 def test_tuned_is_crumb_with_more_training(name, value):
     plan = plan_of(benchmark="clip_folder", preset="tuned")
     assert getattr(plan, name) == value
+
+
+@pytest.mark.parametrize(
+    ("settings", "length"),
+    [
+        (dict(backbone="efficientnet_lite0"), 16),
+        (dict(backbone="mobilenet_v2"), 8),
+        (dict(backbone="resnet18"), 16),
+        (dict(memories_per_image=50), 16),
+        (dict(codebook_dim=32), 32),
+    ],
+)
+def test_row_length_follows_from_the_map(settings, length):
+    assert plan_of(preset="tuned", **settings).codebook_dim == length
 
 
 def test_tuned_trains_at_its_compute():
