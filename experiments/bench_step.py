@@ -17,7 +17,7 @@ Ratios are printed last, because times depend on the machine; with --json, they 
 
     python experiments/bench_step.py --classes 8 100 1000
 
-measures a step of preset `tuned` (replay by compute, blocks of 64 values) and one of
+measures a step of preset `tuned` (replay by compute, blocks of 32 values) and one of
 preset `paper` (a replay batch after each new batch, with at least one memory of each
 class that the new batch does not have, or at most 32 memories) by the number of classes
 seen, with a memory of every class, each by the time of F forward and P forward and
@@ -60,7 +60,7 @@ from crumb_avalanche.runs.tables import table
 BATCH = 21
 MEMORIES = 417
 TUNED = preset_settings("tuned")
-TUNED_LENGTH = 64  # of a row, which follows from the size of SqueezeNet's maps
+TUNED_LENGTH = 32  # of a row, which follows from the size of SqueezeNet's maps
 LIMIT = 32  # memories in a replay batch
 RECIPES = {
     "tuned": (TUNED_LENGTH, dict(replay_compute=TUNED["replay_compute"])),

@@ -193,7 +193,7 @@ class RunSettings(ranges.InRange):
         codebook_dim: length of a memory block; default 16, or the largest divisor below
             of timm:NAME's channels; with memories_per_image what follows from it.
         memories_per_image: number of memories at most that take the bytes of a raw
-            image; codebook_dim is the longest with which they are no more. 112 with
+            image; codebook_dim is the longest with which they are no more. 56 with
             preset tuned.
         codebook_init: matched (default), dense_matched, normal, uniform, sampled,
             kmeans or spherical.

@@ -118,7 +118,7 @@ def test_what_a_plan_leaves_open_is_open_in_settings():
     [
         ("strategy", "crumb"),
         ("replay_compute", 1.4),
-        ("codebook_dim", 64),
+        ("codebook_dim", 32),
         ("codebook_search", "distance"),
         ("codebook_init", "kmeans"),
         ("codebook_filter", True),
@@ -133,11 +133,11 @@ def test_tuned_is_crumb_with_more_training(name, value):
 @pytest.mark.parametrize(
     ("settings", "length"),
     [
-        (dict(backbone="efficientnet_lite0"), 16),
-        (dict(backbone="mobilenet_v2"), 8),
-        (dict(backbone="resnet18"), 16),
+        (dict(backbone="efficientnet_lite0"), 8),
+        (dict(backbone="mobilenet_v2"), 4),
+        (dict(backbone="resnet18"), 8),
         (dict(memories_per_image=50), 16),
-        (dict(codebook_dim=32), 32),
+        (dict(codebook_dim=64), 64),
     ],
 )
 def test_row_length_follows_from_the_map(settings, length):
