@@ -10,7 +10,7 @@ import pytest
 from support.runs import differences
 from support.sweep import grid
 
-from crumb_avalanche.runs.cells import sweep, unit_of
+from crumb_avalanche.runs.cells import learn, sweep, unit_of
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import Processes
@@ -57,21 +57,31 @@ def base(clips):
     )
 
 
+def when_removed(settings: RunSettings) -> None:
+    """Do a run when a node has been removed."""
+    deadline = time.monotonic() + 300
+    removed = Path(settings.output).parents[1] / "removed"
+    while not removed.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    learn(settings)
+
+
 def test_runs_of_a_node_that_is_removed(base, tmp_path, cluster, engine, capsys):
     cells = grid(base, tmp_path / "ray", range(12), {"row": {}})
 
     def remove_a_node():
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         # All three nodes work when three logs are there.
         while time.monotonic() < deadline:
             if len(list((tmp_path / "ray").rglob("log.txt"))) > 2:
                 break
             time.sleep(0.02)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+        (tmp_path / "ray" / "removed").touch()
 
     remover = threading.Thread(target=remove_a_node)
     remover.start()
-    assert not sweep(cells, engine, tmp_path / "ray")
+    assert not sweep(cells, engine, tmp_path / "ray", work=when_removed)
     remover.join()
     assert "its worker was lost" in capsys.readouterr().err
     here = grid(base, tmp_path / "here", range(12), {"row": {}})
