@@ -120,16 +120,18 @@ class Memory:
         name: of the strategy, in the figure.
         colour: of its memories and its curve.
         line: style of its curve.
+        label_shift: how far its label stands above the end of the curve, in points.
     """
 
     name: str
     colour: str
     line: str
+    label_shift: float
 
 
 MEMORIES = {
-    "crumb": Memory("CRUMB", COLOURS[1], "-"),
-    "image_replay": Memory("image replay", COLOURS[0], "--"),
+    "crumb": Memory("CRUMB", COLOURS[1], "-", label_shift=4),
+    "image_replay": Memory("image replay", COLOURS[0], "--", label_shift=-24),
 }
 COLUMNS = 30  # of code memories in their rectangle
 
@@ -143,21 +145,22 @@ def same_bytes() -> Drawn:
     upper, lower = figure.subplots(2, 1, height_ratios=(1, 2))
     for (strategy,), lines in by_strategy.items():
         counts[strategy] = int(lines[0]["buffer_items"])
-        _draw_curve(lower, MEMORIES[strategy], lines)
         mean, half = interval(floats(lines, "forgetting"))
         forgetting[strategy] = f"{mean:.0f} ± {half:.0f}"
+        _draw_curve(lower, MEMORIES[strategy], lines, f"forgets {mean:.0f} points")
+        runs = len(lines)
     _draw_rectangles(upper, counts)
     lower.set(
         xlabel="after experience",
         ylabel="accuracy over all seen classes, %",
-        xlim=(0.9, 4.7),
-        ylim=(0, 102),
+        xlim=(0.9, 5.2),
+        ylim=(40, 102),
         xticks=range(1, 5),
     )
     lower.grid(axis="y", color="#e6e6e6", lw=0.6)
     return figure, (
-        f"The bytes of 15 raw images hold {counts['crumb']} memories of CRUMB. ETH-80, class-instance, ten runs on ten "
-        f"splits: mean and 95 % interval. CRUMB forgets {forgetting['crumb']} points, image replay "
+        f"The bytes of 15 raw images hold {counts['crumb']} memories of CRUMB. ETH-80, class-instance, {runs} runs on as "
+        f"many splits: mean and 95 % interval. CRUMB forgets {forgetting['crumb']} points, image replay "
         f"{forgetting['image_replay']}."
     )
 
@@ -191,8 +194,8 @@ def _draw_rectangles(axes: Axes, counts: dict[str, int]) -> None:
     axes.axis("off")
 
 
-def _draw_curve(axes: Axes, memory: Memory, lines: list[Line]) -> None:
-    """Draw the mean of the runs after each experience, and its interval."""
+def _draw_curve(axes: Axes, memory: Memory, lines: list[Line], note: str) -> None:
+    """Draw the mean of the runs after each experience, its interval, and a note."""
     names = [name for name in lines[0] if name.startswith("accuracy_after_")]
     means = []
     halves = []
@@ -212,10 +215,9 @@ def _draw_curve(axes: Axes, memory: Memory, lines: list[Line]) -> None:
         lw=2,
     )
     axes.annotate(
-        memory.name,
+        f"{memory.name}\n{note}",
         (len(names), means[-1]),
-        (8, -4),
+        (8, memory.label_shift),
         textcoords="offset points",
-        size=11,
-        weight="bold",
+        size=10.5,
     )

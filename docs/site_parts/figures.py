@@ -228,6 +228,7 @@ FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
     "pipeline": (pipeline, 340),
     "directions": (directions, 320),
     "memory": (memory, 340),
+    "same_bytes": (crumb_figures.same_bytes, 340),
     "accuracy_by_bytes": (crumb_figures.accuracy_by_bytes, 340),
     **result_figures.FIGURES,
 }
