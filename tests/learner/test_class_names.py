@@ -169,7 +169,7 @@ def test_sources_without_doubtful_folders(tmp_path):
 
 
 def test_a_class_named_unknown(make):
-    """It is known apart from an unknown image by ``known``, in answers and in JSON."""
+    """``known`` separates it from an unknown image, in answers and in JSON."""
     learner = taught(make(), 3)
     learner.rename("c0", "unknown")
     answer = learner.predict(images(0, 1, seed=5))
