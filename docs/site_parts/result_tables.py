@@ -166,7 +166,7 @@ def readme() -> str:
                 speeds.get(row, ""),
             ]
         )
-    header = ["method", "accuracy, %", "95 % interval", "kept", "images/s"]
+    header = ["method", "accuracy, %", "95 % interval", "kept", "speed, LDA = 1"]
     return markdown(header, rows)
 
 
