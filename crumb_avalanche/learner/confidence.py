@@ -136,12 +136,14 @@ class Records(NamedTuple):
                 return records
         return self
 
-    def and_those(self, new: "Records", capacity: int) -> "Records":
-        """Return these and new records.
+    def joined_with(self, new: "Records", capacity: int) -> "Records":
+        """Return these records and new ones below them.
 
-        Beyond the capacity, the class with most records loses every second one.
+        Beyond the capacity, the class with most records loses every second one; a class
+        with a single record loses it.
         """
-        records = Records(*map(torch.cat, zip(self, new, strict=True)))
+        columns = [torch.cat(pair) for pair in zip(self, new, strict=True)]
+        records = Records(*columns)
         while len(records.labels) > capacity:
             labels, counts = records.labels.unique(return_counts=True)
             of_fullest = records.labels == labels[counts.argmax()]
@@ -296,7 +298,7 @@ class Confidence:
 
     def _add(self, new: Records) -> None:
         """Add records; what was fitted to fewer no longer holds."""
-        self._records = self._records.and_those(new, self.capacity)
+        self._records = self._records.joined_with(new, self.capacity)
         self._fit = None
 
     def probabilities(self, evidence: Evidence) -> Tensor:

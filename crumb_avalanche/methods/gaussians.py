@@ -221,10 +221,13 @@ class ClassGaussians(ClosedForm):
         return features
 
     def stored_scatters(self, seen: Tensor) -> StoredScatters:
-        """Return what the directions hold of some classes.
+        """Return the stored parts of the scatters of the classes seen.
+
+        From them covariances are computed. They are empty where no directions are
+        stored, as with a common scatter alone.
 
         Args:
-            seen: ``(classes,)`` bool, which of them.
+            seen: ``(classes,)`` bool, which classes.
         """
         if self.directions is None:
             n_classes = int(seen.sum())

@@ -672,20 +672,26 @@ def _assign_tables(
 ) -> None:
     """Give each group one of the tables.
 
-    Groups of slices of similar length share one at first. Then each group gets, time
-    and again, the table whose rows have the least error for it.
+    Groups of slices of similar length share one at first. Then tables are fitted to
+    their groups and groups take the table of least error, in turns, as in k-means. The
+    caller fits the tables once more.
+
+    Args:
+        codebook: gets ``table_of_group``.
+        slices_lgd: slices by location, group and value, ``(L, G, d)``.
+        generator: of the k-means of the tables.
     """
     groups = slices_lgd.shape[1]
     device = codebook.blocks.device
     lengths = torch.linalg.vector_norm(slices_lgd, dim=2).mean(dim=0)
-    ranks = lengths.argsort().argsort()
+    ranks = lengths.argsort().argsort()  # rank of each group by length
     table_of_group = ranks * codebook.tables // groups
     few_lgd = slices_lgd[:ASSIGNED_LOCATIONS]
     for _ in range(ASSIGNMENTS):
         codebook.table_of_group = table_of_group.byte().to(device)
         _fit_tables(codebook, slices_lgd, generator, iterations=8)
-        errors_tg = _errors_of_tables(codebook, few_lgd)
-        nearest = errors_tg.argmin(dim=0)
+        errors_by_table_and_group = _errors_of_tables(codebook, few_lgd)
+        nearest = errors_by_table_and_group.argmin(dim=0)
         if torch.equal(nearest, table_of_group):
             break
         table_of_group = nearest

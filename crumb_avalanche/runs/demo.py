@@ -68,7 +68,7 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         output = folder / name
         plan = RunPlan.of(replace(shared, strategy=name, output=str(output)))
         if (output / RESULT).exists() and not settings.overwrite:
-            finished_result(output, plan)
+            finished_result(output, plan)  # raises if it is of other settings
         else:
             print(f"\n{name}")
             run.run_once(plan, verbose=False)
