@@ -32,7 +32,7 @@ def main() -> None:
     replay = CRUMBPlugin(CodeBuffer(417), seen=seen)
     strategy = Naive(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9),
+        optimizer=torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
         train_mb_size=21,
         train_epochs=3,
         plugins=[seen, replay],

@@ -234,11 +234,17 @@ class Codebook(nn.Module):
         return channels // self.codebook_dim
 
     def for_channels(self, channels: int) -> "Codebook":
-        """Make room for what depends on the number of channels; returns the codebook.
+        """Make room for what depends on the number of channels.
 
         ``SplitModel``, ``calibrate`` and ``INITIALISERS`` call it. Tables are then
         shared by consecutive groups, the order of the channels is that of the maps, and
         the filter changes nothing.
+
+        Args:
+            channels: number ``C`` of channels of the maps.
+
+        Returns:
+            The codebook itself.
 
         Raises:
             ValueError: ``codebook_dim`` does not divide ``channels``, or the codebook
@@ -340,7 +346,18 @@ class Codebook(nn.Module):
         return self.map_filter(decoded)
 
     def concatenate(self, codes: Tensor) -> Tensor:
-        """Concatenate the rows of codes as ``decode`` does, but without the filter."""
+        """Concatenate the rows of codes as ``decode`` does, but without the filter.
+
+        Args:
+            codes: ``(B, G, H, W)`` integers in ``[0, n)``.
+
+        Returns:
+            ``(B, G * d, H, W)`` float32, channels-last in memory.
+
+        Raises:
+            IndexError: a code is outside ``[0, n)``.
+            ValueError: the codebook is that of maps with other channels.
+        """
         batch, groups, height, width = codes.shape
         channels = groups * self.codebook_dim
         self._check_channels(channels)
@@ -392,7 +409,17 @@ class Codebook(nn.Module):
         return torch.int16
 
     def slices(self, maps_bchw: Tensor) -> Tensor:
-        """Return the slices of maps, ``(B * H * W, G, d)`` float32."""
+        """Cut maps into slices, each group's channels in the codebook's order.
+
+        Args:
+            maps_bchw: ``(B, C, H, W)`` float.
+
+        Returns:
+            ``(B * H * W, G, d)`` float32.
+
+        Raises:
+            ValueError: ``codebook_dim`` does not divide ``C``.
+        """
         maps_lc = _by_location(maps_bchw)
         if self.channel_order is not None:
             # By columns of a matrix: torch selects those of four axes much slower.

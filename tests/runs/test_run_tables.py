@@ -3,7 +3,7 @@
 import pytest
 
 from crumb_avalanche.learner.header import CLOSED_FORMS
-from crumb_avalanche.methods import run_file
+from crumb_avalanche.methods import run_header
 from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, cell, mean_text, usage_of
 
 
@@ -42,7 +42,7 @@ def test_teachable_methods_are_the_learner_s():
 
 
 def test_the_file_is_the_learner_s():
-    assert LEARNER == run_file.LEARNER
+    assert LEARNER == run_header.LEARNER
 
 
 @pytest.fixture
