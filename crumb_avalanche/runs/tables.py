@@ -140,7 +140,8 @@ def markdown(rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 
-# As in methods.run_file and learner.classifier, which import torch.
+# As LEARNER of methods.run_header, which imports Pillow, and as CLOSED_FORMS of
+# learner.header, which runs do not know. A test holds them equal.
 LEARNER = "learner.safetensors"
 TEACHABLE = ("rda", "slda", "ncm", "ranpac")
 

@@ -377,17 +377,7 @@ async def revert(shared: Shared, version: int) -> Changed:
 )
 async def download(shared: Shared) -> Response:
     """Send the learner's file, without the pictures of its lessons."""
-    name = quote(shared.path.name)
-    content = await shared.copied()
-    headers = {
-        "Content-Disposition": (
-            f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"
-        ),
-        "Content-Length": str(len(content)),
-    }
-    return StreamingResponse(
-        _parts(content), media_type="application/octet-stream", headers=headers
-    )
+    return _attachment(shared.path.name, await shared.copied())
 
 
 @api.get(
@@ -401,16 +391,7 @@ async def export(shared: Shared) -> Response:
         content = await shared.exported()
     except ImportError as error:
         raise HTTPException(501, str(error)) from error
-    name = quote(shared.path.with_suffix(".onnx").name)
-    headers = {
-        "Content-Disposition": (
-            f"attachment; filename=\"{name}\"; filename*=UTF-8''{name}"
-        ),
-        "Content-Length": str(len(content)),
-    }
-    return StreamingResponse(
-        _parts(content), media_type="application/octet-stream", headers=headers
-    )
+    return _attachment(shared.path.with_suffix(".onnx").name, content)
 
 
 @api.post(
@@ -435,6 +416,20 @@ async def open_file(request: Request, shared: Shared) -> Changed:
             async for chunk in _bounded(request, MOST_FILE_BYTES):
                 file.write(chunk)
         return await shared.open(path)
+
+
+def _attachment(name: str, content: bytes) -> StreamingResponse:
+    """Return a file that a browser saves under a name."""
+    quoted = quote(name)
+    headers = {
+        "Content-Disposition": (
+            f"attachment; filename=\"{quoted}\"; filename*=UTF-8''{quoted}"
+        ),
+        "Content-Length": str(len(content)),
+    }
+    return StreamingResponse(
+        _parts(content), media_type="application/octet-stream", headers=headers
+    )
 
 
 async def _parts(content: bytes) -> AsyncGenerator[bytes, None]:
