@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from support.runs import FinishedRun, settings_hash
+from support.runs import FinishedRun, same_settings, settings_hash
 
 from crumb_avalanche.runs.run_folder import write_csv
 
@@ -182,8 +182,8 @@ class RecordedRuns:
     def get(self, benchmark: str, number: int, settings: str) -> RecordedRun | None:
         """Look up a run by what decides its result; None if it is not recorded."""
         for run in self.runs.values():
-            decides = run.benchmark, run.number, run.settings
-            if decides == (benchmark, number, settings):
+            numbered = (run.benchmark, run.number) == (benchmark, number)
+            if numbered and same_settings(run.settings, settings):
                 return run
         return None
 

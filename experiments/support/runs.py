@@ -72,6 +72,24 @@ def planned_settings(cell: RunSettings) -> str:
     return settings_text(flat(vars(plan)), provenance(plan))
 
 
+def same_settings(recorded: str, planned: str) -> bool:
+    """Tell whether a recorded run has the settings of a run still to be done.
+
+    A setting that a recorded run does not name is newer than the run: it agrees if the
+    planned value is the default, with which results stay as they were.
+
+    Args:
+        recorded: list of settings of the recorded run, see `settings_text`.
+        planned: list of settings of the run still to be done.
+    """
+    names = {text.partition("=")[0] for text in recorded.split(" ")}
+    newer_defaults = {
+        f"{name}={value}" for name, value in DEFAULTS.items() if name not in names
+    }
+    texts = [text for text in planned.split(" ") if text not in newer_defaults]
+    return texts == recorded.split(" ")
+
+
 def settings_hash(settings: str) -> str:
     """SHA-256 of a list of settings, in 64 hexadecimal digits."""
     return hashlib.sha256(settings.encode()).hexdigest()

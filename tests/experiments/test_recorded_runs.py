@@ -83,6 +83,20 @@ def test_another_run_is_not_found(path, key):
     assert RecordedRuns(path).get(*key) is None
 
 
+@pytest.mark.parametrize(
+    "tables, same", [(1, True), (2, False)], ids=["default", "changed"]
+)
+def test_a_setting_newer_than_the_run_agrees_by_default(path, tables, same):
+    planned = f"{RUN.settings} codebook_tables={tables}"
+    run = RecordedRuns(path).get("eth80", 3, planned)
+    assert (run == RUN) is same
+
+
+def test_a_setting_that_is_gone_does_not_agree(path):
+    name_of_last = RUN.settings.rpartition(" ")[0]
+    assert RecordedRuns(path).get("eth80", 3, name_of_last) is None
+
+
 def test_a_new_run_takes_the_line_of_its_row(path):
     recorded = RecordedRuns(path)
     recorded.add(replace(RUN, final=60.0, settings="strategy=crumb"))
