@@ -51,7 +51,7 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
-from crumb_avalanche.models.codebook import init_matched_
+from crumb_avalanche.models.initialisers import init_matched_
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.plan import preset_settings

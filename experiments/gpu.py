@@ -35,7 +35,7 @@ from support.tables import write_table
 from torch import Tensor
 
 from crumb_avalanche import Codebook, split_backbone
-from crumb_avalanche.models.codebook import init_matched_
+from crumb_avalanche.models.initialisers import init_matched_
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.settings import RunSettings

@@ -17,7 +17,7 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab import pixel_transform
 from crumb_avalanche import Codebook, CodeBuffer, split_backbone
 from crumb_avalanche.cli import main
-from crumb_avalanche.models.codebook import MapStatistics, init_matched_
+from crumb_avalanche.models.initialisers import MapStatistics, init_matched_
 from crumb_avalanche.models.layers import REFERENCE_SCALE
 
 ETH80 = TEST_DATA / "eth80" / "eth80_128.zip"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
-from crumb_avalanche.models.codebook import largest_divisor
+from crumb_avalanche.models.row_length import largest_divisor
 from crumb_avalanche.models.search import nearest_rows
 
 LARGEST_TABLE = 256  # a code is a byte

@@ -20,7 +20,7 @@ from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.models.codebook import largest_divisor
+from crumb_avalanche.models.row_length import largest_divisor
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import (
     NEVER,

@@ -27,9 +27,10 @@ from crumb_avalanche.models.backbone_names import (
     timm_name,
     without_download,
 )
-from crumb_avalanche.models.codebook import Codebook, check_codebook, largest_divisor
+from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.layers import AveragingConv2d, Layout
 from crumb_avalanche.models.networks import NETWORKS
+from crumb_avalanche.models.row_length import largest_divisor
 from crumb_avalanche.models.split_at import CutError, split_after
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import (

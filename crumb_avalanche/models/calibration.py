@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from crumb_avalanche.models.codebook import INITIALISERS, Codebook, group_channels_
+from crumb_avalanche.models.channel_groups import group_channels_
+from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.extraction import without_autocast
+from crumb_avalanche.models.initialisers import INITIALISERS
 from crumb_avalanche.models.layers import CentredLinear
 from crumb_avalanche.models.map_filter import FilterEquations
 from crumb_avalanche.models.penultimate import evaluating, penultimate
@@ -59,7 +61,7 @@ def calibrate(
             ``calibrated``.
         images: items ``(image, ...)`` of the first experience or of pretraining; ``(3,
             h, w)`` images as for ``SplitModel.extract``.
-        codebook_init: a name in ``codebook.INITIALISERS``.
+        codebook_init: a name in ``initialisers.INITIALISERS``.
         seed: seed of the initialiser.
         measured_images: number of images to measure, evenly spread over the data set;
             default 64, or 128 for a codebook that chooses rows by distance or has

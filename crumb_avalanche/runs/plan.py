@@ -292,7 +292,7 @@ def _row_length(
     It follows from the wanted number of memories, or it is the largest divisor of the
     channels up to the setting's.
     """
-    from crumb_avalanche.models.codebook import largest_divisor, row_length
+    from crumb_avalanche.models.row_length import largest_divisor, row_length
 
     wanted = values.get("memories_per_image")
     if wanted is None:

@@ -128,7 +128,8 @@ class TableTask:
     def _compute_codebook(self) -> None:
         """Initialise CRUMB's codebook from maps spread over the experience."""
         from crumb_avalanche.models.calibration import CHUNK, sample_of
-        from crumb_avalanche.models.codebook import INITIALISERS, Codebook
+        from crumb_avalanche.models.codebook import Codebook
+        from crumb_avalanche.models.initialisers import INITIALISERS
 
         last = self.shape[0] - 1
         rows = np.unique(np.linspace(0, last, self.measured_images).astype(int))

@@ -18,7 +18,7 @@ from small_lessons import SIZE, images
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
-from crumb_avalanche.models.codebook import init_normal_
+from crumb_avalanche.models.initialisers import init_normal_
 
 
 def blocks_of(page: str) -> list[str]:

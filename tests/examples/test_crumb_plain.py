@@ -11,7 +11,8 @@ from watched import BATCH, SGD, train
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.memory.packing import bits_per_code, unpack
 from crumb_avalanche.models.backbone_names import package_of_weights
-from crumb_avalanche.models.codebook import Codebook, init_matched_
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.initialisers import init_matched_
 
 EPOCHS = 7  # of the first task
 CLOSE = dict(rtol=0, atol=1e-6)

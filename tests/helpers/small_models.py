@@ -8,7 +8,8 @@ from PIL import Image
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from crumb_avalanche.models.codebook import Codebook, init_dense_matched_
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.initialisers import init_dense_matched_
 from crumb_avalanche.models.split_model import SplitModel
 
 SIZE = 16  # pixels a side

@@ -12,13 +12,10 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche.models import search
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.codebook import (
-    INITIALISERS,
-    Codebook,
-    MapStatistics,
-    RowLookup,
-)
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.initialisers import INITIALISERS, MapStatistics
 from crumb_avalanche.models.layers import REFERENCE_SCALE
+from crumb_avalanche.models.row_lookup import RowLookup
 from crumb_avalanche.models.weights import check_and_load
 
 

@@ -5,13 +5,11 @@ import torch
 from torch.utils.data import TensorDataset
 
 from crumb_avalanche.models.calibration import calibrate, kept_text, measure_codes
-from crumb_avalanche.models.codebook import (
-    INITIALISERS,
-    Codebook,
-    group_channels_,
-    row_length,
-)
+from crumb_avalanche.models.channel_groups import group_channels_
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.initialisers import INITIALISERS
 from crumb_avalanche.models.map_filter import FilterEquations, MapFilter
+from crumb_avalanche.models.row_length import row_length
 
 ALL_SETTINGS = dict(search="distance", tables=2, grouping="correlated", filtered=True)
 

@@ -1,0 +1,41 @@
+"""Groups of correlated channels, which share the rows of a codebook."""
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.models.codebook import Codebook
+
+
+@torch.no_grad()
+def group_channels_(codebook: Codebook, maps: Tensor) -> None:
+    """Put channels that are correlated in one group, where the codebook asks for it.
+
+    A group begins with the channel of the largest variance that is left, and takes the
+    channel that is most correlated with its members, time and again. Rows of a few
+    values describe correlated channels better.
+
+    Args:
+        codebook: with ``grouping="correlated"``; others are left as they are.
+        maps: ``(B, C, H, W)``.
+    """
+    channels = maps.shape[1]
+    codebook.for_channels(channels)
+    if codebook.channel_order is None:
+        return
+    values_cl = maps.detach().float().transpose(0, 1).flatten(1)
+    variances = values_cl.var(dim=1)
+    # Constant channels have no correlation.
+    correlations = torch.corrcoef(values_cl).abs().nan_to_num()
+    is_taken = torch.zeros(channels, dtype=torch.bool, device=maps.device)
+    order: list[int] = []
+    for _ in range(codebook.groups(channels)):
+        first = variances.masked_fill(is_taken, -1).argmax()
+        is_taken[first] = True
+        members = [int(first)]
+        while len(members) < codebook.codebook_dim:
+            likeness = correlations[members].sum(dim=0)
+            nearest = likeness.masked_fill(is_taken, -1).argmax()
+            is_taken[nearest] = True
+            members.append(int(nearest))
+        order += members
+    codebook.channel_order.copy_(torch.tensor(order))

@@ -1,0 +1,126 @@
+"""The functions that set the rows of a codebook before a stream.
+
+Paper: "Initializing the codebook matrix and CNN" and the rows of Table 4, for which
+scale and sparsity are measured on feature maps.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.codebook_kmeans import init_kmeans_, init_spherical_
+
+# The half-normal distribution with this multiple of the measured spread matched real
+# activations best in the paper.
+SPREAD = 5 / 3
+
+
+@dataclass(frozen=True)
+class MapStatistics:
+    """Statistics of a batch of feature maps.
+
+    Attributes:
+        scale: standard deviation of the positive values (of all values, for signed
+            maps).
+        sparsity: fraction of exact zeros.
+        signed: whether any value is negative.
+    """
+
+    scale: float
+    sparsity: float
+    signed: bool
+
+    @staticmethod
+    def measure(maps: Tensor) -> "MapStatistics":
+        """Measure ``(B, C, H, W)`` maps.
+
+        Raises:
+            ValueError: all values are equal, so that no scale can be measured.
+        """
+        values = maps.detach().float().flatten()
+        is_signed = bool((values < 0).any())
+        counted = values if is_signed else values[values > 0]
+        scale = float(counted.std()) if len(counted) > 1 else 0.0
+        if not scale > 0:
+            raise ValueError(
+                "the feature maps are constant, so no scale can be measured; check "
+                "weights and images"
+            )
+        sparsity = float((values == 0).float().mean())
+        return MapStatistics(scale=scale, sparsity=sparsity, signed=is_signed)
+
+
+@torch.no_grad()
+def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Draw entries from ``|N(0, 5/3 s)|``, or from ``N(0, s)`` for signed maps.
+
+    The scale ``s`` is measured on ``(B, C, H, W)`` maps (Table 4, "Dense matched
+    init.").
+    """
+    statistics = MapStatistics.measure(maps)
+    values = torch.randn(
+        codebook.blocks.shape, generator=generator, dtype=torch.float32
+    )
+    if statistics.signed:
+        values = values * statistics.scale
+    else:
+        values = values.abs() * SPREAD * statistics.scale
+    codebook.blocks.copy_(values)
+
+
+@torch.no_grad()
+def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Draw entries as ``init_dense_matched_`` does, and set some to zero.
+
+    They are as many as the measured fraction of zeros, at random positions (Table 4,
+    "Ours"). With a small ``d`` a few rows are all zero; no search returns them. At
+    least one value is kept.
+    """
+    init_dense_matched_(codebook, maps, generator)
+    values = codebook.blocks.view(-1)
+    sparsity = MapStatistics.measure(maps).sparsity
+    n_zeros = min(round(sparsity * len(values)), len(values) - 1)
+    positions = torch.randperm(len(values), generator=generator)[:n_zeros]
+    values[positions.to(values.device)] = 0
+
+
+@torch.no_grad()
+def init_normal_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Draw entries from ``N(0, 1)``, whatever the maps (Table 4, "Normal init.")."""
+    values = torch.randn(
+        codebook.blocks.shape, generator=generator, dtype=torch.float32
+    )
+    codebook.blocks.copy_(values)
+
+
+@torch.no_grad()
+def init_uniform_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Draw entries from ``U[0, 1)``, whatever the maps (Table 4, "Uniform init.")."""
+    values = torch.rand(codebook.blocks.shape, generator=generator, dtype=torch.float32)
+    codebook.blocks.copy_(values)
+
+
+@torch.no_grad()
+def init_sampled_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Draw entries from the activations of the maps, with replacement.
+
+    Paper: "Initialization of the memory blocks matters", its simple alternative.
+    """
+    values = maps.detach().float().reshape(-1).cpu()
+    count = codebook.blocks.numel()
+    positions = torch.randint(len(values), (count,), generator=generator)
+    codebook.blocks.copy_(values[positions].view_as(codebook.blocks))
+
+
+INITIALISERS: dict[str, Callable[[Codebook, Tensor, Generator], None]] = {
+    "matched": init_matched_,
+    "dense_matched": init_dense_matched_,
+    "normal": init_normal_,
+    "uniform": init_uniform_,
+    "sampled": init_sampled_,
+    "kmeans": init_kmeans_,
+    "spherical": init_spherical_,
+}

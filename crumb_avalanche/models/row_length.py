@@ -1,0 +1,36 @@
+"""The length of the rows of a codebook: what divides the channels of a map."""
+
+import math
+
+
+def largest_divisor(channels: int, limit: int) -> int:
+    """Return the largest divisor of ``channels`` up to ``limit``."""
+    return next(
+        number
+        for number in range(min(limit, channels), 0, -1)
+        if channels % number == 0
+    )
+
+
+def row_length(
+    map_shape: tuple[int, int, int], image_size: int, memories_per_image: float
+) -> int:
+    """Return the longest rows whose codes do not make memories smaller than wanted.
+
+    Longer rows make fewer codes of a map: more memories in the same bytes, with a
+    larger error. A map of few values keeps too little of itself in long rows, so the
+    length follows from the bytes.
+
+    Args:
+        map_shape: ``(C, H, W)``.
+        image_size: side of the images in pixels.
+        memories_per_image: largest number of memories that take the bytes of a raw
+            image, at a byte a code.
+
+    Returns:
+        The largest divisor of ``C`` with at most so many memories, or 1.
+    """
+    values = math.prod(map_shape)
+    image_bytes = 3 * image_size**2
+    longest = int(values * memories_per_image / image_bytes)
+    return largest_divisor(map_shape[0], max(1, longest))
