@@ -265,15 +265,13 @@ def _named(model: SplitModel) -> dict[str, Tensor]:
 
 
 def _model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
-    """Build the network, whose head is zero; the RNG state does not change."""
+    """Build the network, whose head is zero; the RNG state does not change.
+
+    It is fine-tuned where a run's was, whose small images were enlarged.
+    """
+    settings = {"fine_tuning": False, **arguments}
     with preserve_rng_state():
-        model = split_backbone(
-            weights=weights,
-            n_classes=1,
-            codebook=None,
-            paper_training=True,
-            **arguments,
-        )
+        model = split_backbone(weights=weights, n_classes=1, codebook=None, **settings)
     head = model.plastic_layers.get_submodule(model.head)
     with torch.no_grad():
         for weight in head.parameters():

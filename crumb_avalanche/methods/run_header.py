@@ -66,6 +66,7 @@ NETWORK = {
     "cut_layer?": maybe(text() | whole(0, 1000)),
     "relu_logits?": bool,
     "head_kernel?": whole(1, 3),
+    "fine_tuning?": bool,
     "preprocessing?": record(**TRANSFORM),
 }
 VERSIONS = table(text(), text(), most=100)

@@ -208,7 +208,10 @@ CODEBOOK_DIM = 16  # the paper's
 
 @lru_cache(maxsize=64)
 def map_shape_of(
-    name: str, cut_layer: int | str | None, image_size: int
+    name: str,
+    cut_layer: int | str | None,
+    image_size: int,
+    fine_tuning: bool = False,
 ) -> tuple[int, int, int]:
     """Return the shape of the map at the cut, ``(C, H, W)``; see ``split_backbone``.
 
@@ -222,6 +225,7 @@ def map_shape_of(
             codebook=None,
             cut_layer=cut_layer,
             image_size=image_size,
+            fine_tuning=fine_tuning,
         )
     return model.map_shape
 
@@ -246,7 +250,7 @@ def split_backbone(
     head_kernel: int = 1,
     image_size: int | None = None,
     preprocessing: dict[str, Any] | None = None,
-    paper_training: bool = False,
+    fine_tuning: bool | None = None,
 ) -> SplitModel:
     """Split a network of torchvision or timm and give it a new head.
 
@@ -298,8 +302,10 @@ def split_backbone(
             timm.
         preprocessing: ``Preprocessing.as_dict()``, instead of that of the network's
             name.
-        paper_training: do without the changes for fine-tuning, as the paper does. They
-            are left out for random weights and with an empty F, too.
+        fine_tuning: whether P is trained with the changes above; default for weights
+            that are given. ``False`` trains as the paper does, ``True`` makes the layers
+            that weights of a fine-tuned model fit. An empty F is trained as in the
+            paper.
 
     Raises:
         ImportError: timm is needed and not installed.
@@ -319,7 +325,9 @@ def split_backbone(
     else:
         expected = preprocessing_of(name)
     image_size = image_size or expected.size
-    is_fine_tuned = weights is not None and cut_layer != 0 and not paper_training
+    if fine_tuning is None:
+        fine_tuning = weights is not None
+    is_fine_tuned = fine_tuning and cut_layer != 0
     if weights == "torchvision":
         weights = published_by(name)
     if timm:

@@ -103,6 +103,7 @@ class RunPlan(RunSettings):
     image_size: ranges.ImageSize = 224
     relu_logits: bool = False
     head_kernel: ranges.Count = 1
+    fine_tuning: bool = False
     codebook_dim: ranges.Count = 16
     codebook_init: str = "matched"
     codebook_search: Search = "direction"
@@ -140,6 +141,8 @@ class RunPlan(RunSettings):
             values["replay_weight"], replay_compute=values["replay_compute"]
         )
         values["replay_weight"] = replay.factor
+        if values["weights"] == "none" or values["pretrained"] is not None:
+            values["fine_tuning"] = False
         entry = get_strategy(strategy)
         values |= settings_of_backbone(settings, values, entry.codebook)
         method = entry.method_settings({**method_settings, **settings.method})
@@ -247,8 +250,9 @@ def settings_of_backbone(
     Args:
         settings: as given; those that follow from the backbone are ``None`` here.
         values: of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``,
-            which must divide the channels of the map if a codebook is trained; and
-            ``memories_per_image``, from which it follows where it is given.
+            which must divide the channels of the map if a codebook is trained; and,
+            where they are given, ``memories_per_image``, from which it follows, and
+            ``fine_tuning``, which enlarges small images.
         codebook: whether it is.
 
     Raises:
@@ -270,18 +274,19 @@ def settings_of_backbone(
     has_codes = codebook and values["cut_layer"] != 0
     follows = bool(derived) or values.get("memories_per_image") is not None
     if has_codes and follows and settings.codebook_dim is None:
-        shape = _map_shape(name, values["cut_layer"], side)
+        fine_tuning = values.get("fine_tuning", False)
+        shape = _map_shape(name, values["cut_layer"], side, fine_tuning)
         derived["codebook_dim"] = _row_length(shape, side, values)
     return derived
 
 
 def _map_shape(
-    name: str, cut_layer: int | str | None, side: int
+    name: str, cut_layer: int | str | None, side: int, fine_tuning: bool
 ) -> tuple[int, int, int]:
     """Return the shape of the map at the cut; torch is imported only here."""
     from crumb_avalanche.models.backbones import map_shape_of
 
-    return map_shape_of(name, cut_layer, side)
+    return map_shape_of(name, cut_layer, side, fine_tuning)
 
 
 def _row_length(

@@ -304,13 +304,17 @@ def _open_cache(
 
 
 def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
-    """Return the arguments of ``split_backbone`` that the settings decide."""
+    """Return the arguments of ``split_backbone`` that the settings decide.
+
+    ``crumb pretrain`` trains as the paper does.
+    """
     return dict(
         name=settings.backbone,
         cut_layer=settings.cut_layer,
         relu_logits=settings.relu_logits,
         head_kernel=settings.head_kernel,
         image_size=settings.image_size,
+        fine_tuning=getattr(settings, "fine_tuning", False),
     )
 
 
@@ -345,7 +349,7 @@ def build_model(
     blocks = None
     if codebook:
         blocks = codebook_of(settings)
-    arguments = {**network_of(settings), "codebook": blocks, "paper_training": True}
+    arguments = {**network_of(settings), "codebook": blocks}
     pretrained = getattr(settings, "pretrained", None)
     if not pretrained:
         weights = None if settings.weights == "none" else settings.weights

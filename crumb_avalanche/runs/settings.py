@@ -189,6 +189,9 @@ class RunSettings(ranges.InRange):
             timm:NAME was trained with.
         relu_logits: ReLU on SqueezeNet's logits before they are pooled.
         head_kernel: kernel of SqueezeNet's last convolution, 1 or 3.
+        fine_tuning: train pretrained layers with fixed batch statistics, a centred head
+            and enlarged small images, as split_backbone does; true with preset tuned.
+            No effect on SqueezeNet, and with weights none, pretrained or cut_layer 0.
         codebook_size: number of memory blocks.
         codebook_dim: length of a memory block; default 16, or the largest divisor below
             of timm:NAME's channels; with memories_per_image what follows from it.
@@ -264,6 +267,7 @@ class RunSettings(ranges.InRange):
     image_size: ranges.ImageSize | None = None
     relu_logits: bool | None = None
     head_kernel: ranges.Count | None = None
+    fine_tuning: bool | None = None
     codebook_size: ranges.CodebookSize = 256
     codebook_dim: ranges.Count | None = None
     memories_per_image: Density | None = None

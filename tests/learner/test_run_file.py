@@ -26,6 +26,7 @@ from crumb_avalanche.methods.run_file import NOT_KEPT, load_learner, save_learne
 from crumb_avalanche.methods.run_header import LEARNER, LearnerError, LearnerHeader
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.runs.tables import usage_of
 from crumb_avalanche.system.tensor_file import read_state, write_state
@@ -150,6 +151,42 @@ def test_the_file_has_its_weights(runs, name):
 def test_which_files_can_be_taught(runs, name, taught):
     header = read_header(runs(name) / LEARNER)
     assert bool(cannot_be_taught(header)) != taught
+
+
+@pytest.fixture(scope="module")
+def fine_tuned(tmp_path_factory, clips):
+    """The folder of a run with a pretrained network that preset tuned fine-tunes."""
+    folder = tmp_path_factory.mktemp("fine_tuned")
+    torch.manual_seed(0)
+    torch.save(NETWORKS["mobilenet_v2"]().state_dict(), folder / "weights.pth")
+    settings = flags(
+        benchmark="clip_folder",
+        dataset_root=clips,
+        preset="tuned",
+        backbone="mobilenet_v2",
+        weights=folder / "weights.pth",
+        image_size=SIZE,
+        first_epochs=1,
+        mem_size=8,
+        threads=1,
+        progress=False,
+        checkpoint=False,
+        output=folder / "run",
+    )
+    assert main(["run", *settings]) == 0
+    return folder / "run"
+
+
+def test_a_fine_tuned_network_answers_as_its_run(fine_tuned, clips):
+    strategy, header = load_learner(fine_tuned / LEARNER)
+    assert header.network["fine_tuning"]
+    assert strategy.model.fixed_statistics
+    answers = answers_of(strategy, header, clips)
+    assert np.array_equal(answers, read_predictions(fine_tuned)["answer"])
+
+
+def test_the_run_says_that_it_fine_tuned(fine_tuned):
+    assert "fine_tuning: true" in (fine_tuned / "config.yaml").read_text()
 
 
 # crumb predict

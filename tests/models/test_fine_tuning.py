@@ -131,13 +131,21 @@ def test_larger_images_stay(weights):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"paper_training": True}, {"cut_layer": 0}], ids=["paper", "no F"]
+    "settings", [{"fine_tuning": False}, {"cut_layer": 0}], ids=["paper", "no F"]
 )
 def test_the_paper_trains_as_before(weights, settings):
     model = model_of(weights, **settings)
     assert type(model.plastic_layers.head) is nn.Linear
     assert not model.fixed_statistics
     assert model.input_side == SIDE
+
+
+def test_layers_that_saved_weights_fit(model):
+    """A file of a fine-tuned model is read into a network without weights."""
+    loaded = model_of(None, fine_tuning=True)
+    loaded.load_state_dict(model.state_dict())
+    assert loaded.fixed_statistics
+    assert loaded.input_side == model.input_side
 
 
 def test_random_weights_are_trained_as_before():

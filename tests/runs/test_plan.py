@@ -122,6 +122,7 @@ def test_what_a_plan_leaves_open_is_open_in_settings():
         ("codebook_search", "distance"),
         ("codebook_init", "kmeans"),
         ("codebook_filter", True),
+        ("fine_tuning", True),
         ("budget", 15 * 3 * 224**2),
     ],
 )
@@ -146,6 +147,28 @@ def test_row_length_follows_from_the_map(settings, length):
 
 def test_tuned_trains_at_its_compute():
     assert plan_of(preset="tuned").learning.replay_compute == 1.4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(preset="paper"),
+        dict(preset="reference"),
+        dict(preset="tuned", weights="none"),
+        dict(preset="tuned", pretrained="file.safetensors"),
+        dict(preset="tuned", fine_tuning=False),
+    ],
+    ids=["paper", "reference", "random weights", "crumb pretrain", "by request"],
+)
+def test_what_is_trained_as_in_the_paper(settings):
+    assert plan_of(**settings).fine_tuning is False
+
+
+def test_small_images_are_enlarged_where_rows_are_chosen():
+    """Rows of maps of 128 pixels, in the bytes of an image of 64."""
+    settings = dict(backbone="mobilenet_v2", weights="package", image_size=64)
+    assert plan_of(preset="tuned", **settings).codebook_dim == 16
+    assert plan_of(preset="tuned", fine_tuning=False, **settings).codebook_dim == 4
 
 
 @pytest.mark.parametrize(
