@@ -303,8 +303,8 @@ def split_backbone(
         preprocessing: ``Preprocessing.as_dict()``, instead of that of the network's
             name.
         fine_tuning: whether P is trained with the changes above; default for weights
-            that are given. ``False`` trains as the paper does, ``True`` makes the layers
-            that weights of a fine-tuned model fit. An empty F is trained as in the
+            that are given. ``False`` trains as the paper does; ``True`` makes layers
+            that the weights of a fine-tuned model fit. An empty F is trained as in the
             paper.
 
     Raises:
