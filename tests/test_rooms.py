@@ -29,9 +29,9 @@ TABLES = "benchmarks_toybox_ilab.tables."
 LIGHT = ("system", "models", "memory", "report")
 # Closed forms, their features, and the registry.
 LIGHT_METHODS = (
-    "class_tensors closed_form directions features fecam gaussian_solution gaussians "
-    "klda loranpac lr_rgda ncm packed_scatter plda randumb ranpac rda registry "
-    "simple_cil slda srda"
+    "budgeted_statistics class_tensors closed_form directions feature_statistics "
+    "features fecam gaussian_solution gaussians klda loranpac lr_rgda ncm "
+    "packed_scatter plda randumb ranpac rda registry simple_cil slda srda"
 )
 PACKAGES = pytest.mark.parametrize("package", ROOMS, ids=lambda package: package.name)
 

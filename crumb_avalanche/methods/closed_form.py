@@ -1,56 +1,25 @@
 """Base class of all classifiers in closed form: statistics of features, plain torch."""
 
 import copy
-import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from functools import lru_cache, wraps
+from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from crumb_avalanche.methods.class_tensors import (
-    check_finite,
-    check_not_negative,
-    copy_tensors,
-    grown,
-)
+from crumb_avalanche.methods.budgeted_statistics import BudgetedStatistics
+from crumb_avalanche.methods.class_tensors import grown
+from crumb_avalanche.methods.feature_statistics import CPU, isolated
 from crumb_avalanche.methods.typicality import Typicality
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, without_autocast
-from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
-from crumb_avalanche.system.tensor_file import storage_bytes, tensor_bytes, tensors_of
+from crumb_avalanche.system.tensor_file import storage_bytes, tensors_of
 from crumb_avalanche.system.value_types import StateError
-from crumb_avalanche.system.words import counted
 
 # Score of a class without images: below all others, and finite in float32.
 NO_DENSITY = -1e30
 LOWEST_SCORE = -1e29  # of a class with images
 Form = TypeVar("Form", bound="ClosedForm")
-Result = TypeVar("Result")
-
-
-class BudgetError(ValueError):
-    """A class more does not fit into a budget."""
-
-
-CPU = torch.device("cpu")
-
-
-def isolated(compute: Callable[..., Result]) -> Callable[..., Result]:
-    """Compute statistics alike, whatever the caller switched on.
-
-    Statistics that kept a graph would hold every batch in memory, those made in
-    inference mode could not be changed outside of it, and autocast cannot concatenate
-    float64.
-    """
-
-    @wraps(compute)
-    def plain(*arguments: Any, **keywords: Any) -> Result:
-        with torch.inference_mode(False), torch.no_grad(), without_autocast(CPU):
-            return compute(*arguments, **keywords)
-
-    return plain
 
 
 class Scores(nn.Module):
@@ -79,13 +48,11 @@ class _TypicalSpace(NamedTuple):
     space: Any
 
 
-class ClosedForm(ABC):
+class ClosedForm(BudgetedStatistics):
     """Statistics of features that are updated batch by batch, and score new features.
 
-    They are merged, saved and loaded. A subclass declares the settings of the method as
-    annotated attributes, whose types carry their range and whose values are the
-    defaults: ``ridge: NotNegative = 1e-3``. They are keyword arguments of the
-    constructor, attributes of an instance, and flags of the command line.
+    They are merged, saved and loaded; see ``FeatureStatistics`` for how a subclass
+    declares its settings, and ``BudgetedStatistics`` for their bytes.
 
     ``grow`` adds classes at any time; the statistics do not depend on when. The time of
     ``update`` depends on the batch and the number of features, not on the number of
@@ -98,69 +65,22 @@ class ClosedForm(ABC):
         temperature: divisor of the scores whose softmax are probabilities; of those
             below the median of the best ones for held-out images of 40 of 50 classes of
             CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
-        budgeted: whether the budget of a run decides how much is stored; see
-            ``bought``.
         apart_from_nothing: whether ``typicality`` sees images apart from those that
             show nothing.
-        by_class, shared: names of the tensors with a row for each class, and of those
-            that all classes share.
         settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.
-        counts: images of each class, ``(n_classes,)`` int32.
     """
 
     moments: ClassVar[dict[str, Any]] = {}
     temperature: ClassVar[float] = 1.0
-    budgeted: ClassVar[bool] = False
     apart_from_nothing: ClassVar[bool] = False
-    by_class: ClassVar[tuple[str, ...]] = ("counts",)
-    shared: ClassVar[tuple[str, ...]] = ()
-    counts: Tensor
     # Settings in which statistics that are merged may differ.
     _free: ClassVar[frozenset[str]] = frozenset({"n_classes"})
-    # Settings that change while learning.
-    _changing: ClassVar[frozenset[str]] = frozenset()
     # Attributes that are replaced, never changed in place: copies share them.
     _cached: ClassVar[tuple[str, ...]] = ("_solution",)
-    # What ``_solve`` returned; None after the statistics change.
-    _solution: Any = None
     # What ``typicality`` caches; it may be outdated.
     _typical: _TypicalSpace | None = None
     # What ``derived_bytes`` depends on, and the bytes.
     _derived: tuple[Any, int] = (None, 0)
-
-    @isolated
-    def __init__(
-        self, n_classes: int, length: int, *decided: Any, **keywords: Any
-    ) -> None:
-        """Check and record all arguments, and allocate the statistics.
-
-        Args:
-            n_classes: classes to allocate; ``grow`` adds further ones.
-            length: ``D``, number of features.
-            decided, keywords: settings, and what else ``_allocate`` takes, such as
-                ``seed``.
-
-        Raises:
-            ValueError: a value has another type or is out of its range.
-            TypeError: an argument is unknown.
-        """
-        declared_settings = {}
-        for name, hint in declared(type(self)).items():
-            value = keywords.pop(name, getattr(self, name))
-            declared_settings[name] = checked(name, value, hint)
-        signature = inspect.signature(self._allocate)
-        bound = signature.bind(n_classes, length, *decided, **keywords)
-        bound.apply_defaults()
-        names = list(bound.arguments)
-        if names[:2] != ["n_classes", "length"]:
-            raise TypeError(
-                f"{type(self).__name__}._allocate takes {', '.join(names)}; name the "
-                "first two n_classes and length"
-            )
-        arguments = check_arguments(type(self)._allocate, bound.arguments)
-        self.settings = {**arguments, **declared_settings}
-        vars(self).update(declared_settings)
-        self._allocate(**arguments)
 
     def __deepcopy__(self: Form, memo: dict) -> Form:
         for name in (*self._cached, "_typical"):
@@ -174,13 +94,6 @@ class ClosedForm(ABC):
         return {**self.__dict__, "_typical": None}
 
     # What a subclass defines
-
-    @abstractmethod
-    def _allocate(self, n_classes: int, length: int) -> None:
-        """Allocate the statistics, of a type that does not depend on torch's default.
-
-        What else a subclass takes here follows from the stream and the budget.
-        """
 
     @abstractmethod
     def _update(self, features: Tensor, labels: Tensor) -> None:
@@ -233,32 +146,10 @@ class ClosedForm(ABC):
             for name in self.shared:
                 getattr(self, name).zero_()
 
-    def _load(self, tensors: dict[str, Tensor]) -> None:
-        """Copy the values of all tensors, by name."""
-        copy_tensors(tensors, self.named_tensors())
-
-    def _check_values(self, tensors: dict[str, Tensor]) -> None:
-        """Raise ``StateError`` for values in a state that no images give."""
-        check_finite(tensors)
-        check_not_negative("counts", tensors["counts"])
-
-    @property
-    def image_counts(self) -> Tensor:
-        """Images of each class, ``(n_classes,)`` int32."""
-        return self.counts
-
     @property
     def remains_after_forget(self) -> str:
         """What ``forget`` leaves of the images of a class, in words; maybe nothing."""
         return ""
-
-    def named_tensors(self) -> dict[str, Tensor]:
-        """Return the statistics by name."""
-        return {name: getattr(self, name) for name in (*self.shared, *self.by_class)}
-
-    def tensors(self) -> list[Tensor]:
-        """Return the tensors that hold the statistics."""
-        return list(self.named_tensors().values())
 
     # Learning
 
@@ -417,16 +308,6 @@ class ClosedForm(ABC):
             self._typical = typical
         return typical.space
 
-    # Bytes and budgets
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the memory of ``tensors()``, with the room that ``grow`` reserves.
-
-        Cached solutions are not included.
-        """
-        return storage_bytes(self.tensors())
-
     @property
     def derived_bytes(self) -> int:
         """Bytes of the memory of what ``scores`` caches.
@@ -444,201 +325,7 @@ class ClosedForm(ABC):
         self._derived = shapes, size
         return size
 
-    @classmethod
-    @lru_cache(maxsize=256)
-    def bytes_of(cls, n_classes: int, length: int, **arguments: Any) -> int:
-        """Return the bytes of an instance without images.
-
-        They come from tensors without memory.
-        """
-        with torch.device("meta"):
-            return tensor_bytes(cls(n_classes, length, **arguments).tensors())
-
-    @classmethod
-    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
-        """Return the bytes of one item that a budget buys, in ``budgeted`` forms."""
-        raise NotImplementedError(f"the size of {cls.__name__} is fixed")
-
-    @classmethod
-    def fixed_bytes(
-        cls, n_classes: int, length: int, head_length: int, settings: Mapping[str, Any]
-    ) -> int:
-        """Return the bytes that a run charges to its budget before any item.
-
-        Args:
-            n_classes: classes of the stream.
-            length: number of features.
-            head_length: number of the last features, those of the head's input, which
-                ``narrow`` keeps.
-            settings: settings of the method by name.
-        """
-        return cls.bytes_of(n_classes, length, **settings)
-
-    @classmethod
-    def bought(
-        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        """Return the constructor arguments that follow from what a budget buys.
-
-        Raises:
-            ValueError: the budget buys too little.
-        """
-        return {}
-
-    @classmethod
-    def for_stream(
-        cls: type[Form],
-        n_classes: int,
-        length: int,
-        head_length: int,
-        items: int,
-        seed: int,
-        settings: Mapping[str, Any],
-    ) -> Form:
-        """Build an instance for a run; it may begin with fewer classes than come.
-
-        See ``fixed_bytes`` for the arguments; ``items`` are what the budget buys, and
-        ``seed`` is for forms that draw random numbers.
-        """
-        arguments = dict(settings)
-        if "seed" in inspect.signature(cls._allocate).parameters:
-            arguments["seed"] = seed
-        arguments.update(cls.bought(n_classes, length, items, settings))
-        return cls(n_classes, length, **arguments)
-
-    @classmethod
-    def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:
-        """Build an instance without classes for a budget in bytes.
-
-        Nobody knows how many classes will come.
-        """
-        return cls(0, length)
-
-    @property
-    def allocated_classes(self) -> int:
-        """Number of classes that memory is allocated for."""
-        return self.settings["n_classes"]
-
-    def least_bytes(self, classes: int) -> int:
-        """Return the fewest bytes of so many classes, by default without images."""
-        return self._bytes_without_images(classes)
-
-    def _bytes_without_images(self, classes: int) -> int:
-        return self.bytes_of(**{**self.settings, "n_classes": classes})
-
-    def narrow(self, classes: int, budget: int, head_length: int) -> str:
-        """Drop all features but the last ones where a budget gets small.
-
-        Returns:
-            What is given up for it, in words; empty for nothing.
-        """
-        return ""
-
-    def share(self, classes: int, budget: int) -> str:
-        """Fit the statistics of so many classes into a budget in bytes.
-
-        Returns:
-            What is given up for it, in words; empty for nothing.
-        """
-        return ""
-
-    def make_room(self, classes: int, budget: int, head_length: int) -> str:
-        """Fit so many classes into a budget, before any image of a new one is learned.
-
-        Returns:
-            What is given up for it, in words; see ``narrow`` and ``share``.
-
-        Raises:
-            BudgetError: even the least does not fit.
-        """
-        narrowed = self.narrow(classes, budget, head_length)
-        needed = self.least_bytes(classes)
-        if needed > budget:
-            raise BudgetError(
-                f"{needed:,} bytes are needed for {counted(classes, 'class')}, but the "
-                f"budget is {budget:,}: forget a class, or make a learner with a "
-                "larger budget_bytes and teach it again"
-            )
-        shared = self.share(classes, budget)
-        return "; ".join(filter(None, [narrowed, shared]))
-
-    # Saving and loading
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return settings and statistics, which may share memory with this instance."""
-        return {"settings": dict(self.settings), **self.named_tensors()}
-
-    @isolated
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
-
-        Raises:
-            StateError: the settings differ, or a tensor is missing, has another shape
-                or values that no images give; nothing is changed then.
-        """
-        self._check_settings(state["settings"], "loaded")
-        names = self.named_tensors().keys()
-        if names != state.keys() - {"settings"}:
-            raise StateError(
-                f"the state holds {', '.join(state)}, but {type(self).__name__} needs "
-                f"{', '.join(names)}"
-            )
-        tensors = {name: state[name] for name in names}
-        self._check_values(tensors)
-        self._load(tensors)
-        self._solution = None
-
-    @classmethod
-    def from_state(cls: type[Form], state: dict[str, Any]) -> Form:
-        """Build an instance from what ``state_dict`` returned.
-
-        Raises:
-            StateError: another class returned it, or it is damaged.
-        """
-        try:
-            settings = state["settings"]
-            counts = state["counts"]
-            # Checked first, because the constructor allocates memory for this number.
-            if len(counts) != settings["n_classes"]:
-                raise StateError(
-                    f"the state has counts of {len(counts)} classes, not of "
-                    f"{settings['n_classes']}"
-                )
-            statistics = cls(**settings)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                f"this is no state of {cls.__name__} ({error}); give what its "
-                "state_dict returned"
-            ) from error
-        statistics.load_state_dict(state)
-        return statistics
-
-    def like(self: Form, state: dict[str, Any]) -> Form:
-        """Build an instance without images that can load a state.
-
-        What changes while learning is as it was then.
-        """
-        changed = {
-            name: value
-            for name, value in state["settings"].items()
-            if name in self._changing
-        }
-        return type(self)(**{**self.settings, **changed})
-
     # Checks
-
-    def _check_settings(
-        self, settings: dict[str, Any], verb: str, free: frozenset[str] = frozenset()
-    ) -> None:
-        """Raise ``StateError`` if settings differ that are not ``free``."""
-        for name in {**self.settings, **settings}:
-            mine = self.settings.get(name)
-            theirs = settings.get(name)
-            if mine != theirs and name not in free:
-                raise StateError(
-                    f"statistics with {name}={theirs} cannot be {verb} into those with "
-                    f"{name}={mine}; build both with the same settings"
-                )
 
     def _check_label(self, label: int) -> None:
         n_classes = self.settings["n_classes"]

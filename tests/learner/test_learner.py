@@ -20,7 +20,7 @@ from crumb_avalanche.learner.header import CLOSED_FORMS, read_header
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.methods.closed_form import BudgetError
+from crumb_avalanche.methods.budgeted_statistics import BudgetError
 from crumb_avalanche.methods.features import FeatureMoments, feature_length
 from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.split_model import SplitModel

@@ -9,7 +9,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
 from crumb_avalanche.learner.scikit_learn import CrumbClassifier, ImageFeatures
-from crumb_avalanche.methods.closed_form import BudgetError
+from crumb_avalanche.methods.budgeted_statistics import BudgetError
 
 
 @pytest.mark.parametrize("method", ["rda", "slda"])

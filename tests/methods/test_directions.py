@@ -6,7 +6,7 @@ from closed_form_cases import discriminant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from crumb_avalanche.methods.closed_form import BudgetError
+from crumb_avalanche.methods.budgeted_statistics import BudgetError
 from crumb_avalanche.methods.directions import BLOCK, ClassDirections
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
 

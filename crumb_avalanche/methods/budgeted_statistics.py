@@ -1,0 +1,150 @@
+"""Bytes of statistics of features, and how they fit into a budget."""
+
+import inspect
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import torch
+from typing_extensions import Self
+
+from crumb_avalanche.methods.feature_statistics import FeatureStatistics
+from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.system.words import counted
+
+
+class BudgetError(ValueError):
+    """A class more does not fit into a budget."""
+
+
+class BudgetedStatistics(FeatureStatistics):
+    """Statistics that know their bytes and give up some of themselves for a budget.
+
+    A run charges ``fixed_bytes`` to its budget and buys items with the rest, for forms
+    that are ``budgeted``. A learner, which meets classes one after another, begins with
+    ``for_budget`` and calls ``make_room`` before each new class.
+
+    Attributes:
+        budgeted: whether the budget of a run decides how much is stored; see
+            ``bought``.
+    """
+
+    budgeted: ClassVar[bool] = False
+
+    @classmethod
+    @lru_cache(maxsize=256)
+    def bytes_of(cls, n_classes: int, length: int, **arguments: Any) -> int:
+        """Return the bytes of an instance without images.
+
+        They come from tensors without memory.
+        """
+        with torch.device("meta"):
+            return tensor_bytes(cls(n_classes, length, **arguments).tensors())
+
+    @classmethod
+    def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        """Return the bytes of one item that a budget buys, in ``budgeted`` forms."""
+        raise NotImplementedError(f"the size of {cls.__name__} is fixed")
+
+    @classmethod
+    def fixed_bytes(
+        cls, n_classes: int, length: int, head_length: int, settings: Mapping[str, Any]
+    ) -> int:
+        """Return the bytes that a run charges to its budget before any item.
+
+        Args:
+            n_classes: classes of the stream.
+            length: number of features.
+            head_length: number of the last features, those of the head's input, which
+                ``narrow`` keeps.
+            settings: settings of the method by name.
+        """
+        return cls.bytes_of(n_classes, length, **settings)
+
+    @classmethod
+    def bought(
+        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return the constructor arguments that follow from what a budget buys.
+
+        Raises:
+            ValueError: the budget buys too little.
+        """
+        return {}
+
+    @classmethod
+    def for_stream(
+        cls,
+        n_classes: int,
+        length: int,
+        head_length: int,
+        items: int,
+        seed: int,
+        settings: Mapping[str, Any],
+    ) -> Self:
+        """Build an instance for a run; it may begin with fewer classes than come.
+
+        See ``fixed_bytes`` for the arguments; ``items`` are what the budget buys, and
+        ``seed`` is for forms that draw random numbers.
+        """
+        arguments = dict(settings)
+        if "seed" in inspect.signature(cls._allocate).parameters:
+            arguments["seed"] = seed
+        arguments.update(cls.bought(n_classes, length, items, settings))
+        return cls(n_classes, length, **arguments)
+
+    @classmethod
+    def for_budget(cls, length: int, budget: int, head_length: int) -> Self:
+        """Build an instance without classes for a budget in bytes.
+
+        Nobody knows how many classes will come.
+        """
+        return cls(0, length)
+
+    @property
+    def allocated_classes(self) -> int:
+        """Number of classes that memory is allocated for."""
+        return self.settings["n_classes"]
+
+    def least_bytes(self, classes: int) -> int:
+        """Return the fewest bytes of so many classes, by default without images."""
+        return self._bytes_without_images(classes)
+
+    def _bytes_without_images(self, classes: int) -> int:
+        return self.bytes_of(**{**self.settings, "n_classes": classes})
+
+    def narrow(self, classes: int, budget: int, head_length: int) -> str:
+        """Drop all features but the last ones where a budget gets small.
+
+        Returns:
+            What is given up for it, in words; empty for nothing.
+        """
+        return ""
+
+    def share(self, classes: int, budget: int) -> str:
+        """Fit the statistics of so many classes into a budget in bytes.
+
+        Returns:
+            What is given up for it, in words; empty for nothing.
+        """
+        return ""
+
+    def make_room(self, classes: int, budget: int, head_length: int) -> str:
+        """Fit so many classes into a budget, before any image of a new one is learned.
+
+        Returns:
+            What is given up for it, in words; see ``narrow`` and ``share``.
+
+        Raises:
+            BudgetError: even the least does not fit.
+        """
+        narrowed = self.narrow(classes, budget, head_length)
+        needed = self.least_bytes(classes)
+        if needed > budget:
+            raise BudgetError(
+                f"{needed:,} bytes are needed for {counted(classes, 'class')}, but the "
+                f"budget is {budget:,}: forget a class, or make a learner with a "
+                "larger budget_bytes and teach it again"
+            )
+        shared = self.share(classes, budget)
+        return "; ".join(filter(None, [narrowed, shared]))
