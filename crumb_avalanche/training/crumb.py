@@ -35,6 +35,7 @@ from crumb_avalanche.models.split_model import SplitModel, check_split_model
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.training.balanced_replay import BalancedReplay
 from crumb_avalanche.training.batch_plugin import StoringPlugin
+from crumb_avalanche.training.first_experience import FirstExperience
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.replay_step import AfterUpdate, memory_step
@@ -64,6 +65,9 @@ class CRUMBPlugin(StoringPlugin):
     A replay batch has no memories of the batch's own classes, as in the paper. If
     classes return in later experiences (domain-incremental and online streams),
     memories of those are replayed, too; a warning says so once.
+
+    Another warning comes after the first experience, if the network names its images
+    hardly better than by chance.
 
     Example:
         >>> import torch
@@ -159,6 +163,7 @@ class CRUMBPlugin(StoringPlugin):
         if settings.replay_compute is not None:
             self.balanced = BalancedReplay(settings.replay_compute)
         self._after_update = AfterUpdate(self, self._replay)
+        self._first = FirstExperience()
 
     def before_training(self, strategy, **kwargs):
         _check_neighbours(strategy, self.storage_policy)
@@ -186,6 +191,7 @@ class CRUMBPlugin(StoringPlugin):
 
         ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta is 0.
         """
+        self._observe_first(strategy)
         if self.codebook_weight == 0:
             strategy.loss = self.direct_weight * strategy.loss
         else:
@@ -200,6 +206,18 @@ class CRUMBPlugin(StoringPlugin):
             )
         if self.fused:
             self._add_replay_losses(strategy)
+
+    def _observe_first(self, strategy: Any) -> None:
+        """Keep maps of the first experience, if P is trained on it."""
+        is_first_epoch = strategy.clock.train_exp_epochs == 0
+        if _in_first_task(strategy) and is_first_epoch and strategy.loss.requires_grad:
+            images = len(strategy.adapted_dataset)
+            self._first.observe(self.current, self._position, images)
+
+    def after_training_exp(self, strategy, **kwargs):
+        super().after_training_exp(strategy, **kwargs)
+        if _in_first_task(strategy):
+            self._first.finish(strategy.model, self.mask)
 
     def _replay(self, strategy: Any, **kwargs: Any) -> None:
         """Take the replay steps after a new batch of task t > 1 (algorithm 1)."""

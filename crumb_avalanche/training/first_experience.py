@@ -1,0 +1,88 @@
+"""Warn where training on the first experience of a stream taught nothing."""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.memory.buffers import StreamBatch
+from crumb_avalanche.models.calibration import LOSSY, kept_text
+from crumb_avalanche.models.penultimate import evaluating
+from crumb_avalanche.models.split_model import SplitModel
+
+IMAGES = 32  # whose maps are tested, at most: 11 MB with SqueezeNet
+# Share of the way from chance to no error, below which a network has learned little.
+LITTLE = 0.25
+
+
+class FirstExperience:
+    """Tests a network on images of the first experience that it was trained on.
+
+    A network whose learning rate, weights or codes do not fit stays near chance, and
+    then its accuracy on the stream is low whatever the method does against forgetting.
+    F is frozen, so that maps of the first epoch are those of the trained network.
+    """
+
+    def __init__(self) -> None:
+        self._maps: list[Tensor] = []  # (C, H, W) each
+        self._labels: list[int] = []
+
+    def observe(self, batch: StreamBatch, position: int, images: int) -> None:
+        """Keep the maps of some images, evenly spread over the experience.
+
+        Args:
+            batch: of the first epoch.
+            position: of its first image among those of the experience.
+            images: number of images of the experience.
+        """
+        for index, label in enumerate(batch.numbers):
+            if (position + index) * IMAGES % images < IMAGES:
+                self._maps.append(batch.feature_map[index].clone())
+                self._labels.append(label)
+
+    def finish(self, model: SplitModel, mask: Callable[[Tensor], Tensor]) -> None:
+        """Warn if the answers are near chance, and forget the maps.
+
+        Args:
+            model: the network after the experience.
+            mask: of ``(B, classes)`` logits, over the classes seen.
+        """
+        labels = torch.tensor(self._labels)
+        classes = len(labels.unique())
+        if classes > 1:
+            logits = self._logits(model, mask)
+            accuracy = float((logits.argmax(1).cpu() == labels).float().mean())
+            chance = 1 / classes
+            if accuracy < chance + LITTLE * (1 - chance):
+                _warn(model, accuracy, chance)
+        self._maps = []
+        self._labels = []
+
+    @torch.no_grad()
+    def _logits(self, model: SplitModel, mask: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the logits ``(N, classes)`` of the kept maps, as in evaluation."""
+        with evaluating(model):
+            return mask(model.classify(torch.stack(self._maps)))
+
+
+def _warn(model: SplitModel, accuracy: float, chance: float) -> None:
+    """Warn of an accuracy near chance, and name what may cure it."""
+    cures = [
+        "try other learning rates (crumb run --family fair tries five on this "
+        "experience, in Python lr_search.tune)",
+        "train it longer with first_epochs",
+    ]
+    if model.codes_error is not None and model.codes_error > LOSSY:
+        cures.append(
+            f"take codes that keep more of the maps than {kept_text(model.codes_error)}: "
+            "--preset tuned, or Codebook(search='distance', filtered=True) with "
+            "codebook_init='kmeans'"
+        )
+    cures.append("take pretrained weights, and images normalised as they expect")
+    warnings.warn(
+        f"after the first experience the network names {100 * accuracy:.0f} % of its "
+        f"own images, where guessing names {100 * chance:.0f} %, so it will hardly "
+        f"learn the others: {'; or '.join(cures)}",
+        stacklevel=4,
+    )
