@@ -19,7 +19,7 @@ folder of test images. Writes `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`,
 
 import argparse
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -152,20 +152,22 @@ def _drops_of_run(
 
 
 def pretrained_network(file: str) -> SplitModel:
-    """The network that `crumb pretrain` wrote, with its own classes and image size."""
+    """The network that `crumb pretrain` wrote, as it was built, with its own classes."""
     from crumb_avalanche.models.backbones import split_backbone
-    from crumb_avalanche.models.codebook import Codebook
     from crumb_avalanche.models.weights import check_and_load
+    from crumb_avalanche.runs.pretrain_settings import PretrainSettings
+    from crumb_avalanche.runs.session import codebook_of, network_of
     from crumb_avalanche.training.pretraining import read_pretrained
 
     state, made_with = read_pretrained(file)
-    optional = ("relu_logits", "head_kernel", "image_size")
+    names = [entry.name for entry in fields(PretrainSettings)]
+    known = {name: made_with[name] for name in names if name in made_with}
+    settings = PretrainSettings(**known)
     model = split_backbone(
-        made_with["backbone"],
-        None,
+        weights=None,
         n_classes=made_with["classes"],
-        codebook=Codebook(made_with["codebook_size"], made_with["codebook_dim"]),
-        **{name: made_with[name] for name in optional if name in made_with},
+        codebook=codebook_of(settings),
+        **network_of(settings),
     )
     check_and_load(model, state, file)
     return model

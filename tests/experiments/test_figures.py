@@ -11,7 +11,7 @@ import torch
 import verdicts
 import yaml
 from called_script import called
-from fig4_shape_bias import bars_of, lines_of, picture
+from fig4_shape_bias import bars_of, lines_of, picture, pretrained_network
 from fig5_memory_blocks import Usage, summary, usage_of
 from PIL import Image
 from support.rebuilt_run import rebuilt
@@ -35,11 +35,15 @@ from support.statistics import (
     wilcoxon_test,
 )
 from torch import nn
+from watched import same_weights
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.report.paired import Paired, interval, paired
+from crumb_avalanche.runs.pretrain_settings import PretrainSettings
+from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.training.pretraining import save_pretrained
 
 
 def test_perturbations_shuffle_locations_or_remove_half_of_the_features():
@@ -181,6 +185,28 @@ def test_pretrained_networks(tmp_path):
         and "has 3 classes, but" in process.stderr
         and "was made with 2" in process.stderr
     )
+
+
+def test_a_pretrained_network_is_rebuilt_as_it_was(tmp_path):
+    made_with = PretrainSettings(
+        data="images",
+        weights="none",
+        backbone="small_cnn",
+        cut_layer=8,
+        image_size=32,
+        codebook_dim=8,
+        codebook_search="distance",
+        codebook_tables=2,
+        codebook_grouping="correlated",
+        codebook_filter=True,
+    )
+    model = build_model(made_with, 3, codebook=True)
+    file = tmp_path / "pretrained.safetensors"
+    save_pretrained(file, model, {**vars(made_with), "classes": 3})
+    again = pretrained_network(file)
+    assert again.codebook.settings == model.codebook.settings
+    assert again.map_shape == model.map_shape
+    same_weights(again, model)
 
 
 def test_usage_against_a_loop():
