@@ -74,8 +74,9 @@ def _warn(model: SplitModel, accuracy: float, chance: float) -> None:
         "train it longer with first_epochs",
     ]
     if model.codes_error is not None and model.codes_error > LOSSY:
+        share = kept_text(model.codes_error)
         cures.append(
-            f"take codes that keep more of the maps than {kept_text(model.codes_error)}: "
+            f"take codes that keep more of the maps than {share}: "
             "--preset tuned, or Codebook(search='distance', filtered=True) with "
             "codebook_init='kmeans'"
         )
