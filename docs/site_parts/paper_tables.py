@@ -1,7 +1,7 @@
 """Tables of the paper beside ours, made from ``docs/results/table*.csv``, and that of all claims."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from site_parts import csv_tables
 from site_parts.csv_tables import Line
@@ -61,8 +61,19 @@ def read(name: str) -> csv_tables.Lines:
     return [line for line in lines if line["ours"]]
 
 
+def replay_weights(name: str) -> dict[tuple[str, str], str]:
+    """Return the factor of the replay loss with which the runs of each row and protocol were recorded."""
+    weights = {}
+    for line in csv_tables.read(csv_tables.RUNS / f"{name}_runs.csv"):
+        settings = dict(text.split("=", 1) for text in line["settings"].split(" "))
+        weight = float(settings["replay_weight"])
+        weights[line["row"], line["protocol"]] = f"{weight:g}"
+    return weights
+
+
 def ablations(name: str) -> str:
-    """Return a table of rows beside "Ours": ``table1`` by stream, or a ``table4`` by category."""
+    """Return a table of rows beside "Ours": a ``table1`` by stream, or a ``table4`` by category."""
+    weights = replay_weights(name)
     rows = []
     last_category = ""
     for line in read(name):
@@ -78,6 +89,7 @@ def ablations(name: str) -> str:
             of_paper(line),
             ours(line),
             line["runs"],
+            weights[line["row"], line["protocol"]],
         ]
         last_category = category
         if line["effect"]:
@@ -85,29 +97,42 @@ def ablations(name: str) -> str:
         else:
             cells += ["", ""]
         rows.append([*cells, *tested(line)])
-    first = "stream" if name == "table1" else "category"
-    header = [first, "row", "paper", "here", "runs", "paper's effect", "effect here"]
+    first = "stream" if name.startswith("table1") else "category"
+    header = [first, "row", "paper", "here", "runs", "replay weight"]
+    header += ["paper's effect", "effect here"]
     return csv_tables.markdown([*header, *TESTED], rows, left=2)
 
 
 def codes_and_images(name: str) -> str:
     """Return a table of codes beside as many images (``table3``, ``table3_tiny_imagenet``, ``table3_cifar100``)."""
     lines = read(name)
+    weights = replay_weights(name)
     # Lines of codes and of images alternate.
     codes = lines[::2]
     images = lines[1::2]
     if any(line["paper"] for line in lines):
-        return _codes_and_images_with_paper(codes, images)
+        return _codes_and_images_with_paper(codes, images, weights)
     rows = []
     for code_line, image_line in zip(codes, images):
-        cells = [memories(code_line), ours(code_line), ours(image_line)]
+        weight = weights[code_line["row"], code_line["protocol"]]
+        cells = [memories(code_line), weight, ours(code_line), ours(image_line)]
         rows.append([*cells, points(image_line["effect"]), *tested(image_line)])
-    header = ["n", "codes", "images", "images minus codes", *TESTED]
+    header = ["n", "replay weight", "codes", "images", "images minus codes", *TESTED]
     return csv_tables.markdown(header, rows)
 
 
-def _codes_and_images_with_paper(codes: Sequence[Line], images: Sequence[Line]) -> str:
-    """Return the table of codes beside as many images where the paper has them too."""
+def _codes_and_images_with_paper(
+    codes: Sequence[Line],
+    images: Sequence[Line],
+    weights: Mapping[tuple[str, str], str],
+) -> str:
+    """Return the table of codes beside as many images where the paper has them too.
+
+    Args:
+        codes: lines of codes.
+        images: lines of as many images.
+        weights: see ``replay_weights``.
+    """
     rows = []
     last_protocol = ""
     for code_line, image_line in zip(codes, images):
@@ -116,6 +141,7 @@ def _codes_and_images_with_paper(codes: Sequence[Line], images: Sequence[Line]) 
             [
                 protocol if protocol != last_protocol else "",
                 memories(code_line),
+                weights[code_line["row"], code_line["protocol"]],
                 of_paper(code_line),
                 ours(code_line),
                 of_paper(image_line),
@@ -129,6 +155,7 @@ def _codes_and_images_with_paper(codes: Sequence[Line], images: Sequence[Line]) 
     header = [
         "protocol",
         "n",
+        "replay weight",
         "codes: paper",
         "here",
         "images: paper",

@@ -35,6 +35,8 @@ SPREAD = (
 )
 COMPETITOR_SPLITS = 5  # of the recorded runs of all methods on ETH-80
 SPLIT = itemgetter("frame_table_sha256")
+# Of Table 1, a file for each data set and protocol; Figures 3 and S1 are of its runs.
+TABLE1 = ("table1", "table1_class_iid", "table1_cifar100")
 
 
 def accuracies(
@@ -81,12 +83,13 @@ def recommended() -> Drawn:
 def table1() -> Drawn:
     """Draw all methods of Table 1, a panel for each benchmark."""
     panels: dict[str, Series] = {}
-    groups = grouped(read(RUNS / "table1_runs.csv"), "benchmark", "protocol", "row")
+    runs = [line for name in TABLE1 for line in read(RUNS / f"{name}_runs.csv")]
+    groups = grouped(runs, "benchmark", "protocol", "row")
     for (benchmark, protocol, row), lines in groups.items():
         series = panels.setdefault(DATA_SETS[benchmark], {})
         units = unit_means(lines, "final_accuracy", SPLIT)
         series.setdefault(protocol_text(protocol), {})[row] = units
-    for line in read(RECORDED / "table1.csv"):
+    for line in [line for name in TABLE1 for line in read(RECORDED / f"{name}.csv")]:
         if line["paper"] and line["benchmark"] == line["paper_dataset"]:
             series = panels[DATA_SETS[line["benchmark"]]]
             series.setdefault("the paper", {})[line["row"]] = [float(line["paper"])]
@@ -99,17 +102,18 @@ def table1() -> Drawn:
 
 def stream(name: str) -> Drawn:
     """Draw accuracy along the stream, a panel for each benchmark (``fig3``, ``figS1``, ``figS2``)."""
-    runs_name = "figS2" if name == "figS2" else "table1"
+    columns = ("benchmark", "protocol", "run")
     splits = {}
-    for line in read(RUNS / f"{runs_name}_runs.csv"):
-        splits[line["benchmark"], line["run"]] = SPLIT(line)
+    for runs_name in ["figS2"] if name == "figS2" else TABLE1:
+        for line in read(RUNS / f"{runs_name}_runs.csv"):
+            splits[tuple(line[column] for column in columns)] = SPLIT(line)
 
     def split(line: Line) -> str:
-        return splits[line["benchmark"], line["run"]]
+        return splits[tuple(line[column] for column in columns)]
 
     panels: Panels = {}
-    columns = ("benchmark", "protocol", "method", "experience")
-    for key, lines in grouped(read(RECORDED / f"{name}.csv"), *columns).items():
+    keys = ("benchmark", "protocol", "method", "experience")
+    for key, lines in grouped(read(RECORDED / f"{name}.csv"), *keys).items():
         benchmark, protocol, method, experience = key
         panel = f"{DATA_SETS[benchmark]}, {protocol_text(protocol)}"
         points = panels.setdefault(panel, {}).setdefault(method, {})
