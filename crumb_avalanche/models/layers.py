@@ -250,7 +250,8 @@ def multiply_biases(layers: nn.Module, head: str, factor: float) -> None:
 PASSES = 3  # a backward pass computes two products where the forward pass has one
 
 
-@torch.no_grad()
+# The counter cannot follow a pool by attention without gradients.
+@torch.enable_grad()
 def step_flops(model: nn.Module) -> tuple[int, int]:
     """Count operations for one image: of F, and of a training step of P.
 

@@ -26,28 +26,45 @@ _SWIN = dict(
     std=(0.229, 0.224, 0.225),
     classifier="head.fc",
 )
+# As CLIP: its head projects to the space of texts. SigLIP has none.
+_CLIP = dict(num_classes=8, mean=(0.4,) * 3, std=(0.3,) * 3, classifier="head")
+_SIGLIP = dict(num_classes=0, mean=(0.5,) * 3, std=(0.5,) * 3, classifier="head")
 default_cfgs = generate_default_cfgs(
-    {"small_dinov2.untrained": _USUAL | _DINO, "small_swin.untrained": _USUAL | _SWIN}
+    {
+        "small_dinov2.untrained": _USUAL | _DINO,
+        "small_swin.untrained": _USUAL | _SWIN,
+        "small_clip.untrained": _USUAL | _CLIP,
+        "small_siglip.untrained": _USUAL | _SIGLIP,
+    }
 )
+# Three blocks of 32 channels, and patches of 8 pixels.
+_SMALL = dict(img_size=64, patch_size=8, embed_dim=32, depth=3, num_heads=2)
 
 
 @register_model
 def small_dinov2(pretrained=False, **kwargs):
-    """Three blocks of 32 channels, patches of 8 pixels, a class token and four
-    registers.
-    """
-    usual = dict(
-        img_size=64,
-        patch_size=8,
-        embed_dim=32,
-        depth=3,
-        num_heads=2,
-        init_values=1e-5,
-        reg_tokens=4,
-    )
-    usual |= dict(no_embed_class=True)
+    """A class token and four registers."""
+    usual = dict(_SMALL, init_values=1e-5, reg_tokens=4, no_embed_class=True)
     return build_model_with_cfg(
         VisionTransformer, "small_dinov2", pretrained, **{**usual, **kwargs}
+    )
+
+
+@register_model
+def small_clip(pretrained=False, **kwargs):
+    """A class token, and a norm before the blocks."""
+    usual = dict(_SMALL, pre_norm=True)
+    return build_model_with_cfg(
+        VisionTransformer, "small_clip", pretrained, **{**usual, **kwargs}
+    )
+
+
+@register_model
+def small_siglip(pretrained=False, **kwargs):
+    """Patches alone, pooled by attention."""
+    usual = dict(_SMALL, class_token=False, global_pool="map")
+    return build_model_with_cfg(
+        VisionTransformer, "small_siglip", pretrained, **{**usual, **kwargs}
     )
 
 

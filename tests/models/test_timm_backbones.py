@@ -1,4 +1,4 @@
-"""Backbones of timm by name: eight families keep the contract of ``SplitModel``."""
+"""Backbones of timm by name: ten families keep the contract of ``SplitModel``."""
 
 import copy
 import pickle
@@ -63,6 +63,8 @@ FAMILIES = {
     "DINOv2": Family(
         "small_dinov2", "blocks.1", (32, 1 + 4 + 64, 1), (8, 8), 16, 2 * 32 + 32
     ),
+    "CLIP": Family("small_clip", "blocks.1", (32, 1 + 64, 1), (8, 8), 16, 2 * 32 + 32),
+    "SigLIP": Family("small_siglip", "blocks.1", (32, 8, 8), (8, 8), 16, 2 * 32 + 32),
     "Swin": Family("small_swin", "layers.2", (64, 4, 4), (4, 4), 16, 2 * 64 + 128),
 }
 
