@@ -30,7 +30,7 @@ LOSSY = 0.5  # error above which codes lose more of a map than they keep
 def calibrate(
     model: SplitModel,
     images: Dataset,
-    codebook_init: str = "matched",
+    codebook_init: str | None = None,
     seed: int = 0,
     measured_images: int | None = None,
 ) -> SplitModel:
@@ -61,7 +61,8 @@ def calibrate(
             ``calibrated``.
         images: items ``(image, ...)`` of the first experience or of pretraining; ``(3,
             h, w)`` images as for ``SplitModel.extract``.
-        codebook_init: a name in ``initialisers.INITIALISERS``.
+        codebook_init: a name in ``initialisers.INITIALISERS``; default ``matched``, as
+            in the paper, and ``kmeans`` for a codebook that chooses rows by distance.
         seed: seed of the initialiser.
         measured_images: number of images to measure, evenly spread over the data set;
             default 64, or 128 for a codebook that chooses rows by distance or has
@@ -75,12 +76,14 @@ def calibrate(
         ValueError: the initialiser is unknown, there are no images, or the maps are
             constant.
     """
+    codebook = model.codebook
+    if codebook_init is None:
+        codebook_init = usual_init(codebook)
     if codebook_init not in INITIALISERS:
         raise ValueError(
             f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}"
         )
     device = model.pixel_mean.device
-    codebook = model.codebook
     is_fitted = codebook is not None and not codebook.is_paper
     if measured_images is None:
         measured_images = 128 if is_fitted else 64
@@ -106,6 +109,13 @@ def calibrate(
     if codebook is not None:
         measure_codes(model, images, measured)
     return model
+
+
+def usual_init(codebook: Codebook | None) -> str:
+    """Return the initialiser that suits a codebook; the paper's without one."""
+    if codebook is not None and codebook.search == "distance":
+        return "kmeans"
+    return "matched"
 
 
 def _features_of(
@@ -185,7 +195,7 @@ def warn_of_error(codebook: Codebook, error: float) -> None:
         cure = (
             "rows chosen by distance keep more at the same bytes: --preset tuned, or "
             "Codebook(search='distance', tables=3, grouping='correlated', "
-            "filtered=True) with codebook_init='kmeans'"
+            "filtered=True)"
         )
     else:
         shorter = max(1, codebook.codebook_dim // 2)

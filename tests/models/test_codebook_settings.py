@@ -289,6 +289,19 @@ def test_calibration_fits_all_settings(make_model):
     assert errors[1] < errors[0]
 
 
+@pytest.mark.parametrize(
+    ("search", "initialiser"), [("direction", "matched"), ("distance", "kmeans")]
+)
+def test_rows_that_suit_the_search(make_model, search, initialiser):
+    models = []
+    for codebook_init in (None, initialiser):
+        model = make_model()
+        model.codebook = Codebook(16, model.codebook.codebook_dim, search=search)
+        models.append(calibrate(model, images_of(40), codebook_init))
+    by_default, by_name = models
+    assert torch.equal(by_default.codebook.blocks, by_name.codebook.blocks)
+
+
 def test_lossy_codes_warn(make_model):
     model = make_model()
     with pytest.warns(UserWarning, match=r"codes keep \d+ % .*--preset tuned"):
