@@ -217,7 +217,7 @@ class CRUMBPlugin(StoringPlugin):
     def after_training_exp(self, strategy, **kwargs):
         super().after_training_exp(strategy, **kwargs)
         if _in_first_task(strategy):
-            self._first.finish(strategy.model, self.mask)
+            self._first.finish(strategy.model, len(self._classes), self.mask)
 
     def _replay(self, strategy: Any, **kwargs: Any) -> None:
         """Take the replay steps after a new batch of task t > 1 (algorithm 1)."""

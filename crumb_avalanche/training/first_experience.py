@@ -41,18 +41,19 @@ class FirstExperience:
                 self._maps.append(batch.feature_map[index].clone())
                 self._labels.append(label)
 
-    def finish(self, model: SplitModel, mask: Callable[[Tensor], Tensor]) -> None:
+    def finish(
+        self, model: SplitModel, classes: int, mask: Callable[[Tensor], Tensor]
+    ) -> None:
         """Warn if the answers are near chance, and forget the maps.
 
         Args:
             model: the network after the experience.
+            classes: number of classes in the experience.
             mask: of ``(B, classes)`` logits, over the classes seen.
         """
-        labels = torch.tensor(self._labels)
-        classes = len(labels.unique())
-        if classes > 1:
-            logits = self._logits(model, mask)
-            accuracy = float((logits.argmax(1).cpu() == labels).float().mean())
+        if self._labels and classes > 1:
+            is_right = self._answers(model, mask) == torch.tensor(self._labels)
+            accuracy = float(is_right.float().mean())
             chance = 1 / classes
             if accuracy < chance + LITTLE * (1 - chance):
                 _warn(model, accuracy, chance)
@@ -60,10 +61,11 @@ class FirstExperience:
         self._labels = []
 
     @torch.no_grad()
-    def _logits(self, model: SplitModel, mask: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the logits ``(N, classes)`` of the kept maps, as in evaluation."""
+    def _answers(self, model: SplitModel, mask: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the classes ``(N,)`` that the maps are named, as in evaluation."""
         with evaluating(model):
-            return mask(model.classify(torch.stack(self._maps)))
+            logits = mask(model.classify(torch.stack(self._maps)))
+        return logits.argmax(1).cpu()
 
 
 def _warn(model: SplitModel, accuracy: float, chance: float) -> None:
@@ -77,8 +79,7 @@ def _warn(model: SplitModel, accuracy: float, chance: float) -> None:
         share = kept_text(model.codes_error)
         cures.append(
             f"take codes that keep more of the maps than {share}: "
-            "--preset tuned, or Codebook(search='distance', filtered=True) with "
-            "codebook_init='kmeans'"
+            "--preset tuned, or Codebook(search='distance', filtered=True)"
         )
     cures.append("take pretrained weights, and images normalised as they expect")
     warnings.warn(

@@ -37,7 +37,7 @@ def finish(right, wrong, classes=2, codes_error=None):
     first.observe(batch, 0, len(labels))
     model = Names()
     model.codes_error = codes_error
-    first.finish(model, mask=lambda logits: logits)
+    first.finish(model, classes, mask=lambda logits: logits)
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(10, 10), (12, 8), (0, 20)])
