@@ -21,8 +21,8 @@ measures a step of preset `tuned` (replay by compute, blocks of 32 values) and o
 preset `paper` (a replay batch after each new batch, with at least one memory of each
 class that the new batch does not have, or at most 32 memories) by the number of classes
 seen, with a memory of every class, each by the time of F forward and P forward and
-backward of the same batch: float32, eager. The milliseconds of a step stand below. With
---json, one object of the ratios.
+backward of the same batch: float32, eager. The milliseconds of a step stand below;
+--recipes chooses some of the three. With --json, one object of the ratios.
 """
 
 import argparse
@@ -52,6 +52,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.models.initialisers import init_matched_
+from crumb_avalanche.models.map_store import FeatureMemo
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.plan import preset_settings
@@ -249,12 +250,15 @@ def by_classes(
         later = stream_of(images, torch.arange(len(images)) % 2)
         costs[count] = {}
         # In turns: large batches of one slow down the other's memory.
-        for recipe, (length, replay) in RECIPES.items():
+        for recipe in options.recipes:
+            length, replay = RECIPES[recipe]
             torch.manual_seed(0)
             codebook = Codebook(256, length)
             model = split_backbone(weights=None, n_classes=count, codebook=codebook)
             strategy = crumb_of(model, max(MEMORIES, count), **replay)
+            model.feature_memo = FeatureMemo(BATCH)  # filling needs F once an image
             strategy.train(first, eval_streams=[])
+            model.feature_memo = None
             assert len(strategy.storage_policy.classes) == count
             functions = {
                 "step": partial(strategy.train, later, eval_streams=[]),
@@ -319,7 +323,7 @@ def report_classes(images: Tensor, options: argparse.Namespace) -> None:
         costs = by_recipe.values()
         rows.append([str(count), *(f"{cost.ratio:.2f}" for cost in costs)])
         times.append([str(count), *(f"{cost.milliseconds:.0f} ms" for cost in costs)])
-    header = ["classes", *RECIPES]
+    header = ["classes", *options.recipes]
     report(options, ratios, [table(header, rows), table(header, times)])
 
 
@@ -359,6 +363,7 @@ def main() -> None:
     parser = bench_parser(__doc__)
     add = parser.add_argument
     add("--classes", type=int, nargs="+", default=[], help="numbers of classes seen")
+    add("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), metavar="NAME")
     add("--precision", choices=["fp32", "bf16"], default="bf16")
     add(
         "--compile",
