@@ -20,11 +20,11 @@ MOST_LESSONS = 200
 
 @dataclass(frozen=True)
 class Replay:
-    """The last lessons, learned again.
+    """The outcome of learning the last lessons again, one changed or left out.
 
     Attributes:
-        history: with what was counted this time.
-        classifier: what is learned now.
+        history: the lessons with what was observed this time.
+        classifier: what is learned after them.
     """
 
     history: "History"
@@ -33,7 +33,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class History:
-    """The lessons of a learner; of the last ones the features, and what was before.
+    """The lessons of a learner, and what takes the last ones back.
 
     A lesson is taken back by learning the later ones again after what was learned
     before: the result equals a learner that never had it, to the bit. Lessons before
@@ -47,10 +47,10 @@ class History:
     Attributes:
         room: see above.
         lessons: all lessons, in order.
-        before: what was learned before the last ones; ``None`` if none can be taken
-            back.
-        features: of the last lessons, in order; ``None`` for a lesson of too many
-            features, which is the only one then.
+        before: the classifier before the lessons that can be taken back; ``None`` if
+            none can be.
+        features: of the lessons that can be taken back, in order; ``None`` for a lesson
+            of too many features, which is the only one then.
     """
 
     room: int
@@ -73,41 +73,41 @@ class History:
         """Index of the first lesson that can be taken back."""
         return len(self.lessons) - len(self.features)
 
-    def and_lesson(
+    def with_lesson(
         self, lesson: Lesson, before: Classifier, features: LessonFeatures | None
     ) -> "History":
-        """Return the history with another lesson.
+        """Return the history with a lesson more; oldest features go if room is short.
 
         Args:
-            lesson: what was learned.
-            before: what was learned before it.
-            features: of the lesson; ``None`` if they are too many.
+            lesson: the new lesson.
+            before: the classifier before the new lesson.
+            features: of the new lesson; ``None`` if they are too many.
         """
         lessons = (*self.lessons, lesson)
-        last_alone = History(self.room, lessons, before, (features,))
+        last_undoable_alone = History(self.room, lessons, before, (features,))
         if features is None or None in self.features:
-            return last_alone
+            return last_undoable_alone
         recent = [*filter(None, self.features), features]
-        dropped = _excess(recent, self.room)
-        if dropped >= len(self.features):
-            return last_alone
-        first = self.before
-        if dropped:
-            first = copy.deepcopy(self.before)
-            assert first is not None
-            for lesson_features in recent[:dropped]:
-                lesson_features.repeat(first)
-        return History(self.room, lessons, first, tuple(recent[dropped:]))
+        n_dropped = _excess(recent, self.room)
+        if n_dropped >= len(self.features):
+            return last_undoable_alone
+        before_recent = self.before
+        if n_dropped:
+            # Lessons that can no longer be taken back move into the classifier.
+            before_recent = copy.deepcopy(self.before)
+            assert before_recent is not None
+            for lesson_features in recent[:n_dropped]:
+                lesson_features.repeat(before_recent)
+        return History(self.room, lessons, before_recent, tuple(recent[n_dropped:]))
 
-    def and_merged(self, lessons: Iterable[Lesson]) -> "History":
+    def with_merged(self, lessons: Iterable[Lesson]) -> "History":
         """Return the history with the lessons of another learner, numbered anew.
 
         None can be taken back then.
         """
-        numbered = [
-            replace(lesson, number=number)
-            for number, lesson in enumerate(lessons, self.next_number)
-        ]
+        numbered = []
+        for number, lesson in enumerate(lessons, self.next_number):
+            numbered.append(replace(lesson, number=number))
         return History(self.room, (*self.lessons, *numbered))
 
     def undoable_lesson(self, number: int | None) -> Lesson:
@@ -158,21 +158,22 @@ class History:
         assert classifier is not None
         lessons = list(self.lessons[: self._first])
         replayed: list[LessonFeatures | None] = []
-        is_same = True  # as when the lessons were learned
+        is_after_change = False
         recent = zip(self.lessons[self._first :], self.features, strict=True)
-        for lesson, usual in recent:
-            again = usual
+        for lesson, recorded in recent:
+            lesson_features = recorded
             if lesson is changed:
-                is_same = False
-                again = features
-            if again is None:
+                is_after_change = True
+                lesson_features = features
+            if lesson_features is None:
                 continue
-            if is_same:
-                again.repeat(classifier)
+            if not is_after_change:
+                # The classifier is as it was then: no clip is predicted anew.
+                lesson_features.repeat(classifier)
                 lessons.append(lesson)
-                replayed.append(again)
+                replayed.append(lesson_features)
                 continue
-            relearned = again.learn(classifier)
+            relearned = lesson_features.learn(classifier)
             lessons.append(lesson.learned_again(relearned.lesson))
             replayed.append(relearned.features)
         before = None
@@ -191,18 +192,23 @@ class History:
         return replace(self, lessons=tuple(lessons))
 
     def renamed(self, old: str, new: str) -> "History":
-        """Return the history with another name of a class, maybe that of another."""
+        """Return the history in which class ``old`` is called ``new``.
+
+        If there is a class ``new``, the two become one.
+        """
         before = copy.deepcopy(self.before)
         if before is not None and old in before.names:
             if new in before.names:
                 before.move(old, new)
             else:
                 before.rename(old, new)
-        features = [
-            recorded and recorded.renamed(old, new) for recorded in self.features
-        ]
-        if self._shows(new):  # two classes become one
-            features = [recorded and recorded.unobserved() for recorded in features]
+        features: list[LessonFeatures | None] = []
+        two_become_one = self._shows(new)
+        for recorded in self.features:
+            renamed = recorded and recorded.renamed(old, new)
+            if renamed is not None and two_become_one:
+                renamed = renamed.unobserved()
+            features.append(renamed)
         lessons = [lesson.renamed(old, new) for lesson in self.lessons]
         return History(self.room, tuple(lessons), before, tuple(features))
 
@@ -220,7 +226,10 @@ class History:
         return History(self.room, tuple(lessons), before, tuple(features))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain values and tensors, which may share memory, without lessons."""
+        """Return what takes lessons back, for the learner file; without the lessons.
+
+        Tensors may share memory with this history.
+        """
         observations = []
         for recorded in filter(None, self.features):
             observations += recorded.observations

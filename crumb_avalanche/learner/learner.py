@@ -386,7 +386,7 @@ class Learner(Predictor):
                 pictured=picture.shows,
                 id=secrets.randbits(63),
             )
-            after = before.and_lesson(lesson, classifier, recorder.recorded())
+            after = before.with_lesson(lesson, classifier, recorder.recorded())
             self._replace_state(before, after)
             return lesson
 

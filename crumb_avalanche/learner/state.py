@@ -41,7 +41,7 @@ class State:
         """
         return cls(classifier, History(min(4 * classifier.budget_bytes, MOST_KEPT)))
 
-    def and_lesson(
+    def with_lesson(
         self, lesson: Lesson, classifier: Classifier, features: LessonFeatures | None
     ) -> "State":
         """Return the state after a lesson.
@@ -51,7 +51,7 @@ class State:
             classifier: a copy of the one here, which learned it.
             features: of the lesson; ``None`` if they are too many to be kept.
         """
-        history = self.history.and_lesson(lesson, self.classifier, features)
+        history = self.history.with_lesson(lesson, self.classifier, features)
         return State(classifier, history)
 
     def without_lesson(self, lesson: Lesson) -> "State":
@@ -155,7 +155,7 @@ class State:
         """
         classifier = copy.deepcopy(self.classifier)
         classifier.merge(other.classifier)
-        return State(classifier, self.history.and_merged(other.history.lessons))
+        return State(classifier, self.history.with_merged(other.history.lessons))
 
     def state_dict(self) -> dict[str, Any]:
         """Return all as plain values and tensors, which may share memory."""

@@ -35,7 +35,7 @@ class SelectionRule(ABC):
         Args:
             capacity: number of slots.
             classes: number of classes.
-            when: what is said of the classes.
+            when: which classes they are, for the message.
         """
         if self.every_class_holds_one and classes > capacity:
             raise ValueError(
@@ -59,11 +59,18 @@ class SelectionRule(ABC):
 
     @abstractmethod
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Choose the images of a batch to store, by label, and take slots for them.
+        """Choose the images of a batch to store, and take slots for them.
+
+        Buffers call it for each batch that is offered, and write the chosen images into
+        the slots. Memories that are evicted for them lose their slots.
+
+        Args:
+            slots: of the buffer; they change.
+            labels: class of each image of the batch.
 
         Returns:
-            ``(position in the batch, slot)`` pairs; a later pair for the same slot
-            replaces an earlier one.
+            ``(position in the batch, slot)`` of each chosen image. If a slot comes
+            twice, the later image replaces the earlier one.
         """
 
     @property
@@ -126,7 +133,7 @@ class EveryJth(SelectionRule):
         return []
 
     def choose(self, slots, labels):
-        """Store a frame if its class has room, by how many of the class were announced.
+        """Choose images evenly from those announced of a new class, else at random.
 
         Args:
             slots, labels: as for ``SelectionRule.choose``.
@@ -147,30 +154,48 @@ class EveryJth(SelectionRule):
             self.offered[label] += 1
             if self.past.get(label):
                 number = self.past[label] + index + 1
-                has_room = self._room_for_returned(slots, label, number)
+                is_admitted = self._admit_of_returned(slots, label, number)
             else:
-                has_room = self._room_for_new(slots, label, index)
-            if has_room:
+                is_admitted = self._admit_of_new(slots, label, index)
+            if is_admitted:
                 chosen.append((position, slots.take(label)))
         return chosen
 
-    def _room_for_new(self, slots: Slots, label: int, index: int) -> bool:
-        """Decide on an image of a class that was not seen before.
+    def _admit_of_new(self, slots: Slots, label: int, index: int) -> bool:
+        """Decide on an image of a class that was not seen before this experience.
 
-        Of the ``N`` coming images of the class, those with an ``index`` at which a
-        multiple of ``j = N / quota`` is passed are stored, and a slot is freed.
+        Frees a slot for it if it is to be stored. Of the ``N`` coming images of the
+        class, these are the ones at which a multiple of ``j = N / quota`` is passed.
+
+        Args:
+            slots: of the buffer.
+            label: the class.
+            index: number of images of the class that came before in this experience.
+
+        Returns:
+            Whether the image is to be stored.
         """
-        coming = self.coming[label]
-        stored = min(self.quota, coming)
-        if (index + 1) * stored // coming == index * stored // coming:
+        n_coming = self.coming[label]
+        n_stored = min(self.quota, n_coming)
+        due_before = index * n_stored // n_coming
+        due_with_this = (index + 1) * n_stored // n_coming
+        if due_with_this == due_before:
             return False
         slots.make_room(label)
         return True
 
-    def _room_for_returned(self, slots: Slots, label: int, number: int) -> bool:
-        """Decide on the ``number``-th image of a class that returned.
+    def _admit_of_returned(self, slots: Slots, label: int, number: int) -> bool:
+        """Decide on an image of a class that earlier experiences had (reservoir).
 
-        If it is stored, a slot is freed.
+        Frees a slot for it if it is to be stored.
+
+        Args:
+            slots: of the buffer.
+            label: the class.
+            number: of the image among all of the class, from 1.
+
+        Returns:
+            Whether the image is to be stored.
         """
         count = slots.count(label)
         # A class above its quota still is a uniform sample; others that need room make
@@ -205,12 +230,12 @@ class ClassBalancedReservoir(SelectionRule):
         chosen = []
         for position, label in enumerate(labels):
             self.seen[label] = self.seen.get(label, 0) + 1
-            if slots.free or self._room_in_full(slots, label):
+            if slots.free or self._admit_to_full(slots, label):
                 chosen.append((position, slots.take(label)))
         return chosen
 
-    def _room_in_full(self, slots: Slots, label: int) -> bool:
-        """Decide on an image for a full buffer; if it is stored, free a slot."""
+    def _admit_to_full(self, slots: Slots, label: int) -> bool:
+        """Decide on an image for a full buffer, and free a slot for it if stored."""
         # A class that has once been the largest is "full" from then on.
         largest = slots.largest()
         for candidate in slots.classes:
@@ -266,10 +291,7 @@ class ReferenceRule(SelectionRule):
         return []
 
     def choose(self, slots, labels):
-        """Store every few frames of a class, until it has its quota.
-
-        Of a class that has memories already, these and the new frames are drawn from
-        alike.
+        """Choose every ``stride``-th image of each class, until it has its quota.
 
         Args:
             slots, labels: as for ``SelectionRule.choose``.
@@ -277,24 +299,40 @@ class ReferenceRule(SelectionRule):
         if not self.trimmed:
             slots.trim(self.quota)  # the buffer wipes what is not taken again
             self.trimmed = True
+        positions_of: dict[int, list[int]] = {}
+        for position, label in enumerate(labels):
+            positions_of.setdefault(label, []).append(position)
         chosen: list[tuple[int, int]] = []
-        for label in dict.fromkeys(labels):
-            positions = [
-                position for position, offered in enumerate(labels) if offered == label
-            ]
+        for label, positions in positions_of.items():
             candidates = positions[:: self.stride]
-            # A uniform choice of the quota among old members, which come first, and
-            # candidates.
-            n_old = slots.count(label)
-            order = slots.random.permutation(n_old + len(candidates))
-            survivors = set(order[: self.quota].tolist())
-            n_old_survivors = sum(member < n_old for member in survivors)
-            for _ in range(n_old - n_old_survivors):
-                slots.release(label)
-            for index, position in enumerate(candidates):
-                if n_old + index in survivors:
-                    chosen.append((position, slots.take(label)))
+            chosen += self._choose_of_class(slots, label, candidates)
         self.done = all(slots.count(label) >= self.quota for label in self.expected)
+        return chosen
+
+    def _choose_of_class(
+        self, slots: Slots, label: int, candidates: Sequence[int]
+    ) -> list[tuple[int, int]]:
+        """Draw the quota of a class from its memories and the candidates alike.
+
+        Args:
+            slots: lose the memories of the class that are not drawn.
+            label: the class.
+            candidates: positions of images of the class in the batch.
+
+        Returns:
+            Position and slot of each candidate that is drawn.
+        """
+        n_memories = slots.count(label)
+        # Numbers below n_memories stand for memories, the others for candidates.
+        order = slots.random.permutation(n_memories + len(candidates))
+        survivors = set(order[: self.quota].tolist())
+        n_surviving_memories = sum(member < n_memories for member in survivors)
+        for _ in range(n_memories - n_surviving_memories):
+            slots.release(label)
+        chosen = []
+        for number, position in enumerate(candidates, n_memories):
+            if number in survivors:
+                chosen.append((position, slots.take(label)))
         return chosen
 
     @property

@@ -26,22 +26,22 @@ BLOCK = 32
 TINY = 2.0**LEAST_EXPONENT
 
 
-class Narrowed(NamedTuple):
-    """The last features of the directions of a class, as they would be stored.
+class LastFeatures(NamedTuple):
+    """The directions of a class cut to the last features, as they would be stored.
 
     Attributes:
-        source: the rows that they are of.
-        n_features: number of features.
-        rows, scales, energies: of the directions of these features.
-        share: what they keep of the squared lengths.
+        all_features: the rows that were cut.
+        n_features: number of the last features.
+        rows, scales, energies: as ``ClassDirections`` holds them of a class.
+        energy_share: the part of the squared lengths that is left, 0 to 1.
     """
 
-    source: Tensor
+    all_features: Tensor
     n_features: int
     rows: Tensor
     scales: Tensor
     energies: list[float]
-    share: float
+    energy_share: float
 
 
 class ClassDirections:
@@ -91,8 +91,9 @@ class ClassDirections:
         self.scales: list[Tensor] = []
         # Squared lengths of the rows of each class as stored, weakest first.
         self._energies: list[list[float]] = []
-        # What ``keep_features`` computed last of each class; copies share it.
-        self._narrow: dict[int, Narrowed] = {}
+        # What ``keep_features`` computed last of each class; copies share it, so that a
+        # learner that tries a lesson in a copy does not compute it twice.
+        self._last_features: dict[int, LastFeatures] = {}
         self.outside = torch.zeros(0, dtype=torch.float32)
         self.counts = torch.zeros(0, dtype=torch.int32)
         self.grow(n_classes)
@@ -130,8 +131,10 @@ class ClassDirections:
         if self.eight_bits:
             scales = torch.cat([self.scales[label] for label in labels])
             return values.mul_(self._scale_of_values(scales))
-        of_rows = [self.scales[label].expand(len(self.rows[label])) for label in labels]
-        return values.mul_(torch.cat(of_rows).double().unsqueeze(1))
+        row_scales = []
+        for label in labels:
+            row_scales.append(self.scales[label].expand(len(self.rows[label])))
+        return values.mul_(torch.cat(row_scales).double().unsqueeze(1))
 
     def _scale_of_values(self, scales: Tensor) -> Tensor:
         """Return the scale of each value, ``(k, D)`` float64, of those of blocks."""
@@ -168,8 +171,8 @@ class ClassDirections:
 
     def _block_scales(self, values: Tensor) -> Tensor:
         """Return the scale of each block of int8 rows, ``(k, D / 32)`` bfloat16."""
-        missing = -self.length % BLOCK
-        blocks = functional.pad(values.abs(), (0, missing)).unflatten(1, (-1, BLOCK))
+        padding = -self.length % BLOCK  # zeros that fill the last block
+        blocks = functional.pad(values.abs(), (0, padding)).unflatten(1, (-1, BLOCK))
         return (blocks.amax(2) / MOST_INT8).clamp_min(TINY).bfloat16()
 
     def _power_of_two(self, values: Tensor) -> Tensor:
@@ -198,7 +201,11 @@ class ClassDirections:
                 self._drop_weakest(label, number)
 
     def _surplus(self, total: int) -> list[int]:
-        """Return how many directions each class gives up for a total."""
+        """Return how many directions each class gives up, so that ``total`` are left.
+
+        The classes with the most directions give up one each until they suffice; if
+        fewer are to go, those whose next direction is the weakest.
+        """
         sizes = self.counts.tolist()
         surplus = [0] * len(sizes)
         excess = len(self) - total
@@ -207,11 +214,13 @@ class ClassDirections:
             largest = [
                 label for label, size in enumerate(sizes) if size == largest_size
             ]
+            # By the energy of the direction that each would give up next.
             largest.sort(key=lambda label: self._energies[label][surplus[label]])
-            for label in largest[:excess]:
+            giving = largest[:excess]
+            for label in giving:
                 sizes[label] -= 1
                 surplus[label] += 1
-            excess -= len(largest[:excess])
+            excess -= len(giving)
         return surplus
 
     def _drop_weakest(self, label: int, number: int) -> None:
@@ -235,45 +244,57 @@ class ClassDirections:
         self.counts = grown(self.counts, n_classes)
 
     def keep_features(self, count: int) -> None:
-        """Keep the last features.
+        """Drop all features but the last ``count``, where a budget gets small.
 
-        ``outside`` keeps the share that the directions keep of their squared lengths.
+        ``outside`` shrinks by as much as the squared lengths of the directions do.
         """
-        narrowed = [self._narrowed(label, count) for label in range(len(self.rows))]
+        cut_classes = []
+        for label in range(len(self.rows)):
+            cut_classes.append(self._cached_last_features(label, count))
         self.length = count
-        for label, narrow in enumerate(narrowed):
-            self.outside[label] *= narrow.share
-            self._put(label, narrow.rows, narrow.scales)
-            self._energies[label] = narrow.energies
+        for label, last in enumerate(cut_classes):
+            self.outside[label] *= last.energy_share
+            self._put(label, last.rows, last.scales)
+            self._energies[label] = last.energies
 
-    def _narrowed(self, label: int, count: int) -> Narrowed:
-        """Return the last features of a class, computed again only if it changed."""
-        cached = self._narrow.get(label)
-        source = self.rows[label]
+    def _cached_last_features(self, label: int, count: int) -> LastFeatures:
+        """Return the directions of a class cut to the last ``count`` features.
+
+        They are computed again only if the class changed.
+        """
+        cached = self._last_features.get(label)
+        rows = self.rows[label]
         if (
             cached is not None
-            and cached.source is source
+            and cached.all_features is rows
             and cached.n_features == count
         ):
             return cached
-        rows = self.of_class(label)[:, -count:]
-        before = sum(self._energies[label])
-        if before:
-            share = float(rows.square().sum()) / before
+        computed = self._compute_last_features(label, count)
+        self._last_features[label] = computed
+        return computed
+
+    def _compute_last_features(self, label: int, count: int) -> LastFeatures:
+        """Cut the directions of a class to the last ``count`` features."""
+        values = self.of_class(label)[:, -count:]
+        energy = sum(self._energies[label])
+        if energy:
+            energy_share = float(values.square().sum()) / energy
         else:
-            share = 1 - (self.length - count) / self.length
-        alone = ClassDirections(1, count, self.per_class, eight_bits=self.eight_bits)
-        alone._store(0, _principal(rows))
-        narrowed = Narrowed(
-            source=source,
-            n_features=count,
-            rows=alone.rows[0],
-            scales=alone.scales[0],
-            energies=alone._energies[0],
-            share=share,
+            energy_share = 1 - (self.length - count) / self.length
+        # Cut directions are not orthogonal; a class of its own stores principal ones.
+        cut_class = ClassDirections(
+            1, count, self.per_class, eight_bits=self.eight_bits
         )
-        self._narrow[label] = narrowed
-        return narrowed
+        cut_class._store(0, _principal(values))
+        return LastFeatures(
+            all_features=self.rows[label],
+            n_features=count,
+            rows=cut_class.rows[0],
+            scales=cut_class.scales[0],
+            energies=cut_class._energies[0],
+            energy_share=energy_share,
+        )
 
     def forget(self, label: int) -> None:
         """Remove all that is held of a class."""

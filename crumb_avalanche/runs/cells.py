@@ -28,10 +28,11 @@ def learn(cell: RunSettings) -> None:
     run_once(RunPlan.of(cell), count_divergence=True)
 
 
-def is_finished(cell: RunSettings) -> bool:
-    """Whether the cell has a result, of its settings.
+def tidy_if_finished(cell: RunSettings) -> bool:
+    """Return whether a cell has a result of its settings; remove leftovers beside it.
 
-    Files that a kill may have left beside it are removed.
+    Engines ask it before a run, so that a sweep resumes, and after it. Files that a
+    kill may have left are removed only beside a result.
 
     Raises:
         DamagedRunError: the result is damaged.
@@ -44,14 +45,14 @@ def is_finished(cell: RunSettings) -> bool:
 
     finished_result(folder, RunPlan.of(cell))
     tidy_up(folder)
-    # Of an attempt before, or of the process that was killed right after it wrote the
-    # result.
+    # The error of an earlier attempt, or of a process that was killed right after it
+    # wrote the result.
     (folder / ERROR).unlink(missing_ok=True)
     return True
 
 
 def unit_of(
-    cell: RunSettings, work: Work = learn, is_done: IsDone = is_finished
+    cell: RunSettings, work: Work = learn, is_done: IsDone = tidy_if_finished
 ) -> WorkUnit:
     """Return the work on a cell as a unit; it writes the result last."""
     return WorkUnit(
@@ -68,7 +69,7 @@ def sweep(
     *,
     progress: bool = True,
     work: Work = learn,
-    is_done: IsDone = is_finished,
+    is_done: IsDone = tidy_if_finished,
     finished: Callable[[RunSettings], object] | None = None,
 ) -> dict[Path, str]:
     """Do all unfinished runs; the same call resumes an interrupted sweep.
@@ -92,7 +93,7 @@ def sweep(
         cells = [replace(cell, checkpoint=True) for cell in cells]
     by_folder = {Path(cell.output): cell for cell in cells}
 
-    def note(unit: WorkUnit) -> None:
+    def report_finished(unit: WorkUnit) -> None:
         if finished is not None:
             finished(by_folder[unit.folder])
 
@@ -100,7 +101,7 @@ def sweep(
         fill_caches(cells, settings, folder, progress)
     units = [unit_of(cell, work, is_done) for cell in cells]
     engine = engine_of(settings, folder)
-    return do_all(units, engine, progress=progress, finished=note)
+    return do_all(units, engine, progress=progress, finished=report_finished)
 
 
 def fill_caches(

@@ -78,42 +78,36 @@ class SeenClassesLoss:
         unseen = self.unseen(logits.shape[1], logits.device)
         unseen = unseen & ~unseen.all()  # before training, all outputs count
         if _is_plain_cross_entropy(self.criterion):
-            return self._of_all_outputs(logits, labels, unseen)
-        return self._of_some_outputs(logits, labels, unseen)
+            return self._loss_of_all_outputs(logits, labels, unseen)
+        return self._loss_of_seen_outputs(logits, labels, unseen)
 
-    def _of_all_outputs(self, logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
+    def _loss_of_all_outputs(
+        self, logits: Tensor, labels: Tensor, unseen: Tensor
+    ) -> Tensor:
         """Compute the loss of all outputs, in which unseen classes do not count."""
         if labels.shape == logits.shape:
             labels = labels.masked_fill(unseen & _ruled_out(logits), 0)
         return self.criterion(logits, labels)
 
-    def _of_some_outputs(
+    def _loss_of_seen_outputs(
         self, logits: Tensor, labels: Tensor, unseen: Tensor
     ) -> Tensor:
-        """Compute the loss of the outputs of seen classes, and of those of labels."""
+        """Compute the loss of the outputs of seen classes and of classes of the batch.
+
+        An image of an evaluation may be of a class that training has not seen.
+        """
         classes = logits.shape[1]
-        numbers = torch.arange(classes, device=logits.device)
-        possible = ~_ruled_out(logits)  # another plugin may rule classes out
-        if labels.shape == logits.shape:
-            present = possible & (labels != 0).any(0)
-        else:
-            present = (labels[:, None] == numbers).any(0)
-        columns = (possible & ~unseen | present).nonzero().flatten()
+        columns = _columns_of_loss(logits, labels, unseen)
         if len(columns) == classes:
             return self.criterion(logits, labels)
 
-        columns_of_classes = torch.full_like(numbers, -1)
-        columns_of_classes[columns] = numbers[: len(columns)]
-        if labels.shape == logits.shape:
-            labels = labels[:, columns]
-        else:  # a label that is not a class, such as an ignore_index of -100, stays
-            is_class = (labels >= 0) & (labels < classes)
-            indices = labels.clamp(0, classes - 1)
-            labels = torch.where(is_class, columns_of_classes[indices], labels)
+        column_of_class = torch.full((classes,), -1, device=logits.device)
+        column_of_class[columns] = torch.arange(len(columns), device=logits.device)
         _check_function(self.criterion, classes)
-        with _cut(self.criterion, columns, columns_of_classes) as criterion:
+        with _cut_copy(self.criterion, columns, column_of_class) as criterion:
+            cut_labels = _labels_among(labels, columns, column_of_class)
             try:
-                return criterion(logits[:, columns], labels)
+                return criterion(logits[:, columns], cut_labels)
             except (RuntimeError, ValueError, IndexError) as error:
                 raise ValueError(
                     f"the criterion fails on the outputs of the {len(columns)} classes "
@@ -129,6 +123,41 @@ def _is_plain_cross_entropy(criterion: Any) -> bool:
     return type(criterion) is nn.CrossEntropyLoss and criterion.label_smoothing == 0
 
 
+def _columns_of_loss(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
+    """Return the columns of classes that are seen or of the batch, ``(k,)`` int64.
+
+    Args:
+        logits: ``(B, classes)`` float.
+        labels: ``(B,)`` int64, or ``(B, classes)`` targets.
+        unseen: ``(classes,)`` bool.
+    """
+    possible = ~_ruled_out(logits)  # another plugin may rule classes out
+    if labels.shape == logits.shape:
+        in_batch = possible & (labels != 0).any(0)
+    else:
+        numbers = torch.arange(logits.shape[1], device=logits.device)
+        in_batch = (labels[:, None] == numbers).any(0)
+    return (possible & ~unseen | in_batch).nonzero().flatten()
+
+
+def _labels_among(labels: Tensor, columns: Tensor, column_of_class: Tensor) -> Tensor:
+    """Return labels or targets of all classes as those of the ``k`` columns.
+
+    A label that is not a class, such as an ``ignore_index`` of -100, stays.
+
+    Args:
+        labels: ``(B,)`` int64, or ``(B, classes)`` targets.
+        columns: ``(k,)`` int64.
+        column_of_class: ``(classes,)`` int64, -1 for classes without a column.
+    """
+    classes = len(column_of_class)
+    if labels.dim() == 2 and labels.shape[1] == classes:
+        return labels[:, columns]
+    is_class = (labels >= 0) & (labels < classes)
+    indices = labels.clamp(0, classes - 1)
+    return torch.where(is_class, column_of_class[indices], labels)
+
+
 def _ruled_out(logits: Tensor) -> Tensor:
     """Return which classes no image may have, ``(classes,)`` bool."""
     return (logits <= UNSEEN_LOGIT).all(0)
@@ -141,7 +170,7 @@ PARTS_OF_MODULES = (*TENSORS_OF_MODULES, "_modules")
 
 @dataclass
 class _Copy:
-    """A copy of an object with cut tensors.
+    """A copy of a criterion, or of an object that it belongs to, with cut tensors.
 
     Attributes:
         original: the object.
@@ -172,47 +201,52 @@ class _Copy:
 class _Cutter:
     """Copies criteria with their tensors cut to some classes.
 
+    The user's criterion stays as it is, whatever the loss does with its tensors.
+
     Args:
         columns: ``(k,)`` int64, the classes that stay.
-        columns_of_classes: ``(classes,)`` int64, the column of each class; -1 for those
+        column_of_class: ``(classes,)`` int64, the column of each class; -1 for those
             that are cut off.
     """
 
-    def __init__(self, columns: Tensor, columns_of_classes: Tensor):
+    def __init__(self, columns: Tensor, column_of_class: Tensor):
         self.columns = columns
-        self.columns_of_classes = columns_of_classes
+        self.column_of_class = column_of_class
         self.copies: dict[int, _Copy] = {}  # by id of the original
 
-    def value(self, name: str, value: Any) -> Any:
-        """Return a value of a criterion cut; itself if it has no entry a class."""
-        classes = len(self.columns_of_classes)
+    def cut(self, name: str, value: Any) -> Any:
+        """Return an attribute of a criterion, cut if it has an entry for each class."""
+        classes = len(self.column_of_class)
         if isinstance(value, Tensor):
             for axis, length in enumerate(value.shape):
                 if length == classes:
                     value = value.index_select(axis, self.columns.to(value.device))
         elif name == "ignore_index" and 0 <= value < classes:
-            column = int(self.columns_of_classes[value])
+            column = int(self.column_of_class[value])
             return IGNORED if column < 0 else column
         return value
 
-    def criterion(self, criterion: Any) -> Any:
+    def copy_criterion(self, criterion: Any) -> Any:
         """Return a copy of a criterion, a callable of any kind."""
         if isinstance(criterion, functools.partial):
             keywords = {
-                name: self.value(name, value)
+                name: self.cut(name, value)
                 for name, value in criterion.keywords.items()
             }
-            function = self.criterion(criterion.func)
+            function = self.copy_criterion(criterion.func)
             return functools.partial(function, *criterion.args, **keywords)
         if inspect.ismethod(criterion):
-            owner = self.owner(criterion.__self__)
+            owner = self.copy_object(criterion.__self__)
             return types.MethodType(criterion.__func__, owner)
         if inspect.isroutine(criterion) or isinstance(criterion, type):
             return criterion
-        return self.owner(criterion)
+        return self.copy_object(criterion)
 
-    def owner(self, original: Any) -> Any:
-        """Return a shallow copy of an object, whose modules are copied, too."""
+    def copy_object(self, original: Any) -> Any:
+        """Return a shallow copy of an object, whose modules are copied, too.
+
+        An object that several parts of a criterion share is copied once.
+        """
         if id(original) in self.copies:
             return self.copies[id(original)].copied
         if not hasattr(original, "__dict__"):
@@ -234,20 +268,24 @@ class _Cutter:
         """Return copies of the modules of a module, by name; some may be None."""
         modules: dict[str, nn.Module | None] = {}
         for name, module in vars(parent)["_modules"].items():
-            modules[name] = None if module is None else self.owner(module)
+            modules[name] = None if module is None else self.copy_object(module)
         return modules
 
     def _cut_all(self, values: dict[str, Any]) -> dict[str, Any]:
-        return {name: self.value(name, value) for name, value in values.items()}
+        return {name: self.cut(name, value) for name, value in values.items()}
 
 
 @contextmanager
-def _cut(
-    criterion: Any, columns: Tensor, columns_of_classes: Tensor
+def _cut_copy(
+    criterion: Any, columns: Tensor, column_of_class: Tensor
 ) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
-    """Yield a copy of a criterion whose tensors have entries of some classes only."""
-    cutter = _Cutter(columns, columns_of_classes)
-    yield cutter.criterion(criterion)
+    """Yield a copy of a criterion whose tensors have entries of some classes only.
+
+    What the copy assigns to itself, such as a count of calls, is given to the original.
+    See ``_Cutter`` for the arguments.
+    """
+    cutter = _Cutter(columns, column_of_class)
+    yield cutter.copy_criterion(criterion)
     for criterion_copy in cutter.copies.values():
         criterion_copy.hand_back()
 

@@ -12,7 +12,7 @@ from support.runs import finished_runs, planned_settings
 from support.sweep import cell_settings
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
-from crumb_avalanche.runs.cells import IsDone, Work, is_finished, learn, sweep
+from crumb_avalanche.runs.cells import IsDone, Work, learn, sweep, tidy_if_finished
 from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.worker_check import EngineError
@@ -84,7 +84,7 @@ class CommonOptions:
         runs: Sequence[RunSettings],
         finished: Callable[[RunSettings], object] | None = None,
         work: Work = learn,
-        is_done: IsDone = is_finished,
+        is_done: IsDone = tidy_if_finished,
     ) -> dict[Path, str]:
         """Do the unfinished runs, none with --table-only.
 
@@ -99,7 +99,7 @@ class CommonOptions:
         """
         if self.table_only:
             for run in runs:
-                is_finished(run)
+                tidy_if_finished(run)
             return {}
         return sweep(
             runs,

@@ -184,7 +184,7 @@ def table(tmp_path, monkeypatch):
         return {}
 
     monkeypatch.setattr("support.common_options.sweep", sweep)
-    monkeypatch.setattr("support.common_options.is_finished", lambda run: True)
+    monkeypatch.setattr("support.common_options.tidy_if_finished", lambda run: True)
 
     def make(output, *more):
         ran.clear()
