@@ -111,7 +111,7 @@ def CLEARFrames(
     """
     _check_name("data_name", data_name, LAYOUTS)
     _check_name("evaluation_protocol", evaluation_protocol, EVALUATION)
-    root, images = LAYOUTS[data_name].read(root, paths)
+    root, images = LAYOUTS[data_name].find_images(root, paths)
     frames = [
         Frame(
             path=image[0],

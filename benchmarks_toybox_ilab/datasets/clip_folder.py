@@ -264,19 +264,22 @@ def _held_out(clips: list[_Clip], run: int, held_out: int | None) -> _HeldOut:
                 "leaves none for training; give held_out=None to hold out a fifth, or "
                 f"at most {number - 1}, or add {kind}s."
             )
-        for position in _neighbours(number, count, run):
+        for position in _held_out_positions(number, count, run):
             chosen.clips.update(groups[position])
     return chosen
 
 
-def _neighbours(number: int, count: int, run: int) -> list[int]:
-    """Return `count` neighbouring positions on a circle of `number`.
+def _held_out_positions(number: int, count: int, run: int) -> list[int]:
+    """Return which of `number` objects or clips a run holds out, `count` neighbours.
 
-    They are those after the last run's, shifted by one after each full turn.
+    Each run goes on where the last one ended, as on a circle. When runs would repeat,
+    after a few turns, the start is shifted by one, so that other neighbours follow.
     """
     common = math.gcd(number, count)
-    first = run * count + run // (number // common) % common
-    return [(first + step) % number for step in range(count)]
+    runs_until_repeat = number // common
+    shift = run // runs_until_repeat % common
+    start = run * count + shift
+    return [position % number for position in range(start, start + count)]
 
 
 def _fifth(number: int) -> int:
@@ -348,9 +351,9 @@ def _clips_of_class(
         ignored.update(entries.ignored)
         # The class folder, that of the object, and the folders of the clip; a class
         # folder with images itself is one object.
-        class_folder, *below = inner.relative_to(folder.parent).parts
-        if below:
-            object_name, *of_clip = below
+        class_folder, *inner_folders = inner.relative_to(folder.parent).parts
+        if inner_folders:
+            object_name, *of_clip = inner_folders
         else:
             object_name, of_clip = class_folder, []
         if entries.images:

@@ -98,7 +98,7 @@ LAYOUT = Layout(
     "a frame from 000 to 299",
     key=_key,
     whole=False,
-    places=("core50_128x128", "core50/core50_128x128"),
+    inner_folders=("core50_128x128", "core50/core50_128x128"),
     counts={"classes": 10, "train": 6_000, "test": 2_250},
     classes=CLASSES,
     url="http://bias.csr.unibo.it/maltoni/download/core50/core50_128x128.zip",
@@ -118,7 +118,7 @@ def CORe50Frames(
     clips and frames may be missing. `reference` has no effect: the published code uses
     the same frames. See `Layout.read` for the others.
     """
-    root, images = LAYOUT.read(root, paths)
+    root, images = LAYOUT.find_images(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
         for number, clips in sorted(objects.items()):
@@ -194,21 +194,23 @@ def CORe50ListedFrames(
         root = root / "core50"
     images = root / (MINI if mini else IMAGES)
     needed = (root / folder, images)
-    absent = [str(path) for path in needed if not path.is_dir()]
-    if absent:
+    missing = [str(path) for path in needed if not path.is_dir()]
+    if missing:
         archives = ", ".join(url for url, _ in LISTS_ARCHIVES)
         raise FrameTableError(
-            f"there is no folder {' and no folder '.join(absent)}. Scenario "
+            f"there is no folder {' and no folder '.join(missing)}. Scenario "
             f"{scenario!r} needs the images and the official lists ({archives}) side "
             "by side, as download=True does."
         )
 
     def names(image: re.Match[str], label: int, line: int) -> Listed:
-        position = int(image["object"]) - 1
-        class_name = CLASSES[position // OBJECTS]
+        # Objects o1 to o50 are numbered class by class.
+        number = int(image["object"])
+        class_index, index_in_class = divmod(number - 1, OBJECTS)
+        class_name = CLASSES[class_index]
         if object_lvl:
-            class_name += str(position % OBJECTS + 1)
-        return Listed(class_name, f"o{position + 1}", int(image["frame"]))
+            class_name += str(index_in_class + 1)
+        return Listed(class_name, f"o{number}", int(image["frame"]))
 
     lists = read_lists(
         root / folder / f"run{run}",
@@ -283,7 +285,7 @@ def CORe50(
             "experiences and order are in the official lists: choose one of these by "
             "run, from 0 to 9."
         )
-    root = cast(Path, BENCHMARK.place(dataset_root))
+    root = cast(Path, BENCHMARK.resolve_root(dataset_root))
     if download:
         _download_lists(root, scenario, mini)
     listed = Benchmark(

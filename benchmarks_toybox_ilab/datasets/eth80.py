@@ -81,7 +81,7 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
         ValueError: If run is not a whole number of at least 0.
     """
     run = whole_number("run", run, 0)
-    root, images = LAYOUT.read(root)
+    root, images = LAYOUT.find_images(root)
     frames = []
     for class_name, views in LAYOUT.clips(images).items():
         objects = sorted(views, key=natural_key)
@@ -101,13 +101,17 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
 
 
 def _held_out(objects: list[str], run: int) -> set[str]:
-    """Return the test objects of a class: two neighbours, or half the number apart."""
-    step = run % 10
-    if step < 5:
-        first = 2 * step
+    """Return the two test objects of a class in a run.
+
+    In runs 0 to 4 they are neighbours, each object once; in runs 5 to 9 they are half
+    the number of objects apart. Then the runs repeat.
+    """
+    split = run % 10
+    if split < 5:
+        first = 2 * split
         second = first + 1
     else:
-        first = step - 5
+        first = split - 5
         second = first + len(objects) // 2
     return {objects[first % len(objects)], objects[second % len(objects)]}
 

@@ -190,13 +190,15 @@ def _frames(
 
     call = _generator(generator)
     parameters = inspect.signature(call).parameters
-    usual: dict[str, object] = {
+    defaults: dict[str, object] = {
         "train_transform": None,
         "eval_transform": None,
         "dataset_root": root,
-        "run" if "run" in parameters else "seed": run,
+        "run": run,
     }
-    keywords = {key: value for key, value in usual.items() if key in parameters}
+    if "run" not in parameters:
+        defaults["seed"] = defaults.pop("run")
+    keywords = {key: value for key, value in defaults.items() if key in parameters}
     _check_arguments(name, parameters, {*keywords, *dict(arguments)})
     try:
         for key, value in arguments:
@@ -228,13 +230,19 @@ def _generator(name: str) -> Callable[..., Any]:
 
 
 def _check_arguments(
-    name: str, parameters: Mapping[str, inspect.Parameter], given: set[str]
+    name: str, parameters: Mapping[str, inspect.Parameter], arguments: set[str]
 ) -> None:
-    """Raise if a generator does not take an argument, or lacks one."""
-    wrong = sorted(given - parameters.keys())
+    """Raise ValueError if a generator does not take an argument, or lacks one.
+
+    Args:
+        name: of the stream.
+        parameters: of the generator.
+        arguments: names of the arguments that it would get.
+    """
+    wrong = sorted(arguments - parameters.keys())
     if not wrong:
         for key, parameter in parameters.items():
-            if parameter.default is parameter.empty and key not in given:
+            if parameter.default is parameter.empty and key not in arguments:
                 wrong.append(key)
     if wrong:
         raise ValueError(

@@ -85,7 +85,7 @@ def ICubFrames(
         reference: Choose the first day as the published code does, which sorts the
             names as text: day10 before day2. By default day2 comes before day10.
     """
-    root, images = LAYOUT.read(root, paths)
+    root, images = LAYOUT.find_images(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
         for number, clips in sorted(objects.items()):

@@ -74,7 +74,7 @@ LAYOUT = Layout(
     key=_key,
     folders=("train_img",),
     inside=True,
-    places=(FOLDER,),
+    inner_folders=(FOLDER,),
     counts={"classes": 14, "train": 35_280, "test": 11_760},
     classes=CLASSES,
 )
@@ -106,7 +106,7 @@ def ILabFrames(
     Raises:
         FrameTableError: Also if a class has no object with 8 sessions of 15 images.
     """
-    root, images = LAYOUT.read(root, paths)
+    root, images = LAYOUT.find_images(root, paths)
     # The draws go on from one session to the next.
     first_view = random.Random(0).randrange if reference else None
     frames = []

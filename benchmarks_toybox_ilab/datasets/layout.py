@@ -16,7 +16,7 @@ from benchmarks_toybox_ilab.tables.folders import (
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
-# session and split
+# Session and split of the images in a folder.
 SPLIT_OF_FOLDER = {
     "train": ("0", "train"),
     "val": ("1", "test"),
@@ -33,7 +33,7 @@ _WORDS = {
     "test_sessions": "test sessions of a class",
 }
 
-# Path by class, object, session and frame.
+# Path of an image by class, object, session and frame.
 Clips = dict[str, dict[Any, dict[Any, dict[Any, str]]]]
 
 
@@ -57,8 +57,8 @@ class Layout:
         whole: Whether all of `folders` are needed, and other folders are ignored;
             otherwise any of them is enough.
         inside: Whether the root may be the only one of `folders` itself.
-        places: Folders below a root that may be that of the data set, besides the root
-            itself and the folder `name`.
+        inner_folders: Folders below a root that may be that of the data set, besides
+            the root itself and the folder `name`.
         counts: Numbers of the whole data set that do not vary: of "classes", of "train"
             and "test" images, of clips ("train_clips", "test_clips"), and of sessions
             of each class ("train_sessions", "test_sessions").
@@ -81,7 +81,7 @@ class Layout:
     folders: tuple[str, ...] = ()
     whole: bool = True
     inside: bool = False
-    places: tuple[str, ...] = ()
+    inner_folders: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
     owner: str = "the paper"
     classes: Sequence[str] = ()
@@ -95,10 +95,11 @@ class Layout:
 
         It is the root or a folder below it that holds any of `folders`, or every one.
         """
-        enough = all if every else any
-        for below in ("", *self.places, self.name):
-            folder = root / below
-            if enough((folder / top).is_dir() for top in self.folders):
+        for inner_folder in ("", *self.inner_folders, self.name):
+            folder = root / inner_folder
+            is_present = [(folder / name).is_dir() for name in self.folders]
+            is_enough = all(is_present) if every else any(is_present)
+            if is_enough:
                 return folder
         if self.inside and root.absolute().name in self.folders:
             return root
@@ -120,16 +121,16 @@ class Layout:
         )
         if not root.is_dir():
             raise FrameTableError(f"there is no folder {root}. {advice}")
-        absent = [top for top in self.folders if not (root / top).is_dir()]
+        missing = [name for name in self.folders if not (root / name).is_dir()]
         if not self.whole:
-            absent = absent[:1]
+            missing = missing[:1]
         raise FrameTableError(
-            f"{root} has no folder {' and no folder '.join(absent)}, but holds "
+            f"{root} has no folder {' and no folder '.join(missing)}, but holds "
             f"{listed_entries(root)}. {advice}"
         )
 
     def images(self, paths: Iterable[str]) -> Iterator[re.Match[str]]:
-        """Yield a match of `pattern` for each image.
+        """Yield a match of `pattern` for each image; its groups say what it shows.
 
         Files that are no images are left out.
 
@@ -154,17 +155,21 @@ class Layout:
             return False
         return not self.ignored.fullmatch(path)
 
-    def read(
+    def find_images(
         self, root: str | Path, paths: Iterable[str] | None = None
     ) -> tuple[Path, Iterator[re.Match[str]]]:
-        """Return the folder of the data set and a match of each image.
+        """List the images of a copy of the data set; no image is opened.
 
-        All functions that make tables take these arguments.
+        Functions that make tables begin with it and take these arguments.
 
         Args:
             root: The folder that `tree` describes, or one that contains it as one of
-                `places`.
+                `inner_folders`.
             paths: Files below root, if they are known; None lists the folder.
+
+        Returns:
+            The folder that the paths are relative to, and a match of `pattern` for each
+            image.
 
         Raises:
             FrameTableError: If the folder is missing, or the files do not fit the
@@ -174,15 +179,18 @@ class Layout:
         root = Path(root)
         if paths is None:
             root = self.folder(root)
-            folders = [""]  # the root itself
-            if self.whole:
-                present = [name for name in self.folders if (root / name).is_dir()]
-                folders = present or folders
-            listed: list[str] = []
-            for name in folders:
-                listed += files_below(root, name)
-            paths = listed
+            paths = self._files_of(root)
         return root, self.images(paths)
+
+    def _files_of(self, folder: Path) -> list[str]:
+        """List the files in that of `folders` which are there, or all files."""
+        names: list[str] = []
+        if self.whole:
+            names = [name for name in self.folders if (folder / name).is_dir()]
+        paths: list[str] = []
+        for name in names or [""]:  # "" is the folder itself
+            paths += files_below(folder, name)
+        return paths
 
     def clips(self, images: Iterable[re.Match[str]]) -> Clips:
         """Group images by what `key` returns, classes by name.
@@ -232,47 +240,41 @@ class Layout:
 
         `train` is the training split in every run. Every image is a clip of its own,
         see `single_image`; rows have the order of the files. Classes may be missing.
-        `reference` has no effect; see `read` for the others.
+        `reference` has no effect; see `find_images` for the others.
         """
-        root, images = self.read(root, paths)
+        root, images = self.find_images(root, paths)
         return self.table(list(map(single_image, images)), root)
 
-    def place(self, name: str) -> str | None:
-        """Return the path below the root of a file of an archive.
+    def unpacked_path(self, name: str) -> str | None:
+        """Return the path below the root to which a file of an archive is unpacked.
 
-        The archive may have outer folders. None if the file is not needed.
+        The archive may have outer folders, which are left out.
+
+        Args:
+            name: Path of the file in the archive.
+
+        Returns:
+            The path, or None if the file is not needed.
         """
         if self.archived is not None:
             return self.archived(name)
         if self.pattern is None or not _seen(name):
             return None
-        steps = name.split("/")
-        ends = ["/".join(steps[first:]) for first in range(len(steps))]
-        if any(map(self.ignored.fullmatch, ends)):
+        candidates = without_outer_folders(name)
+        if any(map(self.ignored.fullmatch, candidates)):
             return None
-        return next(filter(self.pattern.fullmatch, ends), None)
+        return next(filter(self.pattern.fullmatch, candidates), None)
 
     def missing(self, table: FrameTable) -> list[str]:
-        """List what a table lacks of the whole data set.
+        """List what a table lacks of the whole data set, for who prepares a copy.
 
         Totals that differ, and classes with less than their share.
         """
-        numbers = _numbers(table)
-        lines = []
-        shares = {}  # of a class, by what is counted
-        for key, count in self.counts.items():
-            total = sum(number for (_, kind), number in numbers.items() if kind == key)
-            if total != count:
-                lines.append(f"{total} {_WORDS[key]}; {self.owner} has {count}")
-            if key != "classes" and count % self.counts["classes"] == 0:
-                shares[key] = count // self.counts["classes"]
+        numbers = _count_by_class(table)
+        lines = self._wrong_totals(numbers)
         incomplete = []
         for name in self.classes or table.classes:
-            gaps = []
-            for key, share in shares.items():
-                number = numbers[name, key]
-                if number < share:
-                    gaps.append(f"{number} of {share} {_WORDS[key]}")
+            gaps = self._gaps_of_class(name, numbers)
             if gaps:
                 incomplete.append(f"class {name}: {', '.join(gaps)}")
         lines += incomplete[:_LISTED]
@@ -280,8 +282,50 @@ class Layout:
             lines.append(f"{len(incomplete) - _LISTED} more classes are incomplete")
         return [*lines, *self.lacks(table)]
 
+    def _wrong_totals(self, numbers: Mapping[tuple[str, str], int]) -> list[str]:
+        """Describe the totals that differ from `counts`.
 
-def _numbers(table: FrameTable) -> Counter[tuple[str, str]]:
+        Args:
+            numbers: As `_count_by_class` returns them.
+        """
+        totals: Counter[str] = Counter()
+        for (_, counted), number in numbers.items():
+            totals[counted] += number
+        lines = []
+        for counted, expected in self.counts.items():
+            if totals[counted] != expected:
+                lines.append(
+                    f"{totals[counted]} {_WORDS[counted]}; {self.owner} has {expected}"
+                )
+        return lines
+
+    def _gaps_of_class(
+        self, name: str, numbers: Mapping[tuple[str, str], int]
+    ) -> list[str]:
+        """Describe what a class has less of than its share, where all have the same.
+
+        Args:
+            name: The class.
+            numbers: As `_count_by_class` returns them.
+        """
+        gaps = []
+        for counted, total in self.counts.items():
+            if counted == "classes" or total % self.counts["classes"]:
+                continue
+            share = total // self.counts["classes"]
+            number = numbers[name, counted]
+            if number < share:
+                gaps.append(f"{number} of {share} {_WORDS[counted]}")
+        return gaps
+
+
+def without_outer_folders(path: str) -> list[str]:
+    """Return a path, the path without its first folder, without two, and so on."""
+    steps = path.split("/")
+    return ["/".join(steps[start:]) for start in range(len(steps))]
+
+
+def _count_by_class(table: FrameTable) -> Counter[tuple[str, str]]:
     """Count what the keys of `Layout.counts` name, by class and key."""
     numbers = Counter((name, "classes") for name in table.classes)
     numbers.update(zip(table.class_name, table.split))
@@ -367,17 +411,17 @@ def read_lists(
     names: Callable[[re.Match[str], int, int], Listed],
     labelled: bool = True,
 ) -> Lists:
-    """Read official lists of images and labels.
+    """Read the text lists of images and labels that authors publish with a data set.
 
-    Each is a session: "batch0", "batch1", ... and "test".
+    Each list is a session: "batch0", "batch1", ... and "test".
 
     Args:
         folder, ending: The files are `train_batch_00` and so on, and `test`, with this
             ending.
         batches: Number of training lists.
         pattern, example: Of the path of an image, and of a line, for messages.
-        names: What is known of an image, from the match of its path, its label and the
-            number of its line.
+        names: Called with the match of an image's path, its label and the number of its
+            line; returns what is known of the image.
         labelled: Whether each class has a label of its own, from 0.
 
     Raises:

@@ -96,7 +96,7 @@ def _layout(name: str, factors: tuple[str, ...]) -> Layout:
         "and its number, as in cup_10",
         key=partial(_key, factors=factors),
         folders=SPLITS,
-        places=("openloris",),
+        inner_folders=("openloris",),
         counts={
             "classes": len(CLASSES),
             "train_sessions": sessions,
@@ -135,7 +135,7 @@ def OpenLORISFrames(
     if factor not in LAYOUTS:
         raise ValueError(f"unknown factor {factor!r}; known are {', '.join(LAYOUTS)}.")
     layout = LAYOUTS[factor]
-    root, images = layout.read(root, paths)
+    root, images = layout.find_images(root, paths)
     frames = []
     for class_name, factors in layout.clips(images).items():
         for position, name in enumerate(STREAMS[factor]):

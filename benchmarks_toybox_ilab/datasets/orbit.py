@@ -100,7 +100,7 @@ LAYOUT = Layout(
     "that of its video",
     key=_key,
     folders=("test",),
-    places=("orbit_benchmark_224", "orbit_benchmark"),
+    inner_folders=("orbit_benchmark_224", "orbit_benchmark"),
     owner="the data set",
     lacks=_lacks,
     archived=_archived,
@@ -136,7 +136,7 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
         )
     folder = LAYOUT.folder(Path(root))
     of_user = replace(LAYOUT, folders=(f"test/{user}",))
-    folder, images = of_user.read(folder)
+    folder, images = of_user.find_images(folder)
     frames: list[Frame] = []
     for object_name, kinds in LAYOUT.clips(images).get(user, {}).items():
         clean = _frames(folder, object_name, "clean", kinds.get("clean", {}))
@@ -175,7 +175,16 @@ def _frames(
 
 
 def _tested(folder: Path, video: str, numbers: list[int]) -> list[int]:
-    """Return the frames of a clutter video to test, ascending; [] if too few."""
+    """Draw the frames of a clutter video that are tested.
+
+    Args:
+        folder: of the data set.
+        video: its name, which seeds the draw, so that every run tests the same.
+        numbers: of its frames.
+
+    Returns:
+        Numbers in ascending order; none if the object is visible in too few.
+    """
     visible = _visible(folder, video, numbers)
     if len(visible) < LEAST_TESTED:
         return []

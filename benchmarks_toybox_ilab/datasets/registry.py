@@ -46,29 +46,25 @@ Generator = TypeVar("Generator", bound=Callable)
 
 
 def shows_keywords(generator: Generator) -> Generator:
-    """List the keywords of every stream in the signature of a generator.
+    """Put the keywords of every stream into the signature of a generator.
 
-    `help` and `inspect.signature` then name them, instead of `**host`. Those that a
-    data set sets itself have the default None: see `Benchmark.stream`.
+    `help`, editors and `inspect.signature` then name them, instead of `**host`. Those
+    that a data set sets itself have the default None: see `Benchmark.stream`.
     """
     signature = inspect.signature(generator)
-    own = [
-        parameter for name, parameter in signature.parameters.items() if name != "host"
-    ]
-    of_streams = []
+    parameters = dict(signature.parameters)
+    parameters.pop("host", None)
     for name, default in KEYWORD_DEFAULTS.items():
         if name in ("protocol", "classes_per_experience"):
             default = None
-        of_streams.append(
-            inspect.Parameter(
-                name,
-                kind=inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=StreamKeywords.__annotations__[name],
-            )
+        parameters[name] = inspect.Parameter(
+            name,
+            kind=inspect.Parameter.KEYWORD_ONLY,
+            default=default,
+            annotation=StreamKeywords.__annotations__[name],
         )
-    shown = signature.replace(parameters=[*own, *of_streams])
-    generator.__signature__ = shown  # type: ignore[attr-defined]
+    full = signature.replace(parameters=list(parameters.values()))
+    generator.__signature__ = full  # type: ignore[attr-defined]
     return generator
 
 
@@ -200,11 +196,11 @@ class Benchmark:
         from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
 
         arguments = dict(arguments or {})
-        _check_keywords(self.name, keywords, own=arguments)
+        _check_keywords(self.name, keywords, of_generator=arguments)
         if "run" in self.options:
             seed = keywords.get("seed")
             arguments["run"] = (keywords.get("run") if seed is None else seed) or 0
-        root = self.place(dataset_root)
+        root = self.resolve_root(dataset_root)
         if download and root is not None and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **arguments)
@@ -221,9 +217,11 @@ class Benchmark:
                 "n_experiences and classes_per_experience both divide the classes; "
                 "give one of them."
             )
-        missing = [name for name in defaults if keywords.get(name) is None]
+        for name in [*defaults]:
+            if keywords.get(name) is not None:
+                del defaults[name]
         # Editors follow the keywords into make_benchmark only if no item is assigned.
-        keywords.update({name: defaults[name] for name in missing})  # type: ignore
+        keywords.update(defaults)  # type: ignore
         order = self._order_of_host(table, keywords)
         if order is not None:
             keywords.update({"fixed_class_order": order})
@@ -251,7 +249,7 @@ class Benchmark:
             return None
         return self.host_order(table, whole_number("seed", seed, 0))
 
-    def place(self, root: str | Path | None) -> Path | None:
+    def resolve_root(self, root: str | Path | None) -> Path | None:
         """Return the folder of the data set.
 
         None stands for its folder where Avalanche keeps data; without files there is
@@ -277,16 +275,16 @@ class Benchmark:
 
 
 def _check_keywords(
-    name: str, keywords: Mapping[str, object], own: Iterable[str]
+    name: str, keywords: Mapping[str, object], of_generator: Iterable[str]
 ) -> None:
     """Raise TypeError if a generator has no such keyword.
 
     Args:
         name: Of the data set.
         keywords: What was given.
-        own: Keywords of the generator itself, which may be meant.
+        of_generator: Keywords of the generator itself, which may be meant.
     """
-    known = [*StreamKeywords.__annotations__, *own]
+    known = [*StreamKeywords.__annotations__, *of_generator]
     for keyword in keywords.keys() - StreamKeywords.__annotations__.keys():
         near = get_close_matches(keyword, known, n=1, cutoff=0.7)
         if keyword in NOT_HERE:

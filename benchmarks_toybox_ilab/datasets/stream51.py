@@ -58,7 +58,7 @@ LAYOUT = Layout(
         rf"{'|'.join(map(re.escape, LISTS.values()))}"
     ),
     folders=("train", "test"),
-    places=("Stream-51",),
+    inner_folders=("Stream-51",),
     counts={"classes": 51, "train": 150_736, "test": 2_550},
     owner="the data set",
     url="http://klab.cis.rit.edu/files/Stream-51.zip",
@@ -217,20 +217,25 @@ def _table(
             f"ratio is {ratio}, but must be at least 1: the cut holds the box around "
             "the object."
         )
-    folder, images = LAYOUT.read(root)
+    folder, images = LAYOUT.find_images(root)
     paths = {image[0] for image in images}
     train = list(_listed(folder, "train", paths))
-    test = list(_listed(folder, "test", paths))
+    test = []
+    for entry in _listed(folder, "test", paths):
+        if (entry.number == NOVEL) == novel:
+            test.append(entry)
+    frames = []
     if novel:
-        test = [entry for entry in test if entry.number == NOVEL]
-        frames = [_test_frame(entry, "novel", "train") for entry in test]
         classes = ["novel"]
+        for entry in test:
+            frames.append(_test_frame(entry, "novel", "train"))
     else:
-        test = [entry for entry in test if entry.number != NOVEL]
         names = _class_names(folder, train, test)
-        frames = [_training_frame(entry, names[entry.number]) for entry in train]
-        frames += [_test_frame(entry, names[entry.number], "test") for entry in test]
         classes = [names[number] for number in sorted(names)]
+        for entry in train:
+            frames.append(_training_frame(entry, names[entry.number]))
+        for entry in test:
+            frames.append(_test_frame(entry, names[entry.number], "test"))
     reader = None
     if bbox_crop:
         boxes = {entry.path: entry.box for entry in (*train, *test)}
@@ -390,7 +395,7 @@ def Stream51(
     if host.get("protocol") is None:
         host.update({"protocol": scenario})
     if eval_num is not None:
-        _refuse(("classes_per_experience", "n_experiences"), host, "eval_num")
+        _check_no_effect(("classes_per_experience", "n_experiences"), host, "eval_num")
         host.update({"classes_per_experience": eval_num})
     return BENCHMARK.stream(dataset_root, cuts, download, **host)
 
@@ -404,7 +409,7 @@ def _instance_stream(
 ) -> FrameBenchmark:
     """Make the stream of the scenario "instance"."""
     drawn = [name for name in DRAWN if name != "seed"]
-    _refuse(drawn, host, 'scenario="instance"')
+    _check_no_effect(drawn, host, 'scenario="instance"')
     benchmark = replace(
         BENCHMARK,
         frames=Stream51InstanceFrames,
@@ -423,11 +428,17 @@ def _instance_stream(
     return benchmark.stream(dataset_root, arguments, download, **host)
 
 
-def _refuse(names: Sequence[str], host: StreamKeywords, keyword: str) -> None:
-    """Raise ValueError for keywords that another one leaves nothing to say."""
-    given = [name for name in names if host.get(name) is not None]
-    if given:
+def _check_no_effect(names: Sequence[str], host: StreamKeywords, keyword: str) -> None:
+    """Raise ValueError for keywords that would have no effect beside another one.
+
+    Args:
+        names: the keywords without effect.
+        host: all keywords of a call.
+        keyword: the other one.
+    """
+    useless = [name for name in names if host.get(name) is not None]
+    if useless:
         raise ValueError(
-            f"{' and '.join(given)} cannot be given with {keyword}; leave one of them "
-            "out."
+            f"{' and '.join(useless)} cannot be given with {keyword}; leave one of "
+            "them out."
         )

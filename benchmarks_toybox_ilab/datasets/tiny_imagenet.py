@@ -43,7 +43,7 @@ LAYOUT = Layout(
     ),
     rule="<wnid> is the class: n and 8 digits",
     folders=("train", "val", "test"),
-    places=(FOLDER,),
+    inner_folders=(FOLDER,),
     counts={"classes": 200, "train": 100_000, "test": 10_000},
     owner="the data set",
     url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
@@ -67,7 +67,7 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
     folder = LAYOUT.find(Path(root)) or Path(root)
     official = (folder / "val").is_dir()
     layout = replace(LAYOUT, folders=("train", "val" if official else "test"))
-    folder, images = layout.read(root)
+    folder, images = layout.find_images(root)
     classes = _annotated(folder / ANNOTATIONS) if official else {}
     frames = []
     for image in images:

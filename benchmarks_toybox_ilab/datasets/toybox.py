@@ -129,7 +129,7 @@ def ToyboxFrames(
     Raises:
         FrameTableError: Also if a class has no object with all ten clips.
     """
-    root, images = LAYOUT.read(root, paths)
+    root, images = LAYOUT.find_images(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
         complete = []
@@ -161,16 +161,19 @@ def ToyboxFrames(
 
 
 def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
-    """Return number and path of the first frames of a clip.
+    """Return number and path of the first `FRAMES` frames of a clip, in order.
 
-    With `reference` a short clip is followed by itself backwards.
+    With `reference` a short clip goes on backwards, as in the paper's published code.
+
+    Args:
+        files: Path of each frame by its number.
+        reference: Whether it does.
     """
     frames = sorted(files.items())
     if reference:
-        last, _ = frames[-1]
-        backwards = frames[-2::-1]
-        for step, (_, path) in enumerate(backwards, 1):
-            frames.append((last + step, path))
+        last_number, _ = frames[-1]
+        backwards = [path for _, path in frames[-2::-1]]
+        frames += enumerate(backwards, last_number + 1)
     return frames[:FRAMES]
 
 

@@ -167,8 +167,8 @@ def _relative_to(root: Path, table: FrameTable) -> FrameTable:
     """Return the table with paths relative to `root`, above its own root."""
     if table.root == root:
         return table
-    below = cast(Path, table.root).relative_to(root).as_posix()
-    rows = (replace(row, path=f"{below}/{row.path}") for row in table)
+    prefix = cast(Path, table.root).relative_to(root).as_posix()
+    rows = [replace(row, path=f"{prefix}/{row.path}") for row in table]
     return FrameTable(rows, root, name=table.name, padded=table.padded)
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.layout import Layout, without_outer_folders
 from benchmarks_toybox_ilab.prepare.archives import ENDINGS, archives_in, names_in
 from benchmarks_toybox_ilab.tables.folders import is_visible, visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
@@ -130,9 +130,7 @@ def _fits_in_other_case(name: str, layout: Layout) -> bool:
     if layout.pattern is None:
         return False
     pattern = re.compile(layout.pattern.pattern, layout.pattern.flags | re.IGNORECASE)
-    steps = name.split("/")
-    ends = ("/".join(steps[first:]) for first in range(len(steps)))
-    return any(map(pattern.fullmatch, ends))
+    return any(map(pattern.fullmatch, without_outer_folders(name)))
 
 
 def _ends(name: str, endings: tuple[str, ...]) -> bool:

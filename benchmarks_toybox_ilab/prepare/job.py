@@ -63,20 +63,27 @@ class Job:
     def unpack(
         self, archive: Path, only: Callable[[str], str | None] | None = None
     ) -> None:
-        """Unpack the files that are needed below the root."""
+        """Unpack the files of an archive that are needed below the root.
+
+        Args:
+            archive: The archive.
+            only: Returns where a file of the archive goes below the root, or None to
+                leave it out; default `Layout.unpacked_path`.
+        """
         if archive.is_file() and archive.stat().st_size >= LARGE:
             size = readable_size(archive.stat().st_size)
             self.say(f"reading the file list of {archive} ({size})")
         if only is None:
-            only = self.data.files.place
+            only = self.data.files.unpacked_path
         count = unpack(archive, self.root, self.progress, only)
         plural = "" if count == 1 else "s"
         self.say(f"{archive}: {count} file{plural} unpacked")
 
     def bring(self, write: Callable[[Path], object] | None = None) -> None:
-        """Unpack the archives of the source or of the root, or download one.
+        """Bring the data set to the root: unpack archives, or download one.
 
-        A root that is unpacked needs none.
+        The archives are those of the source, or else of the root. Nothing is done for a
+        root that is unpacked.
 
         Args:
             write: Called with the data set's own archive, of verified content; None
@@ -93,8 +100,8 @@ class Job:
                 self.unpack(archive)
             if archive.parent.name == DOWNLOADS:
                 self.say(f"{archive} is no longer needed")
-        ready = self.data.files.find(self.root) is not None
-        if not ready or not (archives or self.in_place):
+        is_ready = self.data.files.find(self.root) is not None
+        if not is_ready or not (archives or self.in_place):
             raise self.nothing_there()
 
     @property
@@ -109,8 +116,8 @@ class Job:
         if self.data.files.find(self.root) is None:
             return False
         downloads = (self.root / DOWNLOADS, self.root / self._own_name)
-        begun = any(path.exists() for path in downloads)
-        return not begun or not Gaps.of(self.data, self.root).missing
+        is_begun = any(path.exists() for path in downloads)
+        return not is_begun or not Gaps.of(self.data, self.root).missing
 
     def _archives(self) -> list[Path]:
         """Return the archives to unpack; one is downloaded if there is none."""

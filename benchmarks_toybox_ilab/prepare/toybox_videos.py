@@ -54,13 +54,13 @@ def _unpack(job: Job, source: Path, unpacked: Path, archives: list[Path]) -> Non
         if unpacked not in video.parents
     }
 
-    def place(name: str) -> str | None:
+    def unpacked_path(name: str) -> str | None:
         if name.lower().rpartition("/")[2] in unpacked_names:
             return None
-        return job.data.files.place(name)
+        return job.data.files.unpacked_path(name)
 
     for archive in archives:
-        job.unpack(archive, place)
+        job.unpack(archive, unpacked_path)
 
 
 def videos_below(source: Path) -> list[Path]:

@@ -285,33 +285,38 @@ def class_counts(
     Raises:
         ValueError: If the classes cannot be divided so.
     """
-    given = _given_counts(total, half_first, per_exp_classes)
-    remaining = total - sum(given.values())
+    fixed_counts = _fixed_counts(total, half_first, per_exp_classes)
+    remaining = total - sum(fixed_counts.values())
     if n_experiences is None:
         size = whole_number("classes_per_experience", size, 1)
-        others = [min(size, remaining - start) for start in range(0, remaining, size)]
+        free_counts = [size] * (remaining // size)
+        if remaining % size:
+            free_counts.append(remaining % size)
     else:
-        others = _equal_counts(remaining, n_experiences, len(given))
-    number = len(given) + len(others)
-    if given and max(given) >= number:
+        free_counts = _equal_counts(remaining, n_experiences, len(fixed_counts))
+    number = len(fixed_counts) + len(free_counts)
+    if fixed_counts and max(fixed_counts) >= number:
         raise ValueError(
-            f"per_exp_classes names experience {max(given)}, but there are {number}, "
-            "which count from 0; give others, or more experiences."
+            f"per_exp_classes names experience {max(fixed_counts)}, but there are "
+            f"{number}, which count from 0; give others, or more experiences."
         )
-    following = iter(others)
+    next_free = iter(free_counts)
     counts = []
     for experience in range(number):
-        if experience in given:
-            counts.append(given[experience])
+        if experience in fixed_counts:
+            counts.append(fixed_counts[experience])
         else:
-            counts.append(next(following))
+            counts.append(next(next_free))
     return counts
 
 
-def _given_counts(
+def _fixed_counts(
     total: int, half_first: bool, per_exp_classes: Mapping[int, int] | None
 ) -> dict[int, int]:
-    """Return the numbers of classes that are given, by number of experience."""
+    """Return the numbers of classes that a user fixes, by number of experience.
+
+    The arguments are those of `class_counts`.
+    """
     if not per_exp_classes:
         if half_first:
             return {0: total // 2}
@@ -321,16 +326,16 @@ def _given_counts(
             "first_exp_with_half_classes and per_exp_classes both say how many classes "
             "an experience has; give one of them."
         )
-    given = {}
+    counts = {}
     for experience, count in per_exp_classes.items():
         experience = whole_number("a key of per_exp_classes", experience, 0)
-        given[experience] = whole_number("a value of per_exp_classes", count, 1)
-    if sum(given.values()) > total:
+        counts[experience] = whole_number("a value of per_exp_classes", count, 1)
+    if sum(counts.values()) > total:
         raise ValueError(
-            f"per_exp_classes has {sum(given.values())} classes in all, but there are "
+            f"per_exp_classes has {sum(counts.values())} classes in all, but there are "
             f"{total}; give fewer."
         )
-    return given
+    return counts
 
 
 def _equal_counts(remaining: int, n_experiences: int, n_given: int) -> list[int]:

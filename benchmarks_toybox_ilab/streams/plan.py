@@ -229,26 +229,25 @@ def _by_session(
     train = _sessions_of(table, "train")
     test = _sessions_of(table, test_split)
     if as_in_table:
-        in_experiences = [np.unique(table.labels[rows]) for rows in train]
-        order = list(dict.fromkeys(np.concatenate(in_experiences).tolist()))
+        labels_by_session = [np.unique(table.labels[rows]) for rows in train]
+        order = list(dict.fromkeys(np.concatenate(labels_by_session).tolist()))
     chunks = []
     for rows in test:
-        present = set(table.labels[rows].tolist())
-        chunks.append(tuple(label for label in order if label in present))
+        test_labels = set(table.labels[rows].tolist())
+        chunks.append(tuple(filter(test_labels.__contains__, order)))
     return _Experiences(chunks=chunks, train=train, test=test)
 
 
 def _check_sessions(**keywords: object) -> None:
-    """Raise for keywords that have no meaning if sessions are the experiences."""
-    given = [
-        name
-        for name, value in keywords.items()
-        if value is not None and value is not False
-    ]
-    if given:
+    """Raise ValueError for keywords that divide classes, where sessions do it."""
+    useless = []
+    for name, value in keywords.items():
+        if value is not None and value is not False:
+            useless.append(name)
+    if useless:
         raise ValueError(
             "the experiences are the sessions of the table, so "
-            f"{' and '.join(given)} cannot be given; leave it out, or give "
+            f"{' and '.join(useless)} cannot be given; leave it out, or give "
             "n_experiences or classes_per_experience."
         )
 

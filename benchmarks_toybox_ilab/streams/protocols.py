@@ -406,7 +406,7 @@ def _set_future_classes(stream: EagerCLStream) -> None:
     """
     future: set[int] = set()
     for experience in reversed(list(stream)):
-        present = ClassSet(experience.classes_in_this_experience)
-        experience.classes_in_this_experience = present
+        classes = ClassSet(experience.classes_in_this_experience)
+        experience.classes_in_this_experience = classes
         experience.future_classes = future
-        future = future | present
+        future = future | classes

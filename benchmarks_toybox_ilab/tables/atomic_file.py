@@ -67,11 +67,12 @@ def atomic_write(
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
-    before = check_replaceable(path)
+    replaced = check_replaceable(path)
     if not bulk:
         _remove_abandoned_of(path)
     if permissions is None:
-        at_first = 0o666 if before is None else 0o600  # until it is known who may read
+        # Of an existing file, nobody else reads until it is known who may.
+        at_first = 0o666 if replaced is None else 0o600
     else:
         at_first = permissions
     writer = os.getpid()
@@ -85,8 +86,8 @@ def atomic_write(
                 os.fsync(file.fileno())
         if permissions is not None:
             unfinished.chmod(permissions)  # which the umask may have narrowed
-        elif before is not None:
-            unfinished.chmod(_take_over_owner(unfinished, before))
+        elif replaced is not None:
+            unfinished.chmod(_take_over_owner(unfinished, replaced))
         os.replace(unfinished, path)
         if not bulk:
             _sync_folder(path.parent)
@@ -214,21 +215,21 @@ def _is_old(unfinished: Path) -> bool:
     return time.time() - unfinished.stat().st_mtime > _OLD
 
 
-def _take_over_owner(path: Path, before: os.stat_result) -> int:
+def _take_over_owner(path: Path, replaced: os.stat_result) -> int:
     """Give a file the owner and group of another; return the permissions to set.
 
     They are those of the other file, without the group's if the group stays another.
     """
-    permissions = stat.S_IMODE(before.st_mode) & 0o777
-    now = path.stat()
-    is_same = (now.st_uid, now.st_gid) == (before.st_uid, before.st_gid)
+    permissions = stat.S_IMODE(replaced.st_mode) & 0o777
+    present = path.stat()
+    is_same = (present.st_uid, present.st_gid) == (replaced.st_uid, replaced.st_gid)
     if is_same or os.name != "posix":
         return permissions
     unchanged = -1
     # Others than root can change the group alone.
-    for owner in (before.st_uid, unchanged):
+    for owner in (replaced.st_uid, unchanged):
         with contextlib.suppress(OSError):
-            os.chown(path, owner, before.st_gid)
+            os.chown(path, owner, replaced.st_gid)
             return permissions
     return permissions & 0o707
 

@@ -316,9 +316,9 @@ def on_background(image: Image.Image) -> Image.Image:
     if image.mode == "La":  # Pillow converts it to no other mode
         image = image.convert("LA")
     image = image.convert("RGBA")
-    below = Image.new("RGB", image.size, BACKGROUND)
-    below.paste(image, mask=image.getchannel("A"))
-    return below
+    canvas = Image.new("RGB", image.size, BACKGROUND)
+    canvas.paste(image, mask=image.getchannel("A"))
+    return canvas
 
 
 def _rgb(image: Image.Image, upright: bool) -> Image.Image:
@@ -514,11 +514,15 @@ def _grey(image: Image.Image) -> np.ndarray:
 
 
 def _stated_depths(image: Image.Image) -> tuple[int, ...]:
-    """Return the bits that 16-bit pixels of an opened file may use.
+    """Return how many bits of 16-bit pixels may be used, of an opened file.
 
-    Those that the file states, or else any of `DEPTHS`.
+    Cameras often use 10 to 14 bits. `eight_bits` scales by the first of these that the
+    brightest pixel fits into, so the image is not too dark.
+
+    Returns:
+        The number that the file states, at least 8; or all of `DEPTHS`.
     """
-    bits = 0
+    bits = 0  # stated in the file; 0 if it does not say
     if image.format in ("PPM", "JPEG2000"):  # Pillow scales their values to 16 bits
         bits = 16
     elif image.format == "TIFF":

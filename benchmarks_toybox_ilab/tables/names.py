@@ -85,8 +85,8 @@ def near_key(name: str) -> str:
     They differ in case, spaces, width, accents' form or invisible characters alone.
     """
     folded = unicodedata.normalize("NFKC", name).casefold()
-    seen = _UNSEEN.sub("", unicodedata.normalize("NFKC", folded))
-    return " ".join(seen.split())
+    visible = _UNSEEN.sub("", unicodedata.normalize("NFKC", folded))
+    return " ".join(visible.split())
 
 
 def check_near(names: Iterable[str], known: Iterable[str] = ()) -> None:

@@ -49,7 +49,7 @@ def progress_bar(
         scale: Whether large numbers are shown with k, M, G.
         show: Whether anything is printed.
     """
-    usual = {
+    options = {
         "total": total or None,
         "desc": title,
         "unit": unit,
@@ -57,11 +57,11 @@ def progress_bar(
         "unit_scale": scale,
     }
     if not show or sys.stderr.isatty():
-        return tqdm(**usual, disable=not show)
+        return tqdm(**options, disable=not show)
     # In tqdm's format.
     count = "{n_fmt}/{total_fmt}" if total else "{n_fmt}"
     return Lines(
-        **usual,
+        **options,
         bar_format="{desc}: " + count + "{unit}, {rate_fmt}{postfix}",
         mininterval=SECONDS,
         delay=SECONDS,

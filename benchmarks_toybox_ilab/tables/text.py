@@ -41,14 +41,14 @@ def is_seen(text: str, index: int) -> bool:
     virama is (Persian, Hindi, emoji), and so is a variation selector after one.
     """
     char = text[index]
-    before = text[max(index - 1, 0) : index]
-    after = text[index + 1 : index + 2]
+    previous = text[max(index - 1, 0) : index]
+    following = text[index + 1 : index + 2]
     if char in _JOINERS:
-        if before <= "\x7f" or {before, after} & {*_JOINERS, *_BLANK}:
+        if previous <= "\x7f" or {previous, following} & {*_JOINERS, *_BLANK}:
             return False
-        return after > "\x7f" or combining(before) == _VIRAMA
+        return following > "\x7f" or combining(previous) == _VIRAMA
     if _SELECTORS.match(char):
-        return before > "\x7f" or after == _KEYCAP
+        return previous > "\x7f" or following == _KEYCAP
     if char in _BLANK or _is_noncharacter(ord(char)):
         return False
     return char in _SIGNS or category(char) not in _UNSEEN_CATEGORIES

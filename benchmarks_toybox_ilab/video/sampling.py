@@ -210,7 +210,7 @@ def picture(
         width = round(width * aspect)
     else:
         height = round(height / aspect)
-    image = upright(_rgb(frame), matrix)
+    image = upright(_to_srgb(frame), matrix)
     if is_transposed(matrix):
         width, height = height, width
     target = _target_size(width, height, size)
@@ -233,31 +233,43 @@ def _target_size(width: int, height: int, size: Size) -> tuple[int, int]:
     return round(width * size / short), round(height * size / short)
 
 
-def _rgb(frame: Any) -> Image.Image:
-    """Convert a frame to 8-bit sRGB of the same size, on white."""
-    # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
-    how = {}
-    if frame.colorspace == _BT709:
-        how = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"}
-    # A forked process that frees a frame would wait for the threads of a converter
-    # which the frame keeps.
-    convert = load_av().video.reformatter.VideoReformatter().reformat
-    transparent = _is_transparent(frame)
+def _to_srgb(frame: Any) -> Image.Image:
+    """Convert a decoded frame to an image as photos are, 8-bit sRGB without alpha.
+
+    Transparent frames are laid on white; the size stays.
+
+    Args:
+        frame: A frame of PyAV, of any pixel format.
+    """
+    is_transparent = _is_transparent(frame)
     transfer = getattr(frame, "color_trc", _UNKNOWN)
     primaries = getattr(frame, "color_primaries", _UNKNOWN)
-    if is_wide(transfer, primaries):
-        deep_format = "rgba64le" if transparent else "rgb48le"
-        deep = convert(frame, format=deep_format, **how).to_ndarray()
-        colours = srgb(deep[..., :3], transfer, primaries)
-        alpha = (deep[..., 3:] >> 8).astype(np.uint8)
+    if is_wide(transfer, primaries):  # HDR, or colours beyond sRGB
+        pixel_format = "rgba64le" if is_transparent else "rgb48le"
+        pixels_16bit = _pixels(frame, pixel_format)
+        colours = srgb(pixels_16bit[..., :3], transfer, primaries)
+        alpha = (pixels_16bit[..., 3:] >> 8).astype(np.uint8)
         pixels = np.concatenate([colours, alpha], axis=2)
     else:
-        pixel_format = "rgba" if transparent else "rgb24"
-        pixels = convert(frame, format=pixel_format, **how).to_ndarray()
+        pixel_format = "rgba" if is_transparent else "rgb24"
+        pixels = _pixels(frame, pixel_format)
     image = Image.fromarray(pixels)
-    if transparent:
+    if is_transparent:
         return on_background(image)
     return image
+
+
+def _pixels(frame: Any, pixel_format: str) -> np.ndarray:
+    """Return the pixels of a frame in a pixel format of FFmpeg: `(H, W, channels)`."""
+    # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
+    colour_spaces = {}
+    if frame.colorspace == _BT709:
+        colour_spaces = {"src_colorspace": "ITU709", "dst_colorspace": "ITU601"}
+    # A forked process that frees a frame would wait for the threads of a converter
+    # which the frame keeps: this one is not the frame's.
+    converter = load_av().video.reformatter.VideoReformatter()
+    converted = converter.reformat(frame, format=pixel_format, **colour_spaces)
+    return converted.to_ndarray()
 
 
 def _is_transparent(frame: Any) -> bool:
@@ -363,29 +375,29 @@ def _decoded(video: Path, container: Any, stream: Any) -> Iterator[tuple[float, 
     clock = Clock(rate)
     time = 0.0
     end = 0.0  # of the last packet
-    first: float | None = None  # time stamp of the first good frame
-    begun = False  # a packet was good
+    first_stamp: float | None = None  # of the first good frame
+    is_begun = False  # a packet was good
     for packet in container.demux(stream):
-        if begun and packet.is_corrupt:
+        if is_begun and packet.is_corrupt:
             raise _damage(video, time)
-        begun = begun or not packet.is_corrupt
+        is_begun = is_begun or not packet.is_corrupt
         for frame in packet.decode():
             if frame.is_corrupt:
-                if first is None:  # a recording that begins between two key frames
-                    continue
+                if first_stamp is None:
+                    continue  # a recording that begins between two key frames
                 raise _damage(video, time)
             stamp = _stamp(container, frame)
-            if first is None:
-                first = stamp or 0.0
+            if first_stamp is None:
+                first_stamp = stamp or 0.0
             time = clock(stamp)
             yield time, frame
         packet_time = _packet_time(packet)
         if packet_time is not None:
             end = max(end, packet_time + _duration(packet))
-    if first is None:
+    if first_stamp is None:
         raise _video_error(video, "has no frame that can be decoded")
     # Some containers count from 0, others from the first frame: use the longer length.
-    length = max(end, end - first, time + 1 / rate)
+    length = max(end, end - first_stamp, time + 1 / rate)
     stated = _stated_seconds(container, stream, rate)
     if stated - length > _MISSING_SECONDS:
         raise _video_error(
@@ -442,12 +454,12 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
     if not video.stat().st_size:
         raise _video_error(video, "is empty (0 bytes)")
     av = load_av()
-    how = {}
+    options: dict[str, str] = {}
     if int(av.__version__.split(".")[0]) < 19:  # PyAV 19 lacks the argument
-        how = {"metadata_errors": "replace"}
+        options = {"metadata_errors": "replace"}
     try:
         # Absolute, because FFmpeg reads the text before a colon as a protocol.
-        container = av.open(str(video.absolute()), **how)
+        container = av.open(str(video.absolute()), **options)
     except Exception as error:
         raise _video_error(video, f"cannot be opened: {_reason(error)}") from error
     with closed_by_its_process(container):
@@ -492,8 +504,8 @@ def _damage(video: Path, time: float) -> VideoError:
     return _video_error(video, f"is damaged or truncated after {time:.1f} s")
 
 
-def _video_error(video: Path, what: str) -> VideoError:
-    return VideoError(f"video {video} {what}. {_ADVICE.format(name=video.name)}")
+def _video_error(video: Path, problem: str) -> VideoError:
+    return VideoError(f"video {video} {problem}. {_ADVICE.format(name=video.name)}")
 
 
 def _reason(error: Exception) -> str:

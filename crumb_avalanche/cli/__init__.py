@@ -140,8 +140,8 @@ def run_command(arguments: list[str]) -> int:
 
 def command_function(name: str) -> Callable[[Any], None]:
     """Import the function of a command."""
-    usual = (f"crumb_avalanche.cli.{name}", "main")
-    module_name, function = ELSEWHERE.get(name, usual)
+    main_of_module = (f"crumb_avalanche.cli.{name}", "main")
+    module_name, function = ELSEWHERE.get(name, main_of_module)
     with interrupted_later():
         module = import_module(module_name)
     return getattr(module, function)
@@ -208,12 +208,12 @@ def words_for(error: Exception) -> str | None:
 @contextmanager
 def short_warnings() -> Iterator[None]:
     """Print warnings to the user as one line, without the line of code that warns."""
-    usual = warnings.formatwarning
+    default_format = warnings.formatwarning
 
-    def short(message: Warning | str, category: type[Warning], *place: Any) -> str:
+    def short(message: Warning | str, category: type[Warning], *position: Any) -> str:
         if category is UserWarning:
             return f"warning: {printable(message)}\n"
-        return usual(message, category, *place)
+        return default_format(message, category, *position)
 
     warnings.formatwarning = short  # type: ignore[assignment]
     try:
@@ -223,7 +223,7 @@ def short_warnings() -> Iterator[None]:
             warnings.filterwarnings("ignore", "Image size .* exceeds limit")
             yield
     finally:
-        warnings.formatwarning = usual
+        warnings.formatwarning = default_format
 
 
 class TerminatedError(KeyboardInterrupt):
@@ -234,25 +234,23 @@ class TerminatedError(KeyboardInterrupt):
 def _handlers(
     handler: Callable[[int, FrameType | None], object], *signals: int
 ) -> Iterator[None]:
-    """Handle signals in a block.
+    """Call a handler for signals in a ``with`` block, and restore what was set before.
 
     Signals that the process ignores stay ignored; only a main thread can handle any.
     """
-    usual: dict[int, Any] = {}
+    replaced: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        usual = {number: signal.getsignal(number) for number in signals}
-    handled = [
-        number
-        for number, function in usual.items()
-        if function not in (None, signal.SIG_IGN)
-    ]
-    for number in handled:
+        for number in signals:
+            present_handler = signal.getsignal(number)
+            if present_handler not in (None, signal.SIG_IGN):
+                replaced[number] = present_handler
+    for number in replaced:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in handled:
-            signal.signal(number, usual[number])
+        for number, replaced_handler in replaced.items():
+            signal.signal(number, replaced_handler)
 
 
 @contextmanager

@@ -242,8 +242,8 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
         if not lesson["runtime"].startswith("torch"):
             line += f", by {lesson['runtime']}"
         yield line
-    kept = counted(header["undoable"], "lesson")
-    yield f"It holds features of the last {kept}, to take them back."
+    undoable = counted(header["undoable"], "lesson")
+    yield f"It holds features of the last {undoable}, to take them back."
     yield "It holds no images and no paths of images."
 
 

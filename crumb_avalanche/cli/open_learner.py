@@ -21,7 +21,7 @@ def opened(settings: NewLearnerSettings, path: Path) -> Learner:
     if path.exists():
         learner = Learner.load(path, settings.weights)
         learner.check_teachable()
-        check_same(settings, learner, path)
+        check_made_with(settings, learner, path)
         return learner
     weights: str | None = settings.weights or "torchvision"
     if weights == "none":
@@ -59,14 +59,20 @@ def text_of(looks: tuple[float, ...]) -> str:
     return ",".join(map(str, looks))
 
 
-def check_same(settings: NewLearnerSettings, learner: Learner, path: Path) -> None:
-    """Raise ValueError for a setting of a new learner that this one was not made with.
+def check_made_with(settings: NewLearnerSettings, learner: Learner, path: Path) -> None:
+    """Raise ValueError if a command asks for another learner than the one in a file.
 
-    Settings that are not given say nothing.
+    Settings of new learners that have their default were not written: they agree with
+    any learner.
+
+    Args:
+        settings: of the command.
+        learner: of the file.
+        path: of the file.
     """
     network = learner.network
-    # What each setting may be; the first is shown.
-    made_with: dict[str, tuple[Any, ...]] = {
+    # Values that agree with the learner; the message names the first.
+    accepted_values: dict[str, tuple[Any, ...]] = {
         "method": (learner.method,),
         "backbone": (network.backbone,),
         "cut_layer": tuple(network.cuts),
@@ -74,9 +80,10 @@ def check_same(settings: NewLearnerSettings, learner: Learner, path: Path) -> No
         "budget_bytes": (learner.budget_bytes,),
         "looks": (text_of(learner.looks),),
     }
-    for name, accepted in made_with.items():
+    for name, accepted in accepted_values.items():
         value = getattr(settings, name)
-        if value == getattr(type(settings), name):
+        default = getattr(type(settings), name)
+        if value == default:
             continue
         if name == "backbone":
             value = full_name(value)

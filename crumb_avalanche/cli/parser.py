@@ -87,7 +87,7 @@ def parser(name: str, every_flag: bool = True) -> Parser:
     """
     command = COMMANDS[name]
     flags = [*command.flagged(), *COMMON]
-    usual = command.usual.split() or command.flagged()
+    short_help = command.usual.split() or command.flagged()
     help_texts = COMMON | meanings(command.settings)
     epilog = None
     if not every_flag:
@@ -111,7 +111,7 @@ def parser(name: str, every_flag: bool = True) -> Parser:
     groups = _groups(name, command_parser)
     for flag in flags:
         help_text = argparse.SUPPRESS
-        if every_flag or flag in usual:
+        if every_flag or flag in short_help:
             help_text = _escaped(help_texts[flag])
         groups.get(_group_of(flag), command_parser).add_argument(
             flag_of(flag),
@@ -297,13 +297,13 @@ def spelled_arguments(arguments: list[str]) -> list[str]:
     without a flag.
     """
     words = []
-    for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
+    for argument, next_argument in zip(arguments, [*arguments[1:], ""], strict=False):
         flag, equals, value = argument.partition("=")
         if not flag.startswith("--"):
             words.append(argument)
             continue
-        alone = flag_of(argument[2:]) in BARE
-        if alone and after.lower() not in ("true", "false"):
+        needs_no_value = flag_of(argument[2:]) in BARE
+        if needs_no_value and next_argument.lower() not in ("true", "false"):
             equals = "=true"
         words.append(flag_of(flag[2:]) + equals + value)
     return words

@@ -40,50 +40,55 @@ Answers = Iterator[Answer]
 
 @dataclass(frozen=True)
 class Asker:
-    """Asks a learner about all sources of a command.
+    """Asks a learner about all sources of ``crumb predict``, one after the other.
+
+    The learner itself answers, or a ``ContactSheet`` that collects its answers.
 
     Attributes:
-        settings: say what is asked about.
-        ask: function as ``Learner.predict_all``.
-        ask_boxes: function of a path and boxes, as ``Learner.predict``.
+        settings: of the command.
+        predict_all: answers for a source, as ``Learner.predict_all``.
+        predict_boxes: answers for boxes of an image, as ``Learner.predict``.
         unread: receives the files that cannot be read.
     """
 
     settings: PredictSettings
-    ask: Callable[..., Answers]
-    ask_boxes: Callable[..., Any]
+    predict_all: Callable[..., Answers]
+    predict_boxes: Callable[..., Any]
     unread: list[BadImage] = field(default_factory=list)
 
     def answers(self) -> Answers:
         """Yield the answers for all sources; skip what cannot be read."""
-        questions = self._questions()
-        for source, question in questions:
+        calls = self._prepared_calls()
+        for source, predict in calls:
             try:
-                yield from question()
+                yield from predict()
             except (BadFrameError, FileNotFoundError, ValueError) as error:
-                if len(questions) == 1 or isinstance(error, NothingTaughtError):
+                if len(calls) == 1 or isinstance(error, NothingTaughtError):
                     raise
-                # The other sources are asked all the same.
+                # The other sources are answered for all the same.
                 reason = str(error).removeprefix(f"{source} ")
                 self.unread.append(BadImage(str(source), reason))
 
-    def _questions(self) -> list[tuple[str | Clip, Callable[[], Any]]]:
-        """Return the sources, each with a function that asks about it."""
+    def _prepared_calls(self) -> list[tuple[str | Clip, Callable[[], Any]]]:
+        """Return each source with a call without arguments that answers for it.
+
+        Sources are those of the command line, then the camera, then images with boxes.
+        """
         settings = self.settings
         sources: list[str | Clip] = list(settings.sources)
         if settings.camera is not None:
             from crumb_avalanche.images.camera import camera_clip
 
             sources.append(camera_clip(settings.camera, settings.seconds))
-        questions: list[tuple[str | Clip, Callable[[], Any]]] = []
+        calls: list[tuple[str | Clip, Callable[[], Any]]] = []
         for source in sources:
             report = self.unread.append
-            question = partial(self.ask, source, on_bad="skip", report=report)
-            questions.append((source, question))
+            predict = partial(self.predict_all, source, on_bad="skip", report=report)
+            calls.append((source, predict))
         if settings.boxes is not None:
             for path, boxes in read_boxes(Path(settings.boxes)).items():
-                questions.append((path, partial(self.ask_boxes, path, boxes)))
-        return questions
+                calls.append((path, partial(self.predict_boxes, path, boxes)))
+        return calls
 
 
 def main(settings: PredictSettings) -> None:
@@ -108,9 +113,9 @@ def main(settings: PredictSettings) -> None:
     unread: list[BadImage] = []
     if settings.html is None:
         asker = Asker(settings, learner.predict_all, learner.predict, unread)
-        answers = printed(asker.answers(), settings)
+        answers = print_answers(asker.answers(), settings)
     else:
-        answers = printed_with_page(learner, settings, unread)
+        answers = print_and_write_page(learner, settings, unread)
     if not settings.json and not settings.csv:
         labelled = [answer for answer in answers if answer.truth is not None]
         summarize(labelled, {info.name for info in learner.classes})
@@ -120,13 +125,13 @@ def main(settings: PredictSettings) -> None:
 
 def check_settings(settings: PredictSettings) -> None:
     """Raise ValueError for settings that do not go together."""
-    asked = settings.sources or settings.camera or settings.boxes
-    if settings.watch is not None and (asked or settings.csv or settings.html):
+    has_sources = settings.sources or settings.camera or settings.boxes
+    if settings.watch is not None and (has_sources or settings.csv or settings.html):
         raise ValueError(
             "--watch stands alone, or with --json: leave sources, --camera, --boxes, "
             "--csv and --html out"
         )
-    if not asked and settings.watch is None:
+    if not has_sources and settings.watch is None:
         raise ValueError(
             "give images, videos, folders or patterns to ask about, --camera 0, "
             "--boxes, or --watch 0"
@@ -170,15 +175,18 @@ def watch(learner: Learner, settings: PredictSettings) -> None:
             print(line, flush=True)
 
 
-def printed_with_page(
+def print_and_write_page(
     learner: Learner, settings: PredictSettings, unread: list[BadImage]
 ) -> list[Answer]:
-    """Print answers, write them as a page, too, and return them.
+    """Answer for all sources, print the answers, and write the page of ``--html``.
 
     Args:
-        learner: is asked.
-        settings: say what is asked about, and where the page is written.
+        learner: answers.
+        settings: of the command: the sources, and the path of the page.
         unread: receives the files that cannot be read.
+
+    Returns:
+        The answers, for the summary.
     """
     # Here, because other output does not need the template engine.
     from crumb_avalanche.report.contact_sheet import ContactSheet
@@ -188,7 +196,7 @@ def printed_with_page(
     asker = Asker(settings, sheet.ask, sheet.ask_boxes, unread)
     page = Path(str(settings.html))
     with output_file(page, "a page of this program", is_page, "--html"):
-        answers = printed(asker.answers(), settings)
+        answers = print_answers(asker.answers(), settings)
         write_text(page, sheet.page(Path(settings.model).name, unread))
     print(f"written: {page}", file=sys.stderr)
     return answers
@@ -223,9 +231,9 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def printed(answers: Answers, settings: PredictSettings) -> list[Answer]:
-    """Print answers as they come, in one of three formats, and return them."""
-    seen = []
+def print_answers(answers: Answers, settings: PredictSettings) -> list[Answer]:
+    """Print answers as they come, in the format of the command, and return them."""
+    printed_answers = []
     if settings.csv:
         print(csv_text([COLUMNS]), end="")
     for answer in answers:
@@ -235,18 +243,18 @@ def printed(answers: Answers, settings: PredictSettings) -> list[Answer]:
             print(csv_text([csv_row(answer)]), end="")
         else:
             print(line_of(answer))
-        # each answer is seen as it comes, and `| head` ends the command
+        # A pipe gets each answer as it comes, and `| head` ends the command.
         sys.stdout.flush()
-        seen.append(answer)
-    return seen
+        printed_answers.append(answer)
+    return printed_answers
 
 
 def csv_row(answer: Answer) -> tuple[object, ...]:
     """Return an answer as the values of ``COLUMNS``."""
     runner_up = ""
-    share = 0.0
+    probability = 0.0
     if answer.runners_up:
-        runner_up, share = answer.runners_up[0]
+        runner_up, probability = answer.runners_up[0]
     return (
         answer.place,
         answer.label,
@@ -254,7 +262,7 @@ def csv_row(answer: Answer) -> tuple[object, ...]:
         answer.known,
         answer.unknown,
         runner_up,
-        f"{share:.6f}",
+        f"{probability:.6f}",
     )
 
 

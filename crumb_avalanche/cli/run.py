@@ -70,10 +70,10 @@ def do_on_engine(settings: RunCommandSettings, engine: EngineSettings) -> None:
         cells.append(cell)
     failed = sweep(cells, engine, output, progress=settings.progress, work=one_run)
     if failed:
-        first = next(iter(failed))
+        folder_of_first, message = next(iter(failed.items()))
         raise RunsFailedError(
-            f"{len(failed)} of {len(cells)} runs failed, such as {first}: "
-            f"{failed[first]} "
+            f"{len(failed)} of {len(cells)} runs failed, such as {folder_of_first}: "
+            f"{message} "
             "(error.txt there has all of it); the same command does them again"
         )
 

@@ -42,8 +42,8 @@ def main(settings: ServeSettings) -> None:
     from crumb_avalanche.serve.server import application  # which needs the extra
 
     check_certificate_settings(settings)
-    outside = settings.host not in LOOPBACK
-    secure = outside or settings.certificate is not None
+    is_reachable = settings.host not in LOOPBACK  # by other devices
+    secure = is_reachable or settings.certificate is not None
     listener, origins = listen(settings.host, settings.port, secure)
     path = Path(settings.model)
     with listener, shared_learner(settings) as shared:
@@ -53,7 +53,7 @@ def main(settings: ServeSettings) -> None:
             certificate = own_certificate(path, settings.host)
         classes = counted(len(shared.learner.classes), "class")
         print(f"{path}: {classes}. Every change is saved in it.")
-        print_address(f"{origins[0]}/?token={token}", settings, outside)
+        print_address(f"{origins[0]}/?token={token}", settings, is_reachable)
         print(f"Programs: {origins[0]}/openapi.json, header X-Crumb-Token: {token}")
         print("Press Ctrl+C to stop.", flush=True)
         # By default SIGTERM would skip what follows the server.
@@ -72,19 +72,19 @@ def check_certificate_settings(settings: ServeSettings) -> None:
         check_certificate(settings.certificate, settings.key)
 
 
-def print_address(address: str, settings: ServeSettings, outside: bool) -> None:
-    """Print the address of the page; for other devices as a QR code, too."""
+def print_address(address: str, settings: ServeSettings, is_reachable: bool) -> None:
+    """Print the address of the page; where devices reach it, as a QR code, too."""
     print(f"Open {address}")
-    if not outside:
+    if not is_reachable:
         return
     print_qr_code(address)
-    warned = ""
+    warning = ""
     if settings.certificate is None:
-        warned = (
+        warning = (
             "Its browser does not know this computer's certificate and warns once: "
             "choose to go on."
         )
-    print(f"Scan it with a phone in the same network. {warned}")
+    print(f"Scan it with a phone in the same network. {warning}")
 
 
 @contextmanager

@@ -135,10 +135,10 @@ def taught_in_shards(
         units, engine_of(engine, folder), title="shards", progress=settings.progress
     )
     if failed:
-        first = next(iter(failed))
+        folder_of_first, message = next(iter(failed.items()))
         raise ShardsFailedError(
-            f"{len(failed)} of {len(units)} shards failed, such as {first}: "
-            f"{failed[first]}; the learner is as it was, and the same command does "
+            f"{len(failed)} of {len(units)} shards failed, such as {folder_of_first}: "
+            f"{message}; the learner is as it was, and the same command does "
             "them again"
         )
     with progress_bar(None, "learning", show=settings.progress) as bar:

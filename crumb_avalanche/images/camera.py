@@ -113,13 +113,18 @@ def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
 
 
 def _sampled(name: str, frames: TimedFrames, fps: float) -> Frames:
-    """Yield `fps` frames a second as pairs of path and image, late ones once."""
-    taken = 0
+    """Yield `fps` frames a second as pairs of path and image.
+
+    Second 0 is divided into `fps` steps, and so on; the first frame of each step is
+    taken, so that late frames are taken once.
+    """
+    next_step = 0
     with closing(frames):  # type: ignore[type-var]
-        for now, frame in frames:
-            if now >= taken / fps:
-                taken = math.floor(now * fps) + 1
-                yield f"{name}#t={(taken - 1) / fps:g}", frame()
+        for seconds, frame in frames:
+            if seconds >= next_step / fps:
+                step = math.floor(seconds * fps)
+                next_step = step + 1
+                yield f"{name}#t={step / fps:g}", frame()
 
 
 def camera_frames(device: str | int, seconds: float = math.inf) -> TimedFrames:
@@ -153,16 +158,16 @@ def _frames(
         aspect = pixel_aspect(stream)
         # For time stamps that stand still.
         deadline = time.monotonic() + PATIENCE + seconds
-        first = True
-        for since, frame in _whole(_decoded(container, stream, device), clock):
-            now = since + _TOLERANCE
-            if now >= seconds or time.monotonic() > deadline:
+        has_frames = False
+        for start, frame in _whole(_decoded(container, stream, device), clock):
+            frame_time = start + _TOLERANCE
+            if frame_time >= seconds or time.monotonic() > deadline:
                 break
-            if first:
+            if not has_frames:
                 matrix = display_matrix(frame)
-                first = False
-            yield now, partial(picture, frame, SHORT_SIDE, matrix, aspect)
-        if first:
+                has_frames = True
+            yield frame_time, partial(picture, frame, SHORT_SIDE, matrix, aspect)
+        if not has_frames:
             raise _error(device, "gives no frame")
 
 
@@ -195,14 +200,16 @@ def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
             raise _error(device, "stops", error) from error
 
 
-def _error(device: str | int, what: str, error: Exception | None = None) -> CameraError:
+def _error(
+    device: str | int, problem: str, error: Exception | None = None
+) -> CameraError:
     """Return the error of a camera: what is wrong, why, and how cameras are named."""
     reason = ""
     if error is not None:
         reason = f": {getattr(error, 'strerror', None) or error}"
     names = _NAMES.get(sys.platform, _NAMES["linux"])
     return CameraError(
-        f"{shown_device(device)} {what}{reason}. Check that it is connected, that no "
-        "other program uses it, and that this program may use it. A camera is given by "
-        f"{names}."
+        f"{shown_device(device)} {problem}{reason}. Check that it is connected, that "
+        "no other program uses it, and that this program may use it. A camera is given "
+        f"by {names}."
     )

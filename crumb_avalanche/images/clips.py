@@ -162,8 +162,10 @@ def class_folders(source: object) -> dict[Path, str]:
 
 def _holds_media(folder: Path, root: Path) -> bool:
     """Whether photos or videos lie below a folder; what cannot be read holds none."""
-    below = walk(folder, lambda path, error: None, root)
-    return any(entries.images or entries.videos for _, entries in below)
+    for _, entries in walk(folder, lambda path, error: None, root):
+        if entries.images or entries.videos:
+            return True
+    return False
 
 
 def check_class_folders(source: object, known: Iterable[str] = ()) -> None:

@@ -382,18 +382,20 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
     shape = tuple(source.shape)
     tensor = _is_tensor(source)
     if tensor:
-        what, channel_axis = "a tensor", -3
+        described = "a tensor"
+        channel_axis = -3
         dtype = str(source.dtype).removeprefix("torch.")
         floating = source.is_floating_point()
     else:
-        what, channel_axis = "an array", -1
+        described = "an array"
+        channel_axis = -1
         dtype = source.dtype.name
         floating = source.dtype.kind == "f"
     has_channels = len(shape) in (3, 4) and shape[channel_axis] in (3, 4)
     known_dtype = floating or dtype in ("uint8", "uint16")
     if not has_channels or 0 in shape or not known_dtype:
         raise ValueError(
-            f"{name} is {what} of shape {shape} and dtype {source.dtype}; {_RULE}."
+            f"{name} is {described} of shape {shape} and dtype {source.dtype}; {_RULE}."
         )
     if dtype == "uint16":  # all images of a batch by the same bits
         if tensor:

@@ -112,13 +112,17 @@ class EvictLargest(SelectionRule):
     def choose(self, slots, labels):
         chosen = []
         for position, label in enumerate(labels):
-            if slots.free or self._makes_room(slots, label):
+            if slots.free or self._make_room(slots, label):
                 chosen.append((position, slots.take(label)))
         return chosen
 
     @staticmethod
-    def _makes_room(slots: Slots, label: int) -> bool:
-        """Give up a memory for an image of a class; false if the image is given up."""
+    def _make_room(slots: Slots, label: int) -> bool:
+        """Give up a random memory of a largest class for an image of ``label``.
+
+        Returns:
+            Whether a memory was given up; else it is the image.
+        """
         classes = {*slots.classes, label}
         sizes = {group: slots.count(group) + (group == label) for group in classes}
         largest = max(sizes.values())
@@ -255,9 +259,9 @@ def _resizing_weights(start: Tensor, size: Tensor, length: int) -> Tensor:
     low = source.floor().long().minimum(size - 1)
     high = (low + 1).minimum(size - 1)
     share = (source - low).unsqueeze(2)
-    first = start.unsqueeze(1)
-    lower = functional.one_hot(first + low, length)
-    upper = functional.one_hot(first + high, length)
+    first_row = start.unsqueeze(1)
+    lower = functional.one_hot(first_row + low, length)
+    upper = functional.one_hot(first_row + high, length)
     return lower * (1 - share) + upper * share
 
 

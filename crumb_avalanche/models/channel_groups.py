@@ -29,9 +29,9 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
     is_taken = torch.zeros(channels, dtype=torch.bool, device=maps.device)
     order: list[int] = []
     for _ in range(codebook.groups(channels)):
-        first = variances.masked_fill(is_taken, -1).argmax()
-        is_taken[first] = True
-        members = [int(first)]
+        most_varying = variances.masked_fill(is_taken, -1).argmax()
+        is_taken[most_varying] = True
+        members = [int(most_varying)]
         while len(members) < codebook.codebook_dim:
             likeness = correlations[members].sum(dim=0)
             nearest = likeness.masked_fill(is_taken, -1).argmax()

@@ -206,9 +206,10 @@ REFERENCE_SCALE = 14.0
 
 
 def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float:
-    """Return the factor to ``REFERENCE_SCALE``.
+    """Return the factor by which maps are scaled to ``REFERENCE_SCALE``.
 
-    It is 1 if the input of the head does not scale as the maps do.
+    Networks whose maps have other scales then learn at the same rates. It is 1 if the
+    input of the head does not scale as the maps do.
 
     Args:
         maps: ``(B, C, H, W)``, any locations of maps.
@@ -231,13 +232,13 @@ def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float
     layers = copy.deepcopy(layers).cpu().eval()
     trial = SimpleNamespace(plastic_layers=layers, head=head)
     whole = whole[:4].cpu()
-    before = head_input(trial, whole, layers)
+    unscaled = head_input(trial, whole, layers)
     multiply_biases(layers, head, factor)
-    after = head_input(trial, whole * factor, layers)
-    scales = torch.allclose(
-        after, before * factor, rtol=1e-3, atol=1e-4 * float(after.abs().max())
-    )
-    return factor if scales else 1.0
+    scaled = head_input(trial, whole * factor, layers)
+    tolerance = 1e-4 * float(scaled.abs().max())
+    if torch.allclose(scaled, unscaled * factor, rtol=1e-3, atol=tolerance):
+        return factor
+    return 1.0
 
 
 def multiply_biases(layers: nn.Module, head: str, factor: float) -> None:

@@ -180,10 +180,10 @@ class MapStore:
 
     def _entries(self, rows: np.ndarray) -> np.ndarray:
         """Return the entries of ``(n,)`` rows, uint64; 0 where a map is missing."""
-        first = int(rows.min())
-        entries = np.zeros(int(rows.max()) + 1 - first, np.uint64)
-        self._read_into(entries, first * ENTRY_BYTES)
-        return entries[rows - first]
+        first_row = int(rows.min())
+        entries = np.zeros(int(rows.max()) + 1 - first_row, np.uint64)
+        self._read_into(entries, first_row * ENTRY_BYTES)
+        return entries[rows - first_row]
 
     def _set_entry(self, row: int, entry: int) -> None:
         self._write_at(np.array([entry], np.uint64), int(row) * ENTRY_BYTES)
@@ -245,10 +245,10 @@ class MapStore:
             raise self._changed("damaged", row)
         return torch.from_numpy(values)
 
-    def _changed(self, how: str, row: int) -> FeatureCacheError:
+    def _changed(self, change: str, row: int) -> FeatureCacheError:
         return FeatureCacheError(
-            f"{self.path} was {how} while in use (map {row}); start the same command "
-            "again, which computes missing and damaged maps again"
+            f"{self.path} was {change} while in use (map {row}); start the same "
+            "command again, which computes missing and damaged maps again"
         )
 
     def _verify(self, rows: np.ndarray) -> None:

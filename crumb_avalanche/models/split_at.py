@@ -172,9 +172,9 @@ def split_after(
     if cut is not images:
         unchanged = _part(network, nodes, images, cut)
         laid_out = _lay_out(unchanged, image_size, layout or Layout())
-        extractor = _part(network, nodes, images, cut, last=laid_out.to_map)
+        extractor = _part(network, nodes, images, cut, output_calls=laid_out.to_map)
     body_end = head_call.all_input_nodes[0]
-    body = _part(network, nodes, cut, body_end, first=laid_out.from_map)
+    body = _part(network, nodes, cut, body_end, input_calls=laid_out.from_map)
     layers = OrderedDict(body=body, head=network.get_submodule(head))
     if result is not head_call:
         layers["tail"] = _part(network, nodes, head_call, result)
@@ -271,8 +271,8 @@ def _part(
     nodes: dict[fx.Node, str],
     start: fx.Node,
     end: fx.Node,
-    first: Iterable[tuple] = (),
-    last: Iterable[tuple] = (),
+    input_calls: Iterable[tuple] = (),
+    output_calls: Iterable[tuple] = (),
 ) -> fx.GraphModule:
     """Make a module of the operations between two of a network.
 
@@ -281,15 +281,15 @@ def _part(
         nodes: operations in order, with their names.
         start: its value is the input.
         end: its value is returned.
-        first: methods of tensors, with arguments, that are called on the input.
-        last: such methods that are called on the result.
+        input_calls: methods of tensors, with arguments, that are called on the input.
+        output_calls: such methods that are called on the result.
 
     Raises:
         CutError: an operation needs more than the input.
     """
     graph = fx.Graph()
     order = list(nodes)
-    copies = {start: _called(graph, graph.placeholder("values"), first)}
+    copies = {start: _called(graph, graph.placeholder("values"), input_calls)}
     constants = [node for node in order if node.op == "get_attr"]
     between = order[order.index(start) + 1 : order.index(end) + 1]
     for node in [*constants, *between]:
@@ -300,7 +300,7 @@ def _part(
             )
         if node not in copies:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(_called(graph, copies[end], last))
+    graph.output(_called(graph, copies[end], output_calls))
     for node in list(graph.nodes):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)

@@ -115,20 +115,23 @@ def write_public(learner: Learner, name: str, folder: Path) -> None:
         "classes": [info.name for info in learner.classes],
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    (folder / "README.md").write_text(model_card(learner, name), encoding="utf-8")
+    card = render_model_card(learner, name)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def model_card(learner: Learner, name: str) -> str:
-    """Return the card of a learner in Markdown.
+def render_model_card(learner: Learner, name: str) -> str:
+    """Return the README of a published learner, which a hub shows as its model card.
+
+    It says what the learner knows and how often it was right, in Markdown.
 
     Args:
         learner: a learner that can be taught.
-        name: of the repository.
+        name: of the repository, ``owner/name``.
     """
     environment = jinja2.Environment(keep_trailing_newline=False)
     environment.filters["plain"] = plain
     template = environment.from_string(CARD.read_text(encoding="utf-8"))
-    share = Share(
+    recognised = Share(
         answered=sum(lesson.answered for lesson in learner.lessons),
         right=sum(lesson.right for lesson in learner.lessons),
     )
@@ -136,7 +139,7 @@ def model_card(learner: Learner, name: str) -> str:
         learner=learner,
         name=name,
         images=sum(info.images for info in learner.classes),
-        share=share,
+        recognised=recognised,
     )
 
 

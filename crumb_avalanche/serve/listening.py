@@ -105,7 +105,14 @@ class Listener(socket.socket):
         }
 
     def _make_room(self, address: str) -> bool:
-        """End a connection for a new one of an address, if one may be ended."""
+        """End a connection, so that an address gets a new one.
+
+        Of the connections that wait for a request, one of the address with the most
+        connections is ended, of these the one that has waited longest.
+
+        Returns:
+            Whether one was ended; none is if all are at work or have just begun.
+        """
         counts = Counter(connection.address for connection in self.connections.values())
         now = time.monotonic()
 

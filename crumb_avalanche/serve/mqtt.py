@@ -193,9 +193,9 @@ class Bridge:
 
     def _command_of(self, topic: str) -> tuple[str, str]:
         """Return the command of a topic and its label; empty for a question."""
-        first, _, label = topic.removeprefix(f"{self.name}/").partition("/")
-        if topic.startswith(f"{self.name}/") and first in COMMANDS:
-            return first, label.lstrip("/")
+        command, _, label = topic.removeprefix(f"{self.name}/").partition("/")
+        if topic.startswith(f"{self.name}/") and command in COMMANDS:
+            return command, label.lstrip("/")
         return "", ""
 
     async def _answered(self, message: Message, begun: Entry | None) -> Entry:
@@ -280,17 +280,23 @@ class Bridge:
         return numbers[-1] if numbers else 0
 
     def _corrected(self, message: Message) -> tuple[str, bytes, Any]:
-        """Return the label of an answer that was corrected, its image and its box."""
-        asked = str(message.event.get("id") or "")
+        """Return the right label of an answer that was wrong, its image and its box.
+
+        The message names the event of the answer, or means the last answer.
+
+        Raises:
+            ValueError: the image is no longer held.
+        """
+        event_id = str(message.event.get("id") or "")
         if message.label and not message.event:
-            asked = message.text
+            event_id = message.text
         label = message.label or message.text
-        if not self._recent or (asked and asked not in self._recent):
+        if not self._recent or (event_id and event_id not in self._recent):
             raise ValueError(
-                f"the image of {asked or 'the last answer'} is gone; teach it as "
+                f"the image of {event_id or 'the last answer'} is gone; teach it as "
                 f"{label}"
             )
-        image, box = self._recent[asked or next(reversed(self._recent))]
+        image, box = self._recent[event_id or next(reversed(self._recent))]
         return label, image, box
 
     async def _image(self, message: Message) -> bytes:
@@ -364,8 +370,8 @@ def _event(data: bytes) -> dict[str, Any]:
         event = json.loads(data)
     except (RecursionError, ValueError):
         return {}
-    after = event.get("after")
-    return after if isinstance(after, dict) else event
+    changed = event.get("after")
+    return changed if isinstance(changed, dict) else event
 
 
 async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:

@@ -608,9 +608,9 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 def _wrong_argument(request: Request, error: RequestValidationError) -> str:
     """Return which argument of an address is wrong, and why."""
-    first = error.errors()[0]
-    name = first["loc"][1]
-    reason = first["msg"].removeprefix("Value error, ")
+    problem = error.errors()[0]
+    _, name = problem["loc"][:2]  # "query", and the argument
+    reason = problem["msg"].removeprefix("Value error, ")
     return f"{request.url.path} needs ?{name}=... in its address: {reason}"
 
 

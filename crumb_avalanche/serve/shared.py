@@ -331,8 +331,7 @@ class SharedLearner:
             ImportError: onnx or onnxruntime is not installed.
             ExportError: see ``export_onnx``.
         """
-        asked = self._answering
-        return await asyncio.to_thread(_exported, asked)
+        return await asyncio.to_thread(_exported, self._answering)
 
     async def copied(self) -> bytes:
         """Return the bytes of a file of the learner that answers.
@@ -408,10 +407,10 @@ def _exported(learner: Learner) -> bytes:
     """Return the bytes of an ONNX file of a learner, which may be asked meanwhile."""
     from crumb_avalanche.learner.export import export_onnx
 
-    own = _copy(learner, copy.deepcopy(learner.network))
+    private_copy = _copy(learner, copy.deepcopy(learner.network))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learner.onnx"
-        export_onnx(own, path)
+        export_onnx(private_copy, path)
         return path.read_bytes()
 
 

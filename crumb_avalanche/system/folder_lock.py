@@ -102,7 +102,7 @@ def output_file(
 
 
 def in_use(folder: Path) -> bool:
-    """Whether a process holds the lock of the folder."""
+    """Return whether a process holds the lock; remove that of a killed process."""
     if not any((folder / name).exists() for name in (LOCK, MARKER)):
         return False
     try:

@@ -155,15 +155,15 @@ def set_rng_state(state: dict) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     saved = len(state["cuda"])
-    present = torch.cuda.device_count() if saved else 0
-    if saved > present:
+    available = torch.cuda.device_count() if saved else 0
+    if saved > available:
         warnings.warn(
-            f"the RNG state is of {saved} GPUs, but {present} are here: the others are "
-            f"skipped, so random numbers differ from then on; use {saved} GPUs to "
+            f"the RNG state is of {saved} GPUs, but {available} are here: the others "
+            f"are skipped, so random numbers differ from then on; use {saved} GPUs to "
             "reproduce them",
             stacklevel=2,
         )
-    for device, cuda_state in zip(range(present), state["cuda"]):
+    for device, cuda_state in zip(range(available), state["cuda"]):
         torch.cuda.set_rng_state(cuda_state, device)
 
 

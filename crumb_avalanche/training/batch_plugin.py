@@ -179,9 +179,9 @@ class StoringPlugin(BatchPlugin):
         """Raise ValueError for classes without room, before anything is changed."""
         buffer = self.storage_policy
         coming = set(labels_of(strategy.adapted_dataset))
-        present = coming.union(buffer.classes)
-        buffer.rule.check_room(buffer.max_size, len(present))
-        announced = present.union(classes_announced(strategy.experience))
+        stored_or_coming = coming.union(buffer.classes)
+        buffer.rule.check_room(buffer.max_size, len(stored_or_coming))
+        announced = stored_or_coming.union(classes_announced(strategy.experience))
         buffer.rule.check_room(buffer.max_size, len(announced), "that come in all")
 
     def before_training_exp(self, strategy, **kwargs):
@@ -301,19 +301,25 @@ def _batches_of(strategy, positions: list[int]) -> Iterator[StreamBatch]:
 def seen_classes_of(
     strategy: Any, handed_over: SeenClassesPlugin | None
 ) -> SeenClassesPlugin | None:
-    """Return the mask that a plugin was given, else the strategy's.
+    """Return the plugin that masks classes not seen, for a plugin that stores.
+
+    It is the one that was handed over to the storing plugin, else the strategy's.
+
+    Args:
+        strategy: of both plugins.
+        handed_over: argument ``seen`` of the storing plugin.
 
     Raises:
         ValueError: losses would be over different classes: the plugin list has another
             mask, or lacks the one that was given.
     """
-    seen = (
-        getattr(strategy, "seen_classes", None) if handed_over is None else handed_over
-    )
+    mask = handed_over
+    if mask is None:
+        mask = getattr(strategy, "seen_classes", None)
     listed = [
         plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)
     ]
-    if any(plugin is not seen for plugin in listed):
+    if any(plugin is not mask for plugin in listed):
         raise ValueError(
             "the plugin list has a SeenClassesPlugin that was not handed to the "
             "storing plugin: losses of new images and of memories would be over "
@@ -325,7 +331,7 @@ def seen_classes_of(
             "plugin list, so it knows no class and would mask all of them: write "
             "plugins=[seen, CRUMBPlugin(..., seen=seen)]"
         )
-    return seen
+    return mask
 
 
 def pixels_of(

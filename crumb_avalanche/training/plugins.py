@@ -34,12 +34,14 @@ def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
         ``(B, classes)`` logits.
     """
     unseen = unseen.to(logits.device)
-    seen = logits.float().masked_fill(unseen, -torch.inf)
-    floor = seen.logsumexp(1, keepdim=True) + math.log(UNSEEN_PROBABILITY)
+    seen_logits = logits.float().masked_fill(unseen, -torch.inf)
+    floor = seen_logits.logsumexp(1, keepdim=True) + math.log(UNSEEN_PROBABILITY)
     # Logits above 1e8 are so far apart that the sum would be rounded to the highest
     # one.
-    below = seen.amax(1, keepdim=True).nextafter(floor.new_tensor(-torch.inf))
-    return torch.where(unseen, floor.minimum(below).to(logits.dtype), logits)
+    highest = seen_logits.amax(1, keepdim=True)
+    below_highest = highest.nextafter(floor.new_tensor(-torch.inf))
+    unseen_logits = floor.minimum(below_highest).to(logits.dtype)
+    return torch.where(unseen, unseen_logits, logits)
 
 
 def check_outputs(labels: list[int], outputs: int) -> None:
@@ -404,14 +406,14 @@ class TaskIncrementalPlugin(StatefulPlugin):
     def after_eval_forward(self, strategy, **kwargs):
         """Leave the answers of the classes of the experience under test alone."""
         logits = strategy.mb_output
-        outside = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
-        outside[self._classes] = False
+        of_others = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+        of_others[self._classes] = False
         # Below the logit of classes not seen in training, which this experience may
         # have.
-        answers = logits.masked_fill(outside, 2 * UNSEEN_LOGIT)
-        unseen = strategy.seen_classes.unseen(answers.shape[1]).to(outside.device)
-        unseen_here = unseen & ~outside
-        none_seen_here = bool((unseen | outside).all())
+        answers = logits.masked_fill(of_others, 2 * UNSEEN_LOGIT)
+        unseen = strategy.seen_classes.unseen(answers.shape[1]).to(of_others.device)
+        unseen_here = unseen & ~of_others
+        none_seen_here = bool((unseen | of_others).all())
         if bool(unseen_here.any()) and not none_seen_here:
             # Their probability was relative to classes of other experiences.
             answers = give_unseen_probability(answers, unseen_here)

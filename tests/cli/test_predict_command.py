@@ -13,7 +13,13 @@ import pytest
 from fake_runs import Page
 from fake_videos import write_video
 
-from crumb_avalanche.cli.predict import COLUMNS, csv_row, line_of, printed, summarize
+from crumb_avalanche.cli.predict import (
+    COLUMNS,
+    csv_row,
+    line_of,
+    print_answers,
+    summarize,
+)
 from crumb_avalanche.cli.settings import PredictSettings
 from crumb_avalanche.learner.answer import Answer
 
@@ -78,7 +84,7 @@ def test_each_answer_comes_at_once(tmp_path, monkeypatch):
 
     with path.open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
-        assert len(printed(answers(), PredictSettings("mine"))) == 2
+        assert len(print_answers(answers(), PredictSettings("mine"))) == 2
 
 
 # Cameras and videos

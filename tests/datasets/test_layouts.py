@@ -120,7 +120,7 @@ def test_groups_of_classes(name):
 
 def all_places():
     for name, layout in LAYOUTS.items():
-        for folder in ("", name, *layout.places):
+        for folder in ("", name, *layout.inner_folders):
             yield name, folder
 
 

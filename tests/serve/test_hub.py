@@ -137,7 +137,7 @@ def test_a_repository_is_fetched(taught, published, monkeypatch):
 def test_a_class_name_is_shown_as_it_is(taught, name):
     render = pytest.importorskip("markdown").markdown
     taught.rename("mug", name)
-    card = hub.model_card(taught, "me/mugs")
+    card = hub.render_model_card(taught, "me/mugs")
     row = card[card.index("| :-- | --: |") :].splitlines()[1]
     cells = re.split(r"(?<!\\)\|", row)
     assert len(cells) == 4
