@@ -11,10 +11,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from site_parts import commands, equations, figures, links, notebooks, reference
 from site_parts.csv_tables import ROOT
-from site_parts.result_tables import TABLES
+from site_parts.result_tables import MARK, TABLES
 
 PICTURE = re.compile(r'(<img alt="[^"]+" src="([^"]+\.(?:png|jpg|webp))"[^>]*>)')
-MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 
 # Of sections in the search: what people ask about is in the guide.
 BOOST = {"Guide": 4, "API": 0.2}

@@ -6,6 +6,7 @@ prints a table: the one of the README, which a test compares with the runs, or a
 of ``TABLES`` with its arguments.
 """
 
+import re
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -37,6 +38,9 @@ from site_parts.csv_tables import (
 
 from crumb_avalanche.report.paired import interval
 
+# What a page puts in the place of a mark: a figure or a table, and its arguments. The line
+# after a mark is for readers of the pages as they are written.
+MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->(?:\n(.+))?$", re.MULTILINE)
 # What the budget buys on ETH-80, the only table with this row.
 PROJECTIONS = {"ranpac": "(640 projections)"}
 RECOMMENDED_ROWS = LABELS["recommended"]

@@ -5,12 +5,21 @@ import configparser
 import dataclasses
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import yaml
 from page_commands import ROOT, blocks, commands, pages, prose, script_flags
 from site_parts import commands as command_pages
-from site_parts import figures, links, notebooks, reference, result_tables
+from site_parts import (
+    csv_tables,
+    figures,
+    links,
+    notebooks,
+    reference,
+    result_tables,
+)
+from site_parts.result_tables import MARK
 
 from crumb_avalanche.cli.commands import COMMANDS
 from crumb_avalanche.cli.parser import parsed
@@ -18,8 +27,6 @@ from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs.plan import RunPlan
 
 README = ROOT / "README.md"
-# What is put in when the site is built: a figure or a table, and its arguments.
-MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->$", re.MULTILINE)
 # Programs of others that pages call, and flags of theirs that pages name.
 PROGRAMS = set(
     [
@@ -371,31 +378,52 @@ def test_every_page_is_once_in_the_navigation(site):
 
 
 def marks_of(texts):
-    """Pairs of what is put into pages, and its arguments."""
+    """What is put into pages, its arguments, and the line after each mark."""
     marks = []
     for text in texts.values():
-        for name, arguments in MARK.findall(text):
-            marks.append((name, arguments.split()))
+        for name, arguments, line in MARK.findall(text):
+            marks.append((name, arguments.split(), line))
     return marks
 
 
 MARKS = marks_of(read_pages())
-TABLES_SHOWN = [(name, arguments) for name, arguments in MARKS if name != "figure"]
+TABLES_SHOWN = [mark for mark in MARKS if mark[0] != "figure"]
 
 
 def test_every_table_is_shown():
     # That of the README is written there.
-    in_pages = {name for name, _ in TABLES_SHOWN}
+    in_pages = {name for name, _, _ in TABLES_SHOWN}
     assert in_pages | {"readme"} == set(result_tables.TABLES)
 
 
 def test_every_figure_is_shown():
-    in_pages = {arguments[0] for name, arguments in MARKS if name == "figure"}
+    in_pages = {arguments[0] for name, arguments, _ in MARKS if name == "figure"}
     assert in_pages == set(figures.FIGURES)
 
 
-@pytest.mark.parametrize(("name", "arguments"), TABLES_SHOWN)
-def test_a_table_has_rows_and_columns(name, arguments):
+@pytest.mark.parametrize(("name", "arguments", "line"), TABLES_SHOWN)
+def test_a_table_has_rows_and_columns(name, arguments, line):
     rows = result_tables.TABLES[name](*arguments).splitlines()
     assert len(rows) > 3
     assert len({row.count("|") for row in rows}) == 1
+
+
+@pytest.mark.parametrize(("name", "arguments", "line"), MARKS)
+def test_the_line_after_a_mark_names_its_data(name, arguments, line, monkeypatch):
+    """GitHub shows this line where the site has the table or the figure."""
+    opened = []
+
+    def noting(path, *rest, **more):
+        opened.append(Path(path).name)
+        return open(path, *rest, **more)
+
+    monkeypatch.setattr(csv_tables, "open", noting, raising=False)
+    if name == "figure":
+        figures.figure(*arguments)
+    else:
+        result_tables.TABLES[name](*arguments)
+    recorded = {path for path in opened if path.endswith(".csv")}
+    named = set(re.findall(r"\[([\w.]+\.csv)\]", line))
+    assert named <= recorded
+    if recorded:
+        assert named
