@@ -75,15 +75,8 @@ class CRUMBPlugin(StoringPlugin):
         >>> from avalanche.training.supervised import Naive
         >>> from benchmarks_toybox_ilab import ToyShapes
         >>> from crumb_avalanche import CodeBuffer, CRUMBPlugin, split_backbone
-        >>> benchmark = ToyShapes(
-        ...     classes=("fish", "star"),
-        ...     objects_per_class=1,
-        ...     sessions=2,
-        ...     frames_per_clip=3,
-        ...     size=32,
-        ...     held_out_sessions=1,
-        ...     n_experiences=2,
-        ... )
+        >>> shapes = {"classes": ("fish", "star"), "frames_per_clip": 1, "size": 32}
+        >>> benchmark = ToyShapes(n_experiences=2, **shapes)
         >>> model = split_backbone("small_cnn", None, n_classes=2, image_size=32)
         >>> replay = CRUMBPlugin(CodeBuffer(mem_size=4))
         >>> strategy = Naive(
@@ -342,15 +335,8 @@ class CRUMBStrategy(StreamStrategy):
         >>> from avalanche.training.plugins import EvaluationPlugin
         >>> from benchmarks_toybox_ilab import ToyShapes
         >>> from crumb_avalanche import CRUMBStrategy, split_backbone
-        >>> benchmark = ToyShapes(
-        ...     classes=("fish", "star"),
-        ...     objects_per_class=1,
-        ...     sessions=2,
-        ...     frames_per_clip=3,
-        ...     size=32,
-        ...     held_out_sessions=1,
-        ...     n_experiences=2,
-        ... )
+        >>> shapes = {"classes": ("fish", "star"), "frames_per_clip": 1, "size": 32}
+        >>> benchmark = ToyShapes(n_experiences=2, **shapes)
         >>> model = split_backbone("small_cnn", None, n_classes=2, image_size=32)
         >>> strategy = CRUMBStrategy(
         ...     model=model,

@@ -39,24 +39,6 @@ def engine(cluster):
     return EngineSettings("ray", address=cluster.address)
 
 
-@pytest.fixture
-def base(clips):
-    """Settings of a run of seconds."""
-    return RunSettings(
-        benchmark="clip_folder",
-        dataset_root=str(clips),
-        preset="paper",
-        backbone="small_cnn",
-        weights="none",
-        image_size=32,
-        strategy="finetune",
-        first_epochs=1,
-        threads=1,
-        keep_learner=False,
-        progress=False,
-    )
-
-
 def when_removed(settings: RunSettings) -> None:
     """Do a run when a node has been removed."""
     deadline = time.monotonic() + 300

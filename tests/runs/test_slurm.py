@@ -38,24 +38,6 @@ pytestmark = [
 SLURM = EngineSettings("slurm")
 
 
-@pytest.fixture
-def base(clips):
-    """Settings of a run of seconds."""
-    return RunSettings(
-        benchmark="clip_folder",
-        dataset_root=str(clips),
-        preset="paper",
-        backbone="small_cnn",
-        weights="none",
-        image_size=32,
-        strategy="finetune",
-        first_epochs=1,
-        threads=1,
-        keep_learner=False,
-        progress=False,
-    )
-
-
 def running_jobs():
     """Ids of the jobs that run."""
     command = ["squeue", "--me", "--noheader", "--array", "--states=RUNNING"]
