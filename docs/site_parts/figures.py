@@ -184,7 +184,7 @@ def memory() -> Drawn:
     rule = EveryJth()
     slots = Slots(capacity, seed=0)
     stored: dict[int, tuple[int, int]] = {}  # slot: class and place in the stream
-    figure = Figure(figsize=(8.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.8, 3.4), layout="constrained")
     axes = figure.subplots()
     for experience in range(experiences):
         classes = [2 * experience, 2 * experience + 1]
