@@ -6,6 +6,8 @@ Avalanche's own benchmarks, loggers, evaluation and plugins around CRUMB.
 import gzip
 import re
 import struct
+import subprocess
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -272,3 +274,12 @@ def test_the_readme_example():
     script = {}
     exec(compile(example, "README.md", "exec"), script)
     assert script["results"][ACCURACY] >= 0.75
+
+
+@pytest.mark.parametrize("package", ["benchmarks_toybox_ilab", "crumb_avalanche"])
+def test_no_word_of_qp_solvers(package):
+    """Avalanche imports its GEM, which warns where no QP solver is installed."""
+    warning = "warnings.warn('no QP solver found on your system')"
+    code = f"import warnings, {package}; {warning}"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert process.stderr == b""
