@@ -27,6 +27,8 @@ from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT
 
 SIZE = 64
+FRAMES_PER_CLIP = 12  # of the pretraining shapes
+EPOCHS = 5  # of the first experience, and of joint training
 BENCHMARK = "toy_shapes"
 NETWORK = "crumb-demo-network-1"  # format of the file of the network
 STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
@@ -53,10 +55,12 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         backbone="small_cnn",
         image_size=SIZE,
         pretrained=str(pretrained),
+        codebook_search="distance",
         # Batches of one clip are alike: three replay batches of equal weight keep a
         # short stream balanced.
         replay_steps=3,
         replay_weight=1.0,
+        first_epochs=EPOCHS,
         feature_cache=str(folder / "feature_cache"),
         run=settings.seed,
         threads=settings.threads,
@@ -88,7 +92,7 @@ def _refuse_others(path: Path, kind: str) -> None:
 def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> None:
     """Train a network on shapes, then plastic layers and codebook as CRUMB does."""
     set_up_process(settings.threads, settings.seed)
-    images = shapes(pixel_transform(SIZE), settings.progress)
+    images = shapes(pixel_transform(SIZE), settings.progress, FRAMES_PER_CLIP)
     print(
         f"\n1. training a small network on {len(images)} images of "
         f"{len(PRETRAINING_CLASSES)} rendered shapes"
@@ -106,7 +110,8 @@ def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> N
         backbone="small_cnn",
         image_size=SIZE,
         codebook_init="kmeans",
-        epochs=6,
+        codebook_search="distance",
+        epochs=4,
         batch_size=64,
         threads=settings.threads,
         seed=settings.seed,
@@ -115,12 +120,16 @@ def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> N
     pretrain.pretrain_on(images, pretrain.with_defaults(made_with))
 
 
-def shapes(transform: PixelTransform, progress: bool) -> TensorDataset:
-    """Draw all frames of the pretraining shapes.
+def shapes(
+    transform: PixelTransform, progress: bool, frames_per_clip: int = 15
+) -> TensorDataset:
+    """Draw the frames of the pretraining shapes.
 
     Returns ``(N, 3, 64, 64)`` uint8 and labels.
     """
-    table = ToyShapesFrames(classes=PRETRAINING_CLASSES, size=SIZE)
+    table = ToyShapesFrames(
+        classes=PRETRAINING_CLASSES, frames_per_clip=frames_per_clip, size=SIZE
+    )
     drawn = []
     with progress_bar(len(table), "drawing shapes", show=progress) as bar:
         for row in range(len(table)):

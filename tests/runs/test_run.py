@@ -585,10 +585,10 @@ def small_demo(monkeypatch, clips, tmp_path):
         objects_per_class=2,
         sessions=2,
         held_out_sessions=(1,),
-        frames_per_clip=1,
     )
     settings = partial(demo.RunSettings, dataset_root=str(clips))
     monkeypatch.setattr(demo, "ToyShapesFrames", few_images)
+    monkeypatch.setattr(demo, "FRAMES_PER_CLIP", 1)
     monkeypatch.setattr(demo, "BENCHMARK", "clip_folder")
     monkeypatch.setattr(demo, "RunSettings", settings)
     monkeypatch.setattr(demo, "STRATEGIES", ("crumb", "image_replay", "rda"))
