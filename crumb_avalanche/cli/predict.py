@@ -193,7 +193,7 @@ def print_and_write_page(
     from crumb_avalanche.report.page import is_page
 
     sheet = ContactSheet(learner)
-    asker = Asker(settings, sheet.ask, sheet.ask_boxes, unread)
+    asker = Asker(settings, sheet.predict_all, sheet.predict_boxes, unread)
     page = Path(str(settings.html))
     with output_file(page, "a page of this program", is_page, "--html"):
         answers = print_answers(asker.answers(), settings)

@@ -109,7 +109,7 @@ def taught_in_shards(
     Raises:
         ShardsFailedError: some failed; the learner is as it was.
     """
-    from crumb_avalanche.learner.shards import ShardedLesson, Shown
+    from crumb_avalanche.learner.shards import LessonSource, ShardedLesson
     from crumb_avalanche.runs.engines import do_all, engine_of
     from crumb_avalanche.runs.work import WorkUnit
 
@@ -122,7 +122,7 @@ def taught_in_shards(
     learner.use_runtime(settings.runtime)
     plan = ShardedLesson.plan(
         learner,
-        Shown.of(source, label, settings.on_bad_frame),
+        LessonSource.of(source, label, settings.on_bad_frame),
         settings.shards,
         folder.resolve(),
         new_class=settings.new_class,

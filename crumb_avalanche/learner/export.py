@@ -231,22 +231,20 @@ class Resize(nn.Module):
         transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed
         matrix of doubles.
         """
-        places = torch.arange(length, device=device).double()
+        positions = torch.arange(length, device=device).double()
         # From the tensor, because exporters trace it; of one axis, because they take
         # scalars to be float32.
-        last = places[-1:]
+        last = positions[-1:]
         margin = torch.minimum(
             ((last + 1) * self.margin + 0.5).floor(), (last / 2).floor()
         )
         scale = (last + 1 - 2 * margin) / self.size
-        centres = (
-            torch.arange(self.size, device=device).double() + 0.5
-        ) * scale + margin
-        differences = places.unsqueeze(1 - axis) - centres.unsqueeze(axis)
-        inside = ((places >= margin) & (places <= last - margin)).double()
-        weights = self.filter(
-            (differences + 0.5).abs() * (1 / scale.clamp_min(1))
-        ) * inside.unsqueeze(1 - axis)
+        new_positions = torch.arange(self.size, device=device).double()
+        centres = (new_positions + 0.5) * scale + margin
+        differences = positions.unsqueeze(1 - axis) - centres.unsqueeze(axis)
+        distances = (differences + 0.5).abs() * (1 / scale.clamp_min(1))
+        is_inside = (positions >= margin) & (positions <= last - margin)
+        weights = self.filter(distances) * is_inside.double().unsqueeze(1 - axis)
         return (weights / weights.sum(axis, keepdim=True) * 2**22 + 0.5).floor()
 
 

@@ -13,7 +13,7 @@ class KnownFiles:
     """Checksums of the files that a learner was loaded from or saved to.
 
     A file that was not loaded from or saved to may be replaced, as by any program. Call
-    ``check`` and ``replacing`` while the lock of the file is held.
+    ``check`` and ``note_replacement`` while the lock of the file is held.
     """
 
     def __init__(self) -> None:
@@ -36,15 +36,15 @@ class KnownFiles:
                 "change, save to another path, or move it away"
             )
 
-    def replacing(self, path: str | os.PathLike, digest: str) -> None:
+    def note_replacement(self, path: str | os.PathLike, digest: str) -> None:
         """Note that a file is about to be replaced by content with this checksum."""
         path = os.path.realpath(path)
-        before = self._digests.get(path)
-        if before is None:
-            before = (digest_of(path),)  # it stays if the replacing fails
-        self._digests[path] = (*before, digest)
+        digests = self._digests.get(path)
+        if digests is None:
+            digests = (digest_of(path),)  # the file stays if the replacement fails
+        self._digests[path] = (*digests, digest)
 
-    def holds(self, path: str | os.PathLike, digest: str | None) -> None:
+    def note_content(self, path: str | os.PathLike, digest: str | None) -> None:
         """Note what a file holds; ``None`` for content without a checksum."""
         self._digests[os.path.realpath(path)] = (digest,)
 

@@ -314,7 +314,7 @@ class Learner(Predictor):
         ) -> FeaturesOfClips:
             clips = labelled(names, unread.append)
             if self.keep_pictures:
-                clips = _noted(clips, strip)
+                clips = _with_pictures(clips, strip)
             report = unread.append if on_bad == "skip" else None
             return self._with_features(clips, report)
 
@@ -647,10 +647,10 @@ class Learner(Predictor):
             state["pictures"] = [None] * len(state["pictures"])
 
         def expect(digest: str) -> None:
-            self._files.replacing(path, digest)
+            self._files.note_replacement(path, digest)
 
         digest = write_learner(path, self.network, state, weights, expect)
-        self._files.holds(path, digest)
+        self._files.note_content(path, digest)
 
     def push_to_hub(self, name: str, **how: Any) -> str:
         """Publish as ``name`` on a model hub; see ``crumb_avalanche.push_to_hub``."""
@@ -700,7 +700,7 @@ class Learner(Predictor):
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise LearnerError(f"{path} {DAMAGED} ({reason})") from error
-        learner._files.holds(path, digest)
+        learner._files.note_content(path, digest)
         return learner
 
     def _load_state(
@@ -740,7 +740,7 @@ class Learner(Predictor):
         self._begin(state["method"], unbuilt, State.empty(classifier))
 
 
-def _noted(clips: LabelledClips, strip: PictureStrip) -> LabelledClips:
+def _with_pictures(clips: LabelledClips, strip: PictureStrip) -> LabelledClips:
     """Yield clips whose frames a picture notes as they are read."""
     for name, clip in clips:
         yield name, replace(clip, frames=strip.noting(clip.frames))

@@ -86,7 +86,11 @@ class _Tally:
 
     def lesson(self, unread: Iterable[BadImage]) -> Lesson:
         """Return what was counted as a lesson of now."""
-        doubts = (doubt_of(label, seen) for label, seen in self.guesses.items())
+        doubts = []
+        for label, guesses in self.guesses.items():
+            doubt = doubt_of(label, guesses)
+            if doubt is not None:
+                doubts.append(doubt)
         return Lesson(
             images=dict(self.images),
             clips=self.clips,
@@ -96,7 +100,7 @@ class _Tally:
             when=now(),
             unread=tuple(unread),
             notes=tuple(self.notes),
-            doubts=tuple(doubt for doubt in doubts if doubt is not None),
+            doubts=tuple(doubts),
             nothing=self.nothing,
         )
 
@@ -121,32 +125,42 @@ def learn(
     classifier.begin_lesson()
     for label, batches in clips:
         for index, features in enumerate(_pieces(batches, progress)):
-            first = index == 0
-            tally.clips += first
+            is_first = index == 0
+            if is_first:
+                tally.clips += 1
             observation = None
             if label == NOTHING:
                 classifier.learn_nothing(features)
                 tally.nothing += len(features)
             else:
-                observation = _learn_piece(classifier, tally, label, features, first)
+                observation = _learn_piece(classifier, tally, label, features, is_first)
             on_piece(label, index, features, observation)
     classifier.end_lesson()
     return tally.lesson(unread)
 
 
 def _learn_piece(
-    classifier: Classifier, tally: _Tally, label: str, features: Tensor, first: bool
+    classifier: Classifier, tally: _Tally, label: str, features: Tensor, is_first: bool
 ) -> Observation | None:
-    """Learn a piece of a clip of a class, and return what was observed of it.
+    """Predict the first piece of a clip, and learn the piece.
 
-    The ``first`` piece is predicted before; later ones are like what was learned of the
-    clip already.
+    Later pieces would be predicted from what was learned of the same clip.
+
+    Args:
+        classifier: learns the piece.
+        tally: counts the prediction and the images.
+        label: name of the class.
+        features: of the piece.
+        is_first: whether it is the first piece of its clip.
+
+    Returns:
+        What confidence is fitted to later; ``None`` without a prediction.
     """
     observation = None
     number, note = classifier.number_of(label)
     if note:
         tally.notes.append(note)
-    if first:
+    if is_first:
         predicted = classifier.predict_before_learning(features, number)
         if predicted is not None:
             tally.add_prediction(label, number, predicted, classifier.names)
@@ -213,9 +227,13 @@ def check_not_empty(lesson: Lesson) -> None:
 
 
 def check_apart(lessons: Sequence[Lesson], others: Sequence[Lesson]) -> None:
-    """Raise ValueError if two histories share a lesson.
+    """Raise ValueError if two learners that are merged share a lesson.
 
     Lessons of which one side forgot all images do not count.
+
+    Args:
+        lessons: of one learner.
+        others: of the other learner.
     """
     ids = {lesson.id for lesson in others if lesson.has_images}
     ids.discard(0)  # which is not known

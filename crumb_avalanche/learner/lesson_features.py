@@ -83,7 +83,7 @@ class LessonFeatures:
             return
         for clip in self.clips:
             for index, piece in enumerate(clip.pieces):
-                _repeat_piece(classifier, clip, piece, first=index == 0)
+                _repeat_piece(classifier, clip, piece, is_first=index == 0)
 
     def learn(self, classifier: Classifier) -> Relearned:
         """Let a classifier learn the lesson anew, in the same pieces."""
@@ -115,14 +115,15 @@ class LessonFeatures:
     def without_image(self, number: int) -> "LessonFeatures":
         """Return the lesson without one of its images, by its number from 0."""
         clips = []
-        first = 0
+        start = 0  # number of the first image of a piece
         for clip in self.clips:
             pieces = []
             for piece in clip.pieces:
-                rows = torch.arange(first, first + len(piece)) != number
-                first += len(piece)
-                if rows.any():
-                    pieces.append(piece[rows])
+                end = start + len(piece)
+                stays = torch.arange(start, end) != number
+                start = end
+                if stays.any():
+                    pieces.append(piece[stays])
             if pieces:
                 clips.append(replace(clip, pieces=tuple(pieces)))
         return LessonFeatures(tuple(clips), observed=False)
@@ -183,14 +184,14 @@ class LessonFeatures:
 
 
 def _repeat_piece(
-    classifier: Classifier, clip: ClipFeatures, piece: Tensor, first: bool
+    classifier: Classifier, clip: ClipFeatures, piece: Tensor, is_first: bool
 ) -> None:
     """Learn a piece of a clip, and record the clip as it was recorded before."""
     if clip.label == NOTHING:
         classifier.learn_nothing(piece)
         return
     number, _ = classifier.number_of(clip.label)
-    if first and clip.observation is not None:
+    if is_first and clip.observation is not None:
         classifier.observe(clip.observation)
     classifier.learn(piece, number)
 

@@ -118,16 +118,16 @@ class Lesson:
         picture = Picture(self.picture, self.pictured).without(image)
         return replace(self, picture=picture.jpeg, pictured=picture.shows)
 
-    def learned_again(self, again: "Lesson") -> "Lesson":
+    def learned_again(self, relearned: "Lesson") -> "Lesson":
         """Return the lesson with what was counted when it was learned again."""
         return replace(
             self,
-            images=again.images,
-            answered=again.answered,
-            right=again.right,
-            unknown=again.unknown,
-            notes=again.notes,
-            doubts=again.doubts,
+            images=relearned.images,
+            answered=relearned.answered,
+            right=relearned.right,
+            unknown=relearned.unknown,
+            notes=relearned.notes,
+            doubts=relearned.doubts,
         )
 
     @property

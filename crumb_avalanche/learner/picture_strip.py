@@ -28,17 +28,22 @@ class Picture:
     shows: tuple[int, ...] = ()
 
     def without(self, number: int) -> "Picture":
-        """Return the picture of the lesson without one of its images."""
+        """Return the picture of the lesson without its image of a number.
+
+        Later images of the lesson are numbered anew.
+        """
         if not self.jpeg:
             return Picture()
-        images = [
-            image
-            for image, shown in zip(cells_of(self), self.shows, strict=True)
-            if shown != number
-        ]
-        shows = [shown for shown in self.shows if shown != number]
-        later = tuple(shown - (shown > number) for shown in shows)
-        return Picture(_strip_of(images), later)
+        images = []
+        new_numbers = []
+        for image, image_number in zip(cells_of(self), self.shows, strict=True):
+            if image_number < number:
+                images.append(image)
+                new_numbers.append(image_number)
+            elif image_number > number:
+                images.append(image)
+                new_numbers.append(image_number - 1)
+        return Picture(_strip_of(images), tuple(new_numbers))
 
 
 def cells_of(picture: Picture) -> list[Image.Image]:

@@ -364,13 +364,13 @@ class Predictor:
                 ((_, pixels),) = batches([(path, image)], 1, self._transform)
                 values = self._compute(pixels)
                 ranked, known = self._ranked_window(recent, seconds, values, window)
-                (label, share), *others = ranked
+                (label, share), *runners_up = ranked
                 name = "unknown" if known is False else f"class {label}"
                 yield Watched(
                     label,
                     share,
                     known,
-                    tuple(others),
+                    tuple(runners_up),
                     path,
                     time=seconds,
                     changed=changes.observe(name, seconds),
@@ -429,16 +429,19 @@ class Predictor:
             evidence = self._classifier.evidence(torch.cat(values))
             ranked = self._classifier.ranked(evidence, runners_up)
         answers = []
-        for ((label, share), *others), known in ranked:
-            answer = Answer(label, share, known, tuple(others), truth=clip.label)
+        # A list of classes with their shares for each frame, and one for all frames.
+        for classes, known in ranked:
+            (label, share), *next_classes = classes
+            answer = Answer(label, share, known, tuple(next_classes), truth=clip.label)
             answers.append(answer)
-        *of_frames, together = answers  # the last one is for all frames
-        named = zip(of_frames, paths, strict=True)
-        frames = tuple(replace(answer, path=path) for answer, path in named)
+        *answers_of_frames, answer_together = answers
+        frames = []
+        for answer, path in zip(answers_of_frames, paths, strict=True):
+            frames.append(replace(answer, path=path))
         if len(frames) == 1:
-            return _ClipAnswers(frames=frames, together=frames[0])
-        together = replace(together, path=clip.path, frames=frames)
-        return _ClipAnswers(frames=frames, together=together)
+            return _ClipAnswers(frames=tuple(frames), together=frames[0])
+        answer_together = replace(answer_together, path=clip.path, frames=tuple(frames))
+        return _ClipAnswers(frames=tuple(frames), together=answer_together)
 
     @property
     def explains(self) -> bool:
@@ -478,7 +481,7 @@ class Predictor:
     def _values(
         self, clip: Clip, report: Callable[[BadImage], object] | None
     ) -> Iterator[tuple[list[str], Tensor]]:
-        """Compute what is learned or asked of a clip's frames, 8 at a time.
+        """Compute the features of a clip's frames, 8 at a time, to learn or to answer.
 
         Args:
             clip: its frames are read.
@@ -498,7 +501,7 @@ class Predictor:
             except BadFeaturesError:
                 usable = []
                 for row, path in enumerate(paths):
-                    if self._usable(path, pixels[row, None], report):
+                    if self._is_usable(path, pixels[row, None], report):
                         usable.append(row)
                 if not usable:
                     continue
@@ -507,9 +510,13 @@ class Predictor:
                 values = self._compute(pixels[usable])
             yield paths, values
 
-    def _usable(
+    def _is_usable(
         self, path: str, image: Tensor, report: Callable[[BadImage], object] | None
     ) -> bool:
+        """Return whether features of an image can be used; report it if not.
+
+        The arguments are those of ``_values``, for a ``(1, 3, H, W)`` image.
+        """
         try:
             self._compute(image)
         except BadFeaturesError as error:
@@ -531,8 +538,7 @@ class Predictor:
         if not bool((values.abs() <= LARGEST_FEATURE).all()):  # false for NaN
             raise BadFeaturesError(
                 f"features must be finite and at most {LARGEST_FEATURE:g} in absolute "
-                "value: leave the image out; if "
-                "there are many, look at the weights",
+                "value: leave the image out; if there are many, look at the weights",
                 pixels,
             )
         return values

@@ -172,13 +172,13 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
     _check_observations(history, header)
     if before is None:
         return
-    first = len(lessons) - len(recent)
-    _check_learned(before, header, lessons[:first], "history.before.")
+    n_earlier = len(lessons) - len(recent)
+    _check_learned(before, header, lessons[:n_earlier], "history.before.")
     length = before["statistics"]["settings"]["length"]
     views = Looks(tuple(header["looks"])).views
     for index, features in enumerate(recent):
         if features is not None:
-            lesson = lessons[first + index]
+            lesson = lessons[n_earlier + index]
             _check_features(features, lesson, views, length, f"{path}[{index}]")
 
 
@@ -203,8 +203,8 @@ def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None
     fits = bool((records.labels < names).all() and (records.rivals < names).all())
     fits = fits and not bool((records.rivals == records.labels[:, None]).any())
     require(fits, path, "records of the classes")
-    absent = records.rivals < 0
-    agrees = torch.equal(absent, records.gaps == -math.inf)
+    has_no_rival = records.rivals < 0
+    agrees = torch.equal(has_no_rival, records.gaps == -math.inf)
     require(agrees, f"{path}.gaps", "-inf where there is no rival")
 
 
@@ -307,8 +307,8 @@ def _check_confidence(
         fits = fits and bool(exists[numbers].all())
     fits = fits and not bool((records.rivals == records.labels[:, None]).any())
     require(fits, path, "records of the classes")
-    absent = records.rivals < 0
-    agrees = torch.equal(absent, records.gaps == -math.inf)
+    has_no_rival = records.rivals < 0
+    agrees = torch.equal(has_no_rival, records.gaps == -math.inf)
     require(agrees, f"{path}.gaps", "-inf where there is no rival")
     latest = max(records.lessons.tolist(), default=-1)
     require(latest < confidence["next"], f"{path}.next", "above all lessons")

@@ -36,8 +36,8 @@ FORMAT = {"format": "crumb-shard"}
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a lesson shows.
+class LessonSource:
+    """The clips of a lesson and their class, which workers list alike.
 
     Attributes:
         source: path, or list of lists of paths; absolute.
@@ -50,8 +50,10 @@ class Shown:
     on_bad: OnBad = "skip"
 
     @classmethod
-    def of(cls, source: Any, label: str | None, on_bad: OnBad = "skip") -> "Shown":
-        """Return what a path or lists of paths show, from any working folder."""
+    def of(
+        cls, source: Any, label: str | None, on_bad: OnBad = "skip"
+    ) -> "LessonSource":
+        """Make the source of a path or lists of paths, from any working folder."""
         return cls(_absolute(source), label, on_bad)
 
     def clips(self, unread: list[BadImage]) -> list[Clip]:
@@ -78,20 +80,20 @@ def _absolute(source: Any) -> Any:
 
 @dataclass(frozen=True)
 class Shard:
-    """Consecutive clips of what is shown, for one worker, which gets it pickled.
+    """Consecutive clips of a lesson, for one worker, which gets it pickled.
 
     Attributes:
-        shown: what is shown.
-        first, last: numbers of its clips, from the first to before the last.
+        source: of the lesson.
+        start, stop: the clips are those with numbers from ``start`` to before ``stop``.
         learner: file of the learner that computes the features.
         runtime: name and version of what runs its network.
         threads: CPU threads of the worker.
         folder: of its own, where the features are left.
     """
 
-    shown: Shown
-    first: int
-    last: int
+    source: LessonSource
+    start: int
+    stop: int
     learner: Path
     runtime: str
     threads: int
@@ -123,13 +125,13 @@ class Shard:
                 f"in {runtime} here: give all nodes the same environment"
             )
         unread: list[BadImage] = []
-        clips = self.shown.clips(unread)[self.first : self.last]
+        clips = self.source.clips(unread)[self.start : self.stop]
         unread.clear()  # folders, which every worker meets
-        report = unread.append if self.shown.on_bad == "skip" else None
+        report = unread.append if self.source.on_bad == "skip" else None
         computed = []
         for clip in clips:
             pieces = tuple(features for _, features in learner.batches(clip, report))
-            computed.append(ClipFeatures(self.shown.name_of(clip), pieces))
+            computed.append(ClipFeatures(self.source.name_of(clip), pieces))
         state = {
             "lesson": LessonFeatures(tuple(computed)).state_dict(),
             "paths": [clip.path for clip in clips],
@@ -166,13 +168,13 @@ class ShardedLesson:
     """A lesson that workers compute the features of.
 
     Attributes:
-        shown: what is shown.
+        source: of the lesson.
         clips: all of its clips.
         shards: that together have all clips, in order.
         unread: folders that cannot be read.
     """
 
-    shown: Shown
+    source: LessonSource
     clips: list[Clip]
     shards: list[Shard]
     unread: list[BadImage]
@@ -181,17 +183,17 @@ class ShardedLesson:
     def plan(
         cls,
         learner: Learner,
-        shown: Shown,
+        source: LessonSource,
         count: int,
         folder: Path,
         new_class: bool = False,
         threads: int = 1,
     ) -> "ShardedLesson":
-        """Divide what is shown among workers, and write the learner for them.
+        """Divide the clips of a lesson among workers, and write the learner for them.
 
         Args:
             learner: that will learn it, in the runtime that all workers are to use.
-            shown: what is shown.
+            source: of the lesson.
             count: number of shards, at least 1; at most one for each clip.
             folder: that all workers see; what other features are left in has another
                 subfolder there.
@@ -204,13 +206,13 @@ class ShardedLesson:
         """
         learner.check_teachable()
         unread: list[BadImage] = []
-        clips = shown.clips(unread)
-        if not new_class and shown.label != NOTHING:
+        clips = source.clips(unread)
+        if not new_class and source.label != NOTHING:
             names = [info.name for info in learner.classes]
             for clip in checked(clips, names):
-                names.append(shown.name_of(clip))
+                names.append(source.name_of(clip))
         runtime = str(learner.runtime)
-        lesson_folder = folder / _key(learner, clips, shown, runtime)
+        lesson_folder = folder / _key(learner, clips, source, runtime)
         lesson_folder.mkdir(parents=True, exist_ok=True)
         file = lesson_folder / LEARNER
         if not file.exists():
@@ -218,18 +220,18 @@ class ShardedLesson:
         count = min(count, len(clips))
         bounds = [number * len(clips) // count for number in range(count + 1)]
         shards = []
-        for number, (first, last) in enumerate(pairwise(bounds)):
+        for number, (start, stop) in enumerate(pairwise(bounds)):
             shard = Shard(
-                shown=shown,
-                first=first,
-                last=last,
+                source=source,
+                start=start,
+                stop=stop,
                 learner=file,
                 runtime=runtime,
                 threads=threads,
                 folder=lesson_folder / f"shard{number}of{count}",
             )
             shards.append(shard)
-        return cls(shown, clips, shards, unread)
+        return cls(source, clips, shards, unread)
 
     def batches(
         self, unread: list[BadImage]
@@ -241,7 +243,7 @@ class ShardedLesson:
         """
         unread += self.unread
         for shard in self.shards:
-            own_clips = self.clips[shard.first : shard.last]
+            own_clips = self.clips[shard.start : shard.stop]
             yield from shard.read(own_clips, unread).batches()
 
     def teach(self, learner: Learner, progress: Any = None) -> Any:
@@ -250,18 +252,23 @@ class ShardedLesson:
         Returns:
             The lesson, as ``Learner.teach`` does.
         """
-        return learner.teach_features(self.batches, self.shown.source, progress)
+        return learner.teach_features(self.batches, self.source.source, progress)
 
 
-def _key(learner: Learner, clips: Sequence[Clip], shown: Shown, runtime: str) -> str:
-    """Return a name for all that decides the features of clips."""
+def _key(
+    learner: Learner, clips: Sequence[Clip], source: LessonSource, runtime: str
+) -> str:
+    """Return a name that changes with all that decides the features of clips.
+
+    Features that were computed for another source, network or runtime are not taken.
+    """
     files = [file for clip in clips for file in clip.files]
     parts = [
         learner.network.header(),
         learner.features,
         learner.looks,
         runtime,
-        [shown.label, shown.on_bad],
+        [source.label, source.on_bad],
         [clip.path for clip in clips],
         files_key(files),
     ]

@@ -29,10 +29,10 @@ from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
-def put(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the submodule with a qualified name."""
-    parent, _, last = name.rpartition(".")
-    setattr(network.get_submodule(parent), last, module)
+def replace_submodule(network: nn.Module, name: str, module: nn.Module) -> None:
+    """Replace the submodule with a qualified name, such as ``0.expand3x3``."""
+    parent, _, attribute = name.rpartition(".")
+    setattr(network.get_submodule(parent), attribute, module)
 
 
 class ScaledConv(nn.Module):
@@ -124,16 +124,18 @@ class AggregatedLayers(nn.Module):
         self._head_in_branch = head
         self.head = f"plastic.{head}.layer"
         self.stable = copy.deepcopy(layers).requires_grad_(False)
-        put(self.stable, head, Catch())
+        replace_submodule(self.stable, head, Catch())
         convolutions = [
             name
             for name, module in self.stable.named_modules()
             if isinstance(module, nn.Conv2d)
         ]
         for name in convolutions:
-            put(self.stable, name, ScaledConv(self.stable.get_submodule(name)))
+            replace_submodule(
+                self.stable, name, ScaledConv(self.stable.get_submodule(name))
+            )
         self.plastic = layers
-        put(layers, head, BlendedHead(layers.get_submodule(head)))
+        replace_submodule(layers, head, BlendedHead(layers.get_submodule(head)))
         self.register_buffer("aggregating", torch.zeros((), dtype=torch.bool))
 
     @property

@@ -53,12 +53,12 @@ def descriptions() -> dict[str, Description]:
     classes: dict[str, ast.ClassDef] = {}
     for module in modules:
         classes |= module.classes
-    found = {}
+    by_name = {}
     for module in modules:
         for node, call in module.registered():
             described = _described(node, call, module.texts, classes)
-            found[described.name] = described
-    return found
+            by_name[described.name] = described
+    return by_name
 
 
 @dataclass(frozen=True)

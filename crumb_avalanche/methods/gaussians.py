@@ -182,12 +182,12 @@ class ClassGaussians(ClosedForm):
             return ""
         room = budget - self._bytes_without_images(classes)
         total = room // self._direction_bytes()
-        present = len(self.directions)
+        n_before = len(self.directions)
         self.limit(total)
-        if total >= present:
+        if total >= n_before:
             return ""
         return (
-            f"{present - total} of {present} directions of classes are given up, the "
+            f"{n_before - total} of {n_before} directions of classes are given up, the "
             "weakest first"
         )
 
@@ -303,8 +303,8 @@ class ClassGaussians(ClosedForm):
             if self.directions is not None:
                 rows = other.directions.of_class(merged.theirs)
                 self.directions.extend(merged.mine, torch.cat([rows, merged.between]))
-                outside = other.directions.outside[merged.theirs]
-                self.directions.outside[merged.mine] += outside
+                left_out = other.directions.outside[merged.theirs]
+                self.directions.outside[merged.mine] += left_out
         if self.scatter is not None:
             self.scatter.merge(other.scatter)
         if self.directions is not None:
@@ -316,12 +316,13 @@ class ClassGaussians(ClosedForm):
             self.directions.grow(n_classes)
 
     def _forget(self, label):
-        before = int(self.image_counts.sum())
+        """Remove a class; a scatter that classes share loses its part by images."""
+        images_before = int(self.image_counts.sum())
         self.classes.forget(label)
         if self.directions is not None:
             self.directions.forget(label)
         if self.scatter is not None:
-            self.scatter.scale(int(self.image_counts.sum()) / before)
+            self.scatter.scale(int(self.image_counts.sum()) / images_before)
 
     # Saving and loading
 
@@ -447,12 +448,12 @@ class BlendedGaussians(ClassGaussians):
         if self.scatter is not None or self.span or not 0 < len(rows) < length:
             return None
         images = float(self.image_counts[seen].sum())
-        outside = scatters.outside.sum() / length
-        diagonal = (rows.square().sum(0) + outside) / images
+        left_out = scatters.outside.sum() / length
+        diagonal = (rows.square().sum(0) + left_out) / images
         added = self._variances_added(diagonal, images)
         if added is None:
             return None
-        return LowRankRoot.of_rows(rows, added + outside / images, images)
+        return LowRankRoot.of_rows(rows, added + left_out / images, images)
 
     def _solved_by_products(
         self,

@@ -111,7 +111,7 @@ def dual_solution(
 def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
     """Return the nearest gradient that raises no past loss (eq. 8 to 12).
 
-    Its product with no past gradient is negative.
+    Its products with all past gradients are at least 0.
 
     Args:
         gradient: ``(n,)``, returned itself where no product is negative.
@@ -120,25 +120,25 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
             gradient.
     """
     past = references.double()
-    present = gradient.double()
+    projected = gradient.double()
     # Rows of length 1: gradients of an experience known by heart are tiny beside
     # others.
     lengths = past.norm(dim=1)
     past = past / lengths.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
-    products = (past @ present).cpu().numpy()
+    products = (past @ projected).cpu().numpy()
     if not (products < 0).any() or not np.isfinite(products).all():
         return gradient  # what is not finite is for the strategy's guard to report
     gram = (past @ past.T).cpu().numpy()
     least = margin * lengths.cpu().numpy()
-    tolerance = _PRODUCT_TOLERANCE * float(present.norm())
+    tolerance = _PRODUCT_TOLERANCE * float(projected.norm())
     for _ in range(_REFINEMENTS):
         weights = dual_solution(gram, products, least)
-        present = present + torch.from_numpy(weights).to(past) @ past
-        products = (past @ present).cpu().numpy()
+        projected = projected + torch.from_numpy(weights).to(past) @ past
+        products = (past @ projected).cpu().numpy()
         least = np.zeros(len(gram))
         if (products >= -tolerance).all():
             break
-    return present.to(gradient.dtype)
+    return projected.to(gradient.dtype)
 
 
 @register(

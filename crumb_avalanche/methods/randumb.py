@@ -26,11 +26,11 @@ def oracle_shrinkage(covariance: Tensor, images: int) -> float:
     """
     mean_square = float(covariance.square().mean())
     variance = float(covariance.diagonal().mean())
-    above = mean_square + variance**2
-    below = (images + 1) * (mean_square - variance**2 / len(covariance))
-    if below <= above:
+    numerator = mean_square + variance**2
+    denominator = (images + 1) * (mean_square - variance**2 / len(covariance))
+    if denominator <= numerator:
         return 1.0
-    return above / below
+    return numerator / denominator
 
 
 @register(

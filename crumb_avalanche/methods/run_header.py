@@ -145,10 +145,10 @@ def check_format(
     name = metadata.get("format", "")
     if name in formats:
         return
-    what = f"of format {shown(name)}" if name else "no learner file"
+    described = f"of format {shown(name)}" if name else "no learner file"
     raise LearnerError(
-        f"{path} is {what}, not {' or '.join(formats)}: give a file that crumb teach, "
-        "Learner.save or crumb run wrote"
+        f"{path} is {described}, not {' or '.join(formats)}: give a file that crumb "
+        "teach, Learner.save or crumb run wrote"
     )
 
 

@@ -196,7 +196,7 @@ class ContactSheet:
         self.pairs: Pairs = Counter()
         self._cards: list[Card] = []
 
-    def ask(
+    def predict_all(
         self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]
     ) -> Iterator[Answer]:
         """Answer for each image and clip, and collect the answers.
@@ -213,10 +213,10 @@ class ContactSheet:
     def _ask_folder(self, clip: Clip) -> Iterator[Answer]:
         """Answer for each photo of a folder, some at a time."""
         while True:
-            before = self.total
+            n_answered = self.total
             yield from self._ask_clip(clip, islice(clip.frames, AT_A_TIME))
-            if self.total == before:
-                return
+            if self.total == n_answered:
+                return  # the folder has no further photos
 
     def _ask_clip(self, clip: Clip, frames: Iterable) -> Iterator[Answer]:
         """Answer for some frames of a clip.
@@ -224,8 +224,8 @@ class ContactSheet:
         Of a folder each photo has an answer; a clip has one, with its middle frame.
         """
         copies: list[Copy] = []
-        watched = _copying(frames, self.learner.image_size, copies)
-        answers = list(self.learner.predict_all(replace(clip, frames=watched)))
+        copied_frames = _copying(frames, self.learner.image_size, copies)
+        answers = list(self.learner.predict_all(replace(clip, frames=copied_frames)))
         if not copies:
             return
         if not clip.is_folder:
@@ -234,7 +234,7 @@ class ContactSheet:
             self._add(answer, copy)
             yield answer
 
-    def ask_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
+    def predict_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
         """Answer for boxes of an image, as ``predict`` does, and draw each."""
         answers = self.learner.predict(source, boxes)
         (clip,) = clips_to_ask(source, ())

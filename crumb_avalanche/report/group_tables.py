@@ -92,13 +92,21 @@ def seconds_table(groups: Sequence[Group]) -> Table:
 
 
 def _ledger_table(
-    groups: Sequence[Group], columns: dict[str, str], shown: Callable[[float], Cell]
+    groups: Sequence[Group], columns: dict[str, str], cell_of: Callable[[float], Cell]
 ) -> Table:
-    """Return the means over runs of entries of the ledger."""
+    """Return the means over runs of entries of the ledger, a row for each group.
+
+    Args:
+        groups: of runs.
+        columns: heads by name of the entry.
+        cell_of: writes a mean, such as bytes or seconds.
+    """
     rows = []
     for group in groups:
-        averages = [shown(group.average(name)) for name in columns]
-        rows.append([Cell(group.label), *averages])
+        row = [Cell(group.label)]
+        for name in columns:
+            row.append(cell_of(group.average(name)))
+        rows.append(row)
     return Table({"group": "group", **columns}, rows)
 
 

@@ -108,7 +108,7 @@ class MistakesPage:
         unread: files that were left out.
         advice: what would help most, the most helpful first.
         classes: a line for each class.
-        places: a line for each kind of test image.
+        kinds: a line for each kind of test image.
         confusion: ``None`` without a mistake, or with too many classes.
         confused: a line for each pair of classes that were mistaken.
         pictures: of the pairs confused most.
@@ -123,7 +123,7 @@ class MistakesPage:
     unread: int
     advice: list[str]
     classes: Table
-    places: Table
+    kinds: Table
     confusion: Matrix | None
     confused: Table
     pictures: list[ConfusedPair]
@@ -151,19 +151,19 @@ def write_mistakes(
     worst_first = wrong[np.argsort(-predictions["confidence"][wrong], kind="stable")]
     pairs = pairs_of(table, predictions)
     classes = counts_of(table, pairs)
-    asked = len(predictions["row"])
+    n_tested = len(predictions["row"])
     learned = f"{counted(len(classes), 'class')} of {table.root}"
     help_most = advice(classes, len(wrong), unread, preset, strategy)
     page = MistakesPage(
-        title=f"{len(wrong):,} mistakes of {asked:,} test images",
+        title=f"{len(wrong):,} mistakes of {n_tested:,} test images",
         lead=f"{strategy}, preset {preset}, {learned}.",
-        asked=asked,
-        right=asked - len(wrong),
+        asked=n_tested,
+        right=n_tested - len(wrong),
         wrong=len(wrong),
         unread=unread,
         advice=[*film_next(pairs), *help_most],
         classes=class_table(classes),
-        places=places_table(table, predictions),
+        kinds=kinds_table(table, predictions),
         confusion=confusion_matrix(pairs) if len(wrong) else None,
         confused=confused_table(pairs),
         pictures=pair_pictures(table, predictions, pairs),
@@ -239,29 +239,29 @@ def class_table(classes: Sequence[ClassCounts]) -> Table:
     return Table(columns, rows)
 
 
-def places_table(table: FrameTable, predictions: Predictions) -> Table:
+def kinds_table(table: FrameTable, predictions: Predictions) -> Table:
     """Return a line for each kind of test image, see ``KINDS``."""
     objects = set()
     clips = set()
     for row in table.rows("train").tolist():
-        learned = (table.labels[row], table.object_name[row])
-        objects.add(learned)
-        clips.add((*learned, table.session[row]))
-    asked: Counter[int] = Counter()
+        learned_object = (table.labels[row], table.object_name[row])
+        objects.add(learned_object)
+        clips.add((*learned_object, table.session[row]))
+    tested: Counter[int] = Counter()
     right: Counter[int] = Counter()
     for index, row in enumerate(predictions["row"].tolist()):
         label = predictions["label"][index]
-        tested = (label, table.object_name[row])
-        is_known_object = tested in objects
-        is_known_clip = (*tested, table.session[row]) in clips
+        tested_object = (label, table.object_name[row])
+        is_known_object = tested_object in objects
+        is_known_clip = (*tested_object, table.session[row]) in clips
         # An index of KINDS: a learned clip is of a learned object.
         kind = is_known_object + is_known_clip
-        asked[kind] += 1
+        tested[kind] += 1
         right[kind] += int(label == predictions["answer"][index])
     rows = []
-    for kind in sorted(asked):
-        accuracy = 100 * right[kind] / asked[kind]
-        rows.append([Cell(KINDS[kind]), Cell(f"{accuracy:.1f}"), count(asked[kind])])
+    for kind in sorted(tested):
+        accuracy = 100 * right[kind] / tested[kind]
+        rows.append([Cell(KINDS[kind]), Cell(f"{accuracy:.1f}"), count(tested[kind])])
     columns = {
         "kind": "test images of",
         "accuracy": "right, %",
@@ -312,12 +312,12 @@ def _card(table: FrameTable, predictions: Predictions, index: int) -> Card:
     """Return a mistake with its image; the most confident come first."""
     row = int(predictions["row"][index])
     confidence = float(predictions["confidence"][index])
-    place = place_of(table.path[row])
+    path = place_of(table.path[row])
     caption = Caption(
         answer=table.classes[predictions["answer"][index]],
         confidence=confidence,
-        path=place,
-        place=place,
+        path=path,
+        place=path,
         truth=table.classes[predictions["label"][index]],
     )
     return Card(
@@ -413,11 +413,12 @@ def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
     tested = sum(counts.tested for counts in classes)
     right = sum(counts.right for counts in classes)
     accuracy = right / tested if tested else 1.0
-    usual = median(counts.objects for counts in classes)
+    median_objects = median(counts.objects for counts in classes)
     bad = [counts for counts in classes if counts.share < accuracy]
-    bad_and_few = [counts for counts in bad if counts.objects < max(FEW_OBJECTS, usual)]
+    few = max(FEW_OBJECTS, median_objects)
+    bad_and_few = [counts for counts in bad if counts.objects < few]
     bad_and_few.sort(key=lambda counts: (counts.share, counts.objects))
-    unit = "object" if usual == 1 else "objects"
+    unit = "object" if median_objects == 1 else "objects"
     lines = []
     for counts in bad_and_few[:MOST_NAMED]:
         objects = counted(counts.objects, "object")
@@ -426,7 +427,7 @@ def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
         lines.append(
             f"Show other objects of {counts.name}: {counts.right} of {counts.tested} "
             "test images right, learned from "
-            f"{objects} in {clips} ({images}); the median of the classes is {usual:g} "
-            f"{unit}."
+            f"{objects} in {clips} ({images}); the median of the classes is "
+            f"{median_objects:g} {unit}."
         )
     return lines

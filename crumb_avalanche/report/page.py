@@ -63,8 +63,8 @@ class Table:
 
         A column that no row has is left out, a cell that a row lacks is empty.
         """
-        present = {name for row in rows for name in row}
-        used = {name: head for name, head in columns.items() if name in present}
+        names = set().union(*rows)
+        used = {name: head for name, head in columns.items() if name in names}
         cells = []
         for row in rows:
             cells.append([row.get(name, EMPTY) for name in used])

@@ -62,8 +62,8 @@ class Paired:
 
 
 def paired(
-    ours: Mapping[int, float],
-    others: Mapping[int, float],
+    reference: Mapping[int, float],
+    compared: Mapping[int, float],
     splits: Mapping[int, Hashable],
 ) -> Paired | None:
     """Compare two methods by number of the run.
@@ -72,18 +72,17 @@ def paired(
     set is fixed, and what differs between runs is the unit.
 
     Args:
-        ours: accuracy in percent of the first method.
-        others: accuracy in percent of the second.
+        reference: accuracy in percent of a method, by number of the run.
+        compared: that of another method; differences are this one less the reference.
         splits: what runs of one split share, such as the hash of a table of frames.
 
     Returns:
         The comparison; None without a run that both have.
     """
-    differences = {
-        number: others[number] - accuracy
-        for number, accuracy in ours.items()
-        if number in others
-    }
+    differences = {}
+    for number, accuracy in reference.items():
+        if number in compared:
+            differences[number] = compared[number] - accuracy
     if not differences:
         return None
     by_split: dict[Hashable, list[float]] = {}
@@ -92,7 +91,7 @@ def paired(
     if len(by_split) == 1:
         units = tuple(differences.values())
     else:
-        units = tuple(fmean(same) for same in by_split.values())
+        units = tuple(map(fmean, by_split.values()))
     return Paired(differences, units)
 
 

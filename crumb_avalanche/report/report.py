@@ -32,7 +32,7 @@ from crumb_avalanche.report.runs import (
 )
 from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.report.standing import by_accuracy, standings
-from crumb_avalanche.runs.plan import usual_settings
+from crumb_avalanche.runs.plan import default_settings
 from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others
 from crumb_avalanche.runs.tables import (
     cell,
@@ -87,7 +87,7 @@ def main(settings: ReportSettings) -> None:
                 "no folder was given; write crumb report FOLDER [FOLDER ...]"
             )
         raise ListedError("no run can be reported", problems)
-    output = Path(settings.output or _usual_output(settings.folders, runs))
+    output = Path(settings.output or _default_output(settings.folders, runs))
     groups = by_accuracy(groups_of(runs))
     summary = group_tables.summary_table(groups)
     unfinished = [
@@ -111,14 +111,14 @@ def main(settings: ReportSettings) -> None:
         )
 
 
-def _usual_output(folders: Sequence[str], runs: Sequence[Run]) -> Path:
-    """Return the folder of a single run, the given one, or that of several."""
+def _default_output(folders: Sequence[str], runs: Sequence[Run]) -> Path:
+    """Return where a report goes: beside a single run, or in the folder of several."""
     if len(runs) == 1:
         return runs[0].folder
-    first = Path(folders[0])
+    folder = Path(folders[0])
     if len(folders) == 1:
-        return first
-    return first.parent
+        return folder
+    return folder.parent
 
 
 def _contents(
@@ -128,8 +128,8 @@ def _contents(
     runs = group_tables.runs_table(groups, output)
     page = render(PAGE, report_page(groups, summary, runs, left_out))
     varying = differences(groups)
-    alike = [name for name in NAMES if name not in varying]
-    title = ", ".join(f"{name} {groups[0].settings[name]}" for name in alike)
+    common = [name for name in NAMES if name not in varying]
+    title = ", ".join(f"{name} {groups[0].settings[name]}" for name in common)
     curves = [group.curve for group in groups]
     picture = pictures.encoded(pictures.comparison_picture(title, curves))
     return {
@@ -173,11 +173,11 @@ def _removed_if_it_fails(folder: Path) -> Iterator[None]:
 
     Those that were there before stay.
     """
-    absent = [path for path in (folder, *folder.parents) if not path.exists()]
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     except BaseException:
-        for path in absent:
+        for path in created:
             with suppress(OSError):  # something else was put into it
                 path.rmdir()
         raise
@@ -187,12 +187,12 @@ def print_run(group: Group) -> None:
     """Print a group's only run: settings, accuracies and ledger."""
     run = group.runs[0]
     settings = run.settings
-    usual = usual_settings(
+    defaults = default_settings(
         settings["benchmark"], settings["preset"], settings["strategy"]
     )
     names = list(MAIN_SETTINGS)
     for name, value in settings.items():
-        if name not in NOT_COMPARED and value != usual.get(name):
+        if name not in NOT_COMPARED and value != defaults.get(name):
             names.append(name)
     rows = []
     for name in dict.fromkeys(names):

@@ -235,13 +235,13 @@ def find_runs(folders: Sequence[str]) -> FoundRuns:
                 "crumb run"
             )
             continue
-        below = _runs_below(folder)
-        for path in below.finished:
+        runs_below = _runs_below(folder)
+        for path in runs_below.finished:
             finished.setdefault(path.resolve(), path)
-        for path in below.unfinished:
+        for path in runs_below.unfinished:
             unfinished.setdefault(path.resolve(), path)
-        if not below.finished:
-            problems.append(_nothing_finished(folder, below.unfinished))
+        if not runs_below.finished:
+            problems.append(_nothing_finished(folder, runs_below.unfinished))
     return FoundRuns(list(finished.values()), list(unfinished.values()), problems)
 
 
@@ -349,9 +349,10 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         by_identity.setdefault(run.identity, []).append(run)
     groups = []
-    for alike in by_identity.values():
-        first = alike[0]
-        groups.append(Group(first.settings["strategy"], first.compared, alike))
+    for runs_of_group in by_identity.values():
+        first_run = runs_of_group[0]
+        label = first_run.settings["strategy"]
+        groups.append(Group(label, first_run.compared, runs_of_group))
     for group, streams in zip(groups, streams_of(groups)):
         # A joint learner beside runs of one protocol is shown under that protocol.
         if len(streams) == 1:
@@ -368,10 +369,10 @@ def _label_differences(groups: list[Group]) -> None:
     for name in ordered:
         if name not in varying or name == "strategy":
             continue
-        alike: dict[str, list[Group]] = {}
+        by_label: dict[str, list[Group]] = {}
         for group in groups:
-            alike.setdefault(group.label, []).append(group)
-        for same_label in alike.values():
+            by_label.setdefault(group.label, []).append(group)
+        for same_label in by_label.values():
             values = {group.label_part(name) for group in same_label}
             # Accuracies on different streams do not compare.
             if name in ("benchmark", "protocol") or len(values) > 1:

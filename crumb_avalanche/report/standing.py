@@ -56,15 +56,15 @@ def _standing(groups: Sequence[Group]) -> str:
 
 
 def _comparison(first: Group, second: Group) -> str:
-    """Compare the best two methods."""
+    """Say in words by how much the best method is ahead of the second."""
     accuracies = f"{_final(first):.1f} % and {_final(second):.1f} %"
+    splits = {}
+    for run in (*second.runs, *first.runs):
+        splits[run.result["run"]] = run.result.get("frame_table_sha256")
     pair = paired(
-        ours={run.result["run"]: run.result["final_accuracy"] for run in second.runs},
-        others={run.result["run"]: run.result["final_accuracy"] for run in first.runs},
-        splits={
-            run.result["run"]: run.result.get("frame_table_sha256")
-            for run in (*second.runs, *first.runs)
-        },
+        reference=_final_by_run(second),
+        compared=_final_by_run(first),
+        splits=splits,
     )
     if pair is None:
         return (
@@ -72,6 +72,14 @@ def _comparison(first: Group, second: Group) -> str:
             "number in common, so their difference is not judged."
         )
     return _judged(first.label, second.label, accuracies, pair)
+
+
+def _final_by_run(group: Group) -> dict[int, float]:
+    """Return the final accuracy of each run, by its number."""
+    accuracies = {}
+    for run in group.runs:
+        accuracies[run.result["run"]] = run.result["final_accuracy"]
+    return accuracies
 
 
 def _judged(first: str, second: str, accuracies: str, pair: Paired) -> str:

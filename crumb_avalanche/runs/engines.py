@@ -155,7 +155,7 @@ class _Sweep:
         unit = ended.unit
         text = ended.text
         if text is None:
-            if self._goes_on(ended):
+            if self._count_loss(ended):
                 self.waiting.append(unit)
                 return
             text = ended.cause
@@ -173,8 +173,12 @@ class _Sweep:
         self.bar.n += 1  # by update() the time left would follow the latest units
         self.bar.set_postfix_str("", refresh=sys.stderr.isatty())
 
-    def _goes_on(self, ended: Ended) -> bool:
-        """Count a lost worker; whether its unit is done again."""
+    def _count_loss(self, ended: Ended) -> bool:
+        """Count and report a lost worker.
+
+        Returns:
+            Whether its unit is to be done again.
+        """
         folder = ended.unit.folder
         if ended.is_due and self.times_due[folder] < MOST_DUE:
             self.times_due[folder] += 1

@@ -219,27 +219,28 @@ def _budget(settings: RunSettings, image_size: int) -> int:
     return int(images * 3 * side**2)
 
 
-def usual_settings(
+def default_settings(
     benchmark: str, preset: str, strategy: str | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a run that sets these only.
+    """Return the settings of a run that is given these alone.
 
-    Those of the method are named ``method.NAME``.
+    Reports leave settings out that have these values. Those of the method are named
+    ``method.NAME``.
 
     Defaults of the method stand in its file, whose libraries may be missing where runs
     are only reported: then they are left out.
     """
-    usual = {**vars(RunSettings()), **DEFAULTS, **rows()["presets"].get(preset, {})}
-    usual["preset"] = preset
-    usual["method"] = {}
-    usual["replay_weight"] = Replay(replay_compute=usual["replay_compute"]).factor
+    defaults = {**vars(RunSettings()), **DEFAULTS, **rows()["presets"].get(preset, {})}
+    defaults["preset"] = preset
+    defaults["method"] = {}
+    defaults["replay_weight"] = Replay(replay_compute=defaults["replay_compute"]).factor
     with suppress(ImportError):
         if strategy is not None and strategy in STRATEGIES:
-            usual["method"] = asdict(STRATEGIES[strategy].settings())
+            defaults["method"] = asdict(STRATEGIES[strategy].settings())
     if benchmark in BENCHMARKS:
         for name in BENCHMARK_SETTINGS:
-            usual[name] = getattr(BENCHMARKS[benchmark], name)
-    return flat(usual)
+            defaults[name] = getattr(BENCHMARKS[benchmark], name)
+    return flat(defaults)
 
 
 def settings_of_backbone(

@@ -172,7 +172,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]
 
 
 def _new_classes(benchmark: CLScenario) -> list[int]:
-    """Count the classes that each experience is the first to have."""
+    """Count the classes of each experience that no earlier one has."""
     seen: set[int] = set()
     counts = []
     for test in benchmark.test_stream:

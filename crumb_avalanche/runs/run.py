@@ -273,8 +273,9 @@ def learn(
     assert strategy is not None, "it is built with its learner"
     progress = resume.progress
     experiences = session.stream.benchmark.train_stream
-    last = len(experiences) - 1
-    for number in range(resume.position.experience, last + 1):
+    n_experiences = len(experiences)
+    last_number = n_experiences - 1
+    for number in range(resume.position.experience, n_experiences):
         try:
             strategy.train(
                 experiences[number],
@@ -287,12 +288,12 @@ def learn(
                 raise
             print(f"{error}; the run ends here and counts")
             progress.diverged = number
-            missed = last - number
-            progress.matrix += [[]] * missed
-            progress.accuracy_after += [None] * missed
-            progress.ledgers += [ledger.result()] * missed
-            number = last
-        if number in (0, last) or (number + 1) % plan.evaluate_every == 0:
+            n_missed = last_number - number
+            progress.matrix += [[]] * n_missed
+            progress.accuracy_after += [None] * n_missed
+            progress.ledgers += [ledger.result()] * n_missed
+            number = last_number
+        if number in (0, last_number) or (number + 1) % plan.evaluate_every == 0:
             accuracy = evaluate(session, number)
         else:
             accuracy = SeenAccuracy()
@@ -301,7 +302,7 @@ def learn(
         progress.ledgers.append(ledger.result())
         if progress.diverged is None:
             resume.save(Position(number + 1))
-        print(f"after experience {number + 1}/{last + 1}: {accuracy}", flush=True)
+        print(f"after experience {number + 1}/{n_experiences}: {accuracy}", flush=True)
         if progress.diverged is not None:
             return
 

@@ -158,21 +158,22 @@ def read_result(folder: Path) -> dict[str, Any]:
     return result
 
 
-def _check_digest(written: object, found: str) -> None:
-    """Raise ValueError if a SHA-256 is not the one in the result."""
-    if written != found:
+def _check_digest(recorded: object, computed: str) -> None:
+    """Raise ValueError if the SHA-256 of a file is not the one in the result."""
+    if recorded != computed:
         raise ValueError(f"its SHA-256 is not the one in {RESULT}")
 
 
 def _check_accuracies(result: dict[str, Any]) -> None:
     """Raise ValueError if accuracies and numbers of classes do not agree."""
-    after = result["accuracy_after"]
-    last = result["final_accuracy_per_experience"]
-    classes = result.get("classes_per_experience", [1] * len(last))
-    one_per_experience = 0 < len(last) == len(classes)
-    joint_or_streamed = len(after) in (1, len(last))
+    curve = result["accuracy_after"]  # one value of a joint learner
+    of_experiences = result["final_accuracy_per_experience"]
+    n_experiences = len(of_experiences)
+    classes = result.get("classes_per_experience", [1] * n_experiences)
+    one_per_experience = 0 < n_experiences == len(classes)
+    joint_or_streamed = len(curve) in (1, n_experiences)
     fits = one_per_experience and classes[0] > 0 and joint_or_streamed
-    if not fits or after[-1] != result["final_accuracy"]:
+    if not fits or curve[-1] != result["final_accuracy"]:
         raise ValueError("its accuracies and numbers of classes do not agree")
 
 
@@ -374,14 +375,14 @@ def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
     """
     result = read_result(folder)
     hashes = provenance(plan)
-    asked = result_settings(flat(vars(plan)))
-    finished = read_settings(folder)
+    planned = result_settings(flat(vars(plan)))
+    recorded = read_settings(folder)
     # A file is compared by its content, which may be at another path.
     for name in hashes.keys() & result["provenance"].keys():
-        asked[name] = hashes[name]
-        finished[name] = result["provenance"][name]
+        planned[name] = hashes[name]
+        recorded[name] = result["provenance"][name]
     if plan.runtime == "auto":
-        asked["runtime"] = finished.get("runtime")  # whichever it chose
+        planned["runtime"] = recorded.get("runtime")  # whichever it chose
     # Only reading all images again would find those that were left out.
     if not result["bad_frames"]:
         frames = _table_hash(
@@ -393,22 +394,23 @@ def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
             plan.on_bad_frame == "skip",
             plan.new_class,
         )
-        asked[FRAMES] = frames or result[FRAMES]
-        finished[FRAMES] = result[FRAMES]
-    for name, value in asked.items():
-        recorded = finished.get(name)
-        if recorded != value:
-            difference = _difference(plan, name, recorded, value, name in hashes)
+        planned[FRAMES] = frames or result[FRAMES]
+        recorded[FRAMES] = result[FRAMES]
+    for name, value in planned.items():
+        recorded_value = recorded.get(name)
+        if recorded_value != value:
+            difference = _difference(plan, name, recorded_value, value, name in hashes)
             raise FinishedRunError(
                 f"{folder} holds a finished run {difference}; use another --output, or "
-                "start over with crumb run "
-                "--overwrite true"
+                "start over with crumb run --overwrite true"
             )
     return result
 
 
-def _difference(plan: RunPlan, name: str, done: Any, asked: Any, is_hash: bool) -> str:
-    """Say in what a finished run differs from what is asked for."""
+def _difference(
+    plan: RunPlan, name: str, recorded: Any, planned: Any, is_hash: bool
+) -> str:
+    """Say in what a finished run differs from a plan."""
     if name in ("dataset_root", IMAGES):
         return (
             f"of other clips: some in {plan.dataset_root} were added, removed or "
@@ -417,9 +419,9 @@ def _difference(plan: RunPlan, name: str, done: Any, asked: Any, is_hash: bool) 
     if name == FRAMES:
         return (
             "on other frames: the SHA-256 of its frame table was "
-            f"{done[:16]} and is now {asked[:16]}"
+            f"{recorded[:16]} and is now {planned[:16]}"
         )
-    difference = f"with {name}={done!r}, not {asked!r}"
+    difference = f"with {name}={recorded!r}, not {planned!r}"
     if is_hash:
         difference += " (contents are compared, not paths)"
     return difference

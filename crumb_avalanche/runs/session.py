@@ -224,11 +224,11 @@ class Session:
         model = model.to(plan.device)
         model.set_precision(plan.precision)
         start = time.perf_counter()
-        first = stream.benchmark.train_stream[0]
+        first_dataset = stream.benchmark.train_stream[0].dataset
         if not plan.pretrained:
-            calibrate(model, first.dataset, plan.codebook_init, plan.run)
+            calibrate(model, first_dataset, plan.codebook_init, plan.run)
         elif model.codebook is not None:
-            measure_codes(model, first.dataset)
+            measure_codes(model, first_dataset)
         calibration_seconds = time.perf_counter() - start
         runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
         plan = replace(plan, runtime=runtime)
@@ -359,21 +359,18 @@ def build_model(
     if codebook:
         names += CODEBOOK_SETTINGS
     for name in names:
-        made = made_with.get(name, getattr(PretrainSettings, name))
-        asked = getattr(settings, name)
-        if made != asked:
+        pretrained_value = made_with.get(name, getattr(PretrainSettings, name))
+        value = getattr(settings, name)
+        if pretrained_value != value:
             raise ValueError(
-                f"{pretrained} was made with {name}={made}, but this run has "
-                f"{name}={asked}; give the same value, or "
-                "pretrain again"
+                f"{pretrained} was made with {name}={pretrained_value}, but this run "
+                f"has {name}={value}; give the same value, or pretrain again"
             )
     model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
     if not codebook:
-        state = {
-            name: tensor
-            for name, tensor in state.items()
-            if not name.startswith("codebook.")
-        }
+        for name in [*state]:
+            if name.startswith("codebook."):
+                del state[name]
     check_and_load(model, state, pretrained)
     model.reset_head(n_classes)
     return model
@@ -461,9 +458,10 @@ def rate_trials(session: Session) -> list[Trial]:
         arrivals = small_stream(stream.benchmark.train_stream[0])
     else:
         stream = session.stream
-        first = stream.benchmark.train_stream[0]
-        objects = [stream.table.object_name[row] for row in first.dataset.frame_row]
-        arrivals = small_stream(first, objects, session.model.n_classes)
+        experience = stream.benchmark.train_stream[0]
+        rows = experience.dataset.frame_row
+        objects = [stream.table.object_name[row] for row in rows]
+        arrivals = small_stream(experience, objects, session.model.n_classes)
     return tune(
         learner, arrivals, head_loss=entry.scores_answer, num_workers=plan.workers
     )

@@ -139,18 +139,18 @@ class SlurmEngine(Engine):
             EngineError: SLURM refuses the jobs.
         """
         queued = self._states() or {}
-        noted = self._noted()
-        new = []
+        earlier_ids = self._recorded_ids()
+        new_units = []
         for unit in units:
-            job_id = noted.get(str(unit.folder.resolve()), "")
+            job_id = earlier_ids.get(str(unit.folder.resolve()), "")
             if queued.get(job_id, "COMPLETED") in OVER:
-                new.append(unit)
+                new_units.append(unit)
             else:
                 self._units[job_id] = unit
-        for first in range(0, len(new), ARRAY):
-            self._submit(new[first : first + ARRAY])
+        for start in range(0, len(new_units), ARRAY):
+            self._submit(new_units[start : start + ARRAY])
         ids = {str(unit.folder.resolve()): key for key, unit in self._units.items()}
-        write_text(self.folder / JOBS, json.dumps(noted | ids))
+        write_text(self.folder / JOBS, json.dumps(earlier_ids | ids))
 
     def _submit(self, units: Sequence[WorkUnit]) -> None:
         """Submit a job for each unit."""
@@ -166,14 +166,14 @@ class SlurmEngine(Engine):
         for job, unit in zip(jobs, units, strict=True):
             self._units[job.job_id] = unit
 
-    def _noted(self) -> dict[str, str]:
+    def _recorded_ids(self) -> dict[str, str]:
         """Read the ids of the jobs of earlier calls, by the folder of the unit."""
         path = self.folder / JOBS
         if not path.exists():
             return {}
         try:
-            noted = json.loads(path.read_text())
-            return {str(folder): str(job_id) for folder, job_id in noted.items()}
+            ids = json.loads(path.read_text())
+            return {str(folder): str(job_id) for folder, job_id in ids.items()}
         except (ValueError, AttributeError):  # damaged: the jobs are sent again
             return {}
 
@@ -211,8 +211,7 @@ class SlurmEngine(Engine):
             )
         cause = f"its job {job_id} is {state}"
         if log.exists():
-            last = _last_line(log.read_text(errors="replace"))
-            cause += f": {last} (see {log})"
+            cause += f": {_last_line(log.read_text(errors='replace'))} (see {log})"
         return Ended(unit, None, cause, is_due=state in DUE)
 
     def _states(self) -> dict[str, str] | None:
@@ -259,7 +258,7 @@ def result_of(unit: WorkUnit) -> str | None:
 
 
 def usable_minutes(settings: EngineSettings) -> int:
-    """Return the time limit of the jobs, after SLURM and the partition were asked for.
+    """Return the time limit of the jobs, which SLURM and the partition must allow.
 
     Raises:
         EngineError: there is no SLURM, it does not answer, it has no such partition, or
@@ -280,10 +279,10 @@ def usable_minutes(settings: EngineSettings) -> int:
         raise EngineError(f"SLURM does not answer: {_last_line(done.stderr)}")
     limits = dict(line.split() for line in done.stdout.splitlines())
     names = [name.removesuffix("*") for name in limits]
-    usual = [name for name in limits if name.endswith("*")]
+    defaults = [name for name in limits if name.endswith("*")]  # SLURM marks it so
     partition = settings.partition
-    if partition is None and usual:
-        limit = limits[usual[0]]
+    if partition is None and defaults:
+        limit = limits[defaults[0]]
     elif partition in names:
         limit = limits.get(str(partition)) or limits[f"{partition}*"]
     else:
@@ -291,21 +290,21 @@ def usable_minutes(settings: EngineSettings) -> int:
             f"SLURM has no partition {partition}; its partitions are "
             f"{', '.join(names)}: give one in --resources"
         )
-    most = minutes_of(limit)
-    asked = settings.minutes
-    if most is not None and asked is not None and asked > most:
+    longest = minutes_of(limit)
+    minutes = settings.minutes
+    if longest is not None and minutes is not None and minutes > longest:
         raise EngineError(
             f"time is {settings.time}, but the partition ends jobs after {limit}; give "
             "less: a run that takes longer goes on in the next job"
         )
-    if asked is not None:
-        return asked
-    return USUAL_MINUTES if most is None else min(most, USUAL_MINUTES)
+    if minutes is not None:
+        return minutes
+    return USUAL_MINUTES if longest is None else min(longest, USUAL_MINUTES)
 
 
 def check_request(settings: EngineSettings, minutes: int) -> None:
     """Raise EngineError if SLURM would never run a job that asks for so much."""
-    asked = {
+    values = {
         "cpus-per-task": settings.cpus,
         "time": minutes,
         "partition": settings.partition,
@@ -313,7 +312,7 @@ def check_request(settings: EngineSettings, minutes: int) -> None:
         "mem": settings.memory,
         **settings.options,
     }
-    flags = [f"--{name}={value}" for name, value in asked.items() if value is not None]
+    flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
     command = ["sbatch", "--test-only", *flags, "--wrap=true"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

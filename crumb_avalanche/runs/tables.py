@@ -119,9 +119,9 @@ def ledger_table(ledger: dict[str, float]) -> str:
     rows = [["memories stored", f"{int(ledger['buffer_items']):,}"]]
     for name, label in LEDGER_BYTES.items():
         rows.append([label, f"{int(ledger[name]):,} B"])
-    kept = ledger.get("codes_keep")
-    if kept is not None:
-        rows.append(["codes keep", f"{100 * kept:.0f} % of the map"])
+    variance_share = ledger.get("codes_keep")
+    if variance_share is not None:
+        rows.append(["codes keep", f"{100 * variance_share:.0f} % of the map"])
     derived = ledger.get("derived_bytes")
     if derived:
         rows.append(["derived from the memory", f"{int(derived):,} B"])

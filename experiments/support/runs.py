@@ -14,7 +14,7 @@ import yaml
 from support.statistics import batch_accuracies
 
 from crumb_avalanche.methods.run_header import LEARNER
-from crumb_avalanche.runs.plan import DEFAULTS, RunPlan, usual_settings
+from crumb_avalanche.runs.plan import DEFAULTS, RunPlan, default_settings
 from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
 from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, provenance, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, flat
@@ -44,7 +44,7 @@ def settings_text(settings: Mapping[str, Any], contents: Mapping[str, str]) -> s
         contents: hash of the content of each file, as in the provenance of a result.
     """
     preset = settings.get("preset") or "paper"
-    usual = usual_settings(settings["benchmark"], preset, settings["strategy"])
+    usual = default_settings(settings["benchmark"], preset, settings["strategy"])
     texts = []
     for name, value in settings.items():
         if name in NON_RESULT_SETTINGS | OWN_COLUMNS or value is None:

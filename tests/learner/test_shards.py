@@ -11,7 +11,7 @@ import torch
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import NOTHING
-from crumb_avalanche.learner.shards import Shard, ShardedLesson, Shown
+from crumb_avalanche.learner.shards import LessonSource, Shard, ShardedLesson
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import Processes
 from crumb_avalanche.runs.work import WorkUnit
@@ -63,7 +63,7 @@ def test_shards_teach_what_one_pass_does(make, clips, tmp_path, count):
     whole = make()
     whole.teach(clips)
     shards = make()
-    lesson = in_shards(shards, Shown.of(clips, None), count, tmp_path)
+    lesson = in_shards(shards, LessonSource.of(clips, None), count, tmp_path)
     assert lesson.images == whole.lessons[0].images
     assert equal(state_of(shards), state_of(whole))
     shards.save(tmp_path / "shards.safetensors")
@@ -79,7 +79,7 @@ def test_a_second_lesson_in_shards(make, clips, tmp_path):
     for learner in (whole, shards):
         learner.teach(first, "first")
     whole.teach(second, "second")
-    in_shards(shards, Shown.of(second, "second"), 2, tmp_path)
+    in_shards(shards, LessonSource.of(second, "second"), 2, tmp_path)
     assert equal(state_of(shards), state_of(whole))
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_shown_in_shards(make, clips, tmp_path):
     for learner in (whole, shards):
         learner.teach(clips)
     whole.teach_nothing(clips)
-    in_shards(shards, Shown.of(clips, NOTHING), 2, tmp_path)
+    in_shards(shards, LessonSource.of(clips, NOTHING), 2, tmp_path)
     assert equal(state_of(shards), state_of(whole))
 
 
@@ -107,13 +107,13 @@ def damaged(clips, tmp_path):
 def test_unread_images_are_listed(make, damaged, tmp_path):
     whole, shards = make(), make()
     unread = whole.teach(damaged, on_bad="skip").unread
-    lesson = in_shards(shards, Shown.of(damaged, None), 2, tmp_path)
+    lesson = in_shards(shards, LessonSource.of(damaged, None), 2, tmp_path)
     assert lesson.unread == unread and len(unread) == 1
 
 
 def test_other_clips_have_other_shards(make, clips, damaged, tmp_path):
     plans = [
-        ShardedLesson.plan(make(), Shown.of(folder, None), 2, tmp_path)
+        ShardedLesson.plan(make(), LessonSource.of(folder, None), 2, tmp_path)
         for folder in (clips, damaged)
     ]
     folders = {shard.folder for plan in plans for shard in plan.shards}
@@ -122,7 +122,9 @@ def test_other_clips_have_other_shards(make, clips, damaged, tmp_path):
 
 def test_a_damaged_shard_is_named(make, clips, tmp_path):
     learner = make()
-    plan = computed(ShardedLesson.plan(learner, Shown.of(clips, None), 2, tmp_path))
+    plan = computed(
+        ShardedLesson.plan(learner, LessonSource.of(clips, None), 2, tmp_path)
+    )
     path = plan.shards[1].path
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -133,7 +135,7 @@ def test_a_damaged_shard_is_named(make, clips, tmp_path):
 
 
 def test_a_worker_with_another_runtime(make, clips, tmp_path):
-    plan = ShardedLesson.plan(make(), Shown.of(clips, None), 1, tmp_path)
+    plan = ShardedLesson.plan(make(), LessonSource.of(clips, None), 1, tmp_path)
     (shard,) = plan.shards
     values = {**vars(shard), "runtime": "torch 0.1"}
     with pytest.raises(ValueError, match=r"runs in torch 0\.1 where the command"):
@@ -152,7 +154,7 @@ def killed_once(shard):
 def test_a_killed_worker_changes_nothing(make, clips, tmp_path):
     whole, learner = make(), make()
     whole.teach(clips)
-    plan = ShardedLesson.plan(learner, Shown.of(clips, None), 2, tmp_path)
+    plan = ShardedLesson.plan(learner, LessonSource.of(clips, None), 2, tmp_path)
     units = [
         WorkUnit(shard.folder, partial(killed_once, shard), shard.is_done)
         for shard in plan.shards

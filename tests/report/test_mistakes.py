@@ -13,8 +13,8 @@ from crumb_avalanche.report.mistakes import (
     ClassCounts,
     advice,
     film_next,
+    kinds_table,
     place_of,
-    places_table,
     write_mistakes,
 )
 from crumb_avalanche.runs.run_folder import MISTAKES
@@ -150,7 +150,7 @@ def test_confused_pairs_show_what_was_learned(page):
 
 
 def test_kinds_of_test_images_are_counted(page):
-    (row,) = page.tables["places-table"]
+    (row,) = page.tables["kinds-table"]
     texts = [cell["text"] for cell in row.values()]
     assert texts == ["other objects than were learned", "25.0", "4"]
 
@@ -184,7 +184,7 @@ def test_objects_clips_and_rests_are_told_apart():
         Frame("b.png", "b", "o0", "s1", 0, "train"),
     ]
     table = FrameTable(frames, classes=[*"ab"])
-    rows = places_table(table, predictions(table, [0, 0, 1, 1], [1] * 4)).rows
+    rows = kinds_table(table, predictions(table, [0, 0, 1, 1], [1] * 4)).rows
     counts = [[cell.text for cell in row[1:]] for row in rows]
     assert counts == [["0.0", "1"], ["50.0", "2"], ["100.0", "1"]]
 
