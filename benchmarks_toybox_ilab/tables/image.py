@@ -119,7 +119,7 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
         note = other_images(image)
         if note:
             warnings.warn(f"{path}: {note}", stacklevel=2)
-        return _rgb(image, upright)
+        return _converted_to_rgb(image, upright)
 
 
 def open_image(
@@ -274,7 +274,7 @@ def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
             f"it has {image.width} x {image.height} pixels; give an image with at "
             "least one"
         )
-    rgb = _rgb(image, upright)
+    rgb = _converted_to_rgb(image, upright)
     if rgb is image:
         return rgb.copy()
     return rgb
@@ -321,8 +321,15 @@ def on_background(image: Image.Image) -> Image.Image:
     return canvas
 
 
-def _rgb(image: Image.Image, upright: bool) -> Image.Image:
-    """As `to_rgb`, but an RGB image that needs no conversion is returned itself."""
+def _converted_to_rgb(image: Image.Image, upright: bool) -> Image.Image:
+    """Convert an image of any mode to sRGB of 8 bits, on white.
+
+    An image that needs no conversion is returned itself, not a copy.
+
+    Args:
+        image: As Pillow opened or made it.
+        upright: Whether to turn it as its EXIF orientation says.
+    """
     _check_readable(image)
     profile = image.info.get("icc_profile")
     decoded = _decoded(image)

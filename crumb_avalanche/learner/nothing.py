@@ -35,11 +35,16 @@ def usual_threshold(backbone: str) -> float:
 
 
 def drawn_images(side: int, number: int = DRAWN) -> Tensor:
-    """Draw images that show nothing, always the same ones.
+    """Draw images that show no class, always the same ones.
 
-    They are in turn of overlapping shapes and of coloured noise. Both have about the
-    statistics of photos (Baradad et al., Learning to See by Looking at Noise, NeurIPS
-    2021).
+    Features of photos are compared with theirs where a method tells images apart from
+    those that show nothing. They are in turn of overlapping shapes and of coloured
+    noise. Both have about the statistics of photos (Baradad et al., Learning to See by
+    Looking at Noise, NeurIPS 2021).
+
+    Args:
+        side: of the images in pixels.
+        number: of images.
 
     Returns:
         ``(number, 3, side, side)`` uint8.

@@ -363,7 +363,7 @@ class Predictor:
             for seconds, image, dropped in frames:
                 ((_, pixels),) = batches([(path, image)], 1, self._transform)
                 values = self._compute(pixels)
-                ranked, known = self._ranked_window(recent, seconds, values, window)
+                ranked, known = self._rank_window(recent, seconds, values, window)
                 (label, share), *runners_up = ranked
                 name = "unknown" if known is False else f"class {label}"
                 yield Watched(
@@ -377,7 +377,7 @@ class Predictor:
                     dropped=dropped,
                 )
 
-    def _ranked_window(
+    def _rank_window(
         self,
         recent: deque[tuple[float, Any]],
         seconds: float,
@@ -387,11 +387,15 @@ class Predictor:
         """Rank the classes for the frames of the last seconds together.
 
         Args:
-            recent: seconds and evidence of the frames before; a frame is added, and
-                those before the window or a lesson are removed.
+            recent: seconds and evidence of the frames before; the new frame is added,
+                and frames before the window or before a lesson are removed.
             seconds: of the new frame.
-            values: what was computed of it.
+            values: features of the new frame, as ``_compute`` returns them.
             window: in seconds.
+
+        Returns:
+            The classes with their shares, most likely first, and whether one of them is
+            shown, as ``Classifier.ranked`` returns for each row.
         """
         with self._lock:
             evidence = self._classifier.evidence(values)
@@ -403,7 +407,8 @@ class Predictor:
                     break
                 recent.popleft()
             joined = together([evidence for _, evidence in recent])
-            return self._classifier.ranked(joined)[-1]
+            *_, ranking_of_all = self._classifier.ranked(joined)
+            return ranking_of_all
 
     def _check_taught(self) -> None:
         if not self.classes:

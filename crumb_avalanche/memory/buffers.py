@@ -138,10 +138,9 @@ class MemoryBuffer(ABC):
             The number of memories written.
         """
         labels = batch.numbers
-        # Of two images for one slot the later one is stored.
-        position_of_slot = {
-            slot: position for position, slot in self.rule.choose(self.slots, labels)
-        }
+        position_of_slot: dict[int, int] = {}
+        for position, slot in self.rule.choose(self.slots, labels):
+            position_of_slot[slot] = position  # of two images the later one is stored
         if position_of_slot:
             slots = list(position_of_slot)
             positions = list(position_of_slot.values())

@@ -57,11 +57,10 @@ class Slots:
         if self.free:
             return
         largest = self.largest()
-        victims = [
-            candidate
-            for candidate, slots in self.by_class.items()
-            if len(slots) == largest
-        ]
+        victims = []
+        for candidate, slots in self.by_class.items():
+            if len(slots) == largest:
+                victims.append(candidate)
         if label in victims:
             self.release(label)
         else:

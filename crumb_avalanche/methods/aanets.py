@@ -261,7 +261,7 @@ class AANetsPlugin(HerdingPlugin):
         temperature: temperature of the distillation.
     """
 
-    kept = ("random", "_old", "_steps", "_branch_bytes", "old_network")
+    state_names = ("random", "_old", "_steps", "_branch_bytes", "old_network")
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class SplitExemplars(SelectionRule):
     held: dict[int, list[int]] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)
 
-    def validating(self, count: int) -> int:
+    def n_validating(self, count: int) -> int:
         """Return how many of a class's exemplars are for validation."""
         return min(max(1, round(self.share * count)), max(1, count - 1))
 
@@ -88,7 +88,7 @@ class SplitExemplars(SelectionRule):
         self.held = {}
         for label, total in coming.items():
             numbers = spread(self.quotas[label], total)
-            held = spread(self.validating(len(numbers)), len(numbers))
+            held = spread(self.n_validating(len(numbers)), len(numbers))
             self.stored[label] = numbers
             self.held[label] = [numbers[index] for index in held]
         self.offered = {}
@@ -104,11 +104,14 @@ class SplitExemplars(SelectionRule):
         return numbers
 
     def held_out(self, labels: Sequence[int]) -> list[bool]:
-        """Return which images of the next batch must not be trained on."""
+        """Return for each image of the next batch whether it is for validation alone.
+
+        Such an image must not be trained on.
+        """
         numbers = self._numbers_in_class(labels)
         return [number in self.held[label] for label, number in zip(labels, numbers)]
 
-    def pass_by(self, labels: Sequence[int]) -> None:
+    def count_batch(self, labels: Sequence[int]) -> None:
         """Count a batch without storing any of it."""
         for label in labels:
             self.offered[label] = self.offered.get(label, 0) + 1
@@ -120,18 +123,30 @@ class SplitExemplars(SelectionRule):
             label = labels[position]
             if number in self.stored[label]:
                 chosen.append((position, self._store(slots, label, number)))
-        self.pass_by(labels)
-        complete = [
-            slots.count(label) == len(numbers) for label, numbers in self.stored.items()
-        ]
-        if all(complete):
+        self.count_batch(labels)
+        if self._is_complete(slots):
             trim(slots, self.quotas)  # balance the classes of earlier experiences
         return chosen
 
+    def _is_complete(self, slots: Slots) -> bool:
+        """Whether all frames that were decided on are stored."""
+        for label, numbers in self.stored.items():
+            if slots.count(label) != len(numbers):
+                return False
+        return True
+
     def _store(self, slots: Slots, label: int, number: int) -> int:
-        """Return a slot for a frame, by its number in its class."""
+        """Take a slot for a frame of a class; evict the last memory of another.
+
+        Args:
+            slots: of the buffer.
+            label: the class.
+            number: of the frame in its class. Exemplars for validation come first among
+                the memories of the class, in their order.
+        """
         if not slots.free:
-            slots.free.append(slots.by_class[self._most_above_quota(slots)].pop())
+            victims = slots.by_class[self._most_above_quota(slots)]
+            slots.free.append(victims.pop())
         slot = slots.take(label)
         if number in self.held[label]:
             members = slots.by_class[label]
@@ -179,6 +194,7 @@ def fit_bias(
     is_new = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
     is_new[list(new)] = True
     with torch.enable_grad():
+        # alpha and beta
         scalars = torch.tensor(
             [1.0, 0.0], dtype=torch.float32, device=logits.device, requires_grad=True
         )
@@ -186,16 +202,17 @@ def fit_bias(
         quarters = [stage.epochs * quarter // 4 for quarter in (1, 2, 3)]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, quarters, gamma=0.1)
         for _ in range(stage.epochs):
-            corrected = torch.where(is_new, scalars[0] * logits + scalars[1], logits)
-            penalty = stage.decay * scalars[1] ** 2 / 2
+            alpha, beta = scalars.unbind()
+            corrected = torch.where(is_new, alpha * logits + beta, logits)
+            penalty = stage.decay * beta**2 / 2
             loss = cross_entropy(corrected, labels) + penalty
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             schedule.step()
             scalars.data[0].clamp_(min=_SMALLEST_ALPHA)
-    alpha, beta = scalars.detach().tolist()
-    return alpha, beta
+    fitted_alpha, fitted_beta = scalars.detach().tolist()
+    return fitted_alpha, fitted_beta
 
 
 @register(
@@ -241,8 +258,8 @@ class BiCPlugin(ImageMemoryPlugin):
         alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.
     """
 
-    kept = ("_old", "old_network")
-    answering = ("alpha", "beta")
+    state_names = ("_old", "old_network")
+    answer_state_names = ("alpha", "beta")
 
     def __init__(
         self,
@@ -321,7 +338,7 @@ class BiCPlugin(ImageMemoryPlugin):
         slots: list[int] = []
         for label in self._old:
             members = self.storage_policy.slots.by_class[label]
-            training = members[self.exemplars.validating(len(members)) :]
+            training = members[self.exemplars.n_validating(len(members)) :]
             slots += training or members  # the only one is used for both
         return slots
 
@@ -338,7 +355,7 @@ class BiCPlugin(ImageMemoryPlugin):
 
     def after_training_iteration(self, strategy, **kwargs):
         if not in_last_epoch(strategy):
-            self.exemplars.pass_by(strategy.mb_y.tolist())
+            self.exemplars.count_batch(strategy.mb_y.tolist())
         super().after_training_iteration(strategy, **kwargs)
 
     @torch.no_grad()
@@ -360,9 +377,13 @@ class BiCPlugin(ImageMemoryPlugin):
             ``(B, classes)`` logits and ``(B,)`` labels.
         """
         storage = self.storage_policy
-        lists = [storage.slots.by_class[label] for label in storage.classes]
-        count = min(self.exemplars.validating(len(members)) for members in lists)
-        slots = torch.tensor([slot for members in lists for slot in members[:count]])
+        exemplars = [storage.slots.by_class[label] for label in storage.classes]
+        fewest = min(map(len, exemplars))
+        count = self.exemplars.n_validating(fewest)
+        validation_slots: list[int] = []
+        for members in exemplars:
+            validation_slots += members[:count]
+        slots = torch.tensor(validation_slots)
         logits = []
         labels = []
         with evaluating(strategy.model):

@@ -126,7 +126,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         ValueError: no weights of the model lie between cut and head.
     """
 
-    answering = ("prototypes",)
+    answer_state_names = ("prototypes",)
     rule = BalancedMemories
 
     def __init__(

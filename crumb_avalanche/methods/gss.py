@@ -56,8 +56,8 @@ def sample_gradients(
     }
 
     def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
-        one_image = (feature_map.unsqueeze(0),)
-        logits = functional_call(layers, {**fixed, **weights}, one_image).float()
+        inputs = (feature_map.unsqueeze(0),)
+        logits = functional_call(layers, {**fixed, **weights}, inputs).float()
         return cross_entropy(mask(logits), label.unsqueeze(0))
 
     of_each_image = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)

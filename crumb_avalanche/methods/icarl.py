@@ -58,7 +58,7 @@ class ICaRLPlugin(HerdingPlugin):
     exemplars than classes, the latest classes get none and are never predicted.
     """
 
-    kept = ("_old", "old_network")
+    state_names = ("_old", "old_network")
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)

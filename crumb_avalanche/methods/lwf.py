@@ -33,7 +33,7 @@ class StreamLwF(BatchPlugin):
         old_classes: the classes they were trained on.
     """
 
-    kept = ("old_classes", "old_network")
+    state_names = ("old_classes", "old_network")
 
     def __init__(
         self,

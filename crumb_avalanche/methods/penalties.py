@@ -97,7 +97,7 @@ class Penalty(StatefulPlugin):
             weight.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("held",)
+    state_names: ClassVar[tuple[str, ...]] = ("held",)
 
     def __init__(self, recipe: Recipe, *, weight: NotNegative):
         super().__init__()
@@ -275,7 +275,7 @@ class StreamSI(Penalty):
         path: integrals in this experience.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("total", "path")
+    state_names: ClassVar[tuple[str, ...]] = ("total", "path")
 
     def __init__(
         self,

@@ -164,17 +164,17 @@ def augment(images: Tensor, random: np.random.Generator) -> Tensor:
 
 
 class MixedImages(NamedTuple):
-    """Images with a box of other ones.
+    """Images of which a box is replaced by that of another image of the batch.
 
     Attributes:
         images: ``(n, 3, h, w)`` uint8.
-        others: ``(n,)`` int64, positions of the other images.
-        own: share of the area that is not replaced.
+        sources: ``(n,)`` int64, position of the image that each box is of.
+        own_share: share of the area that is not replaced.
     """
 
     images: Tensor
-    others: Tensor
-    own: float
+    sources: Tensor
+    own_share: float
 
 
 def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
@@ -192,7 +192,7 @@ def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
     mixed = images.clone()
     mixed[..., rows, columns] = images[sources][..., rows, columns]
     replaced = (rows.stop - rows.start) * (columns.stop - columns.start)
-    return MixedImages(mixed, sources, own=1 - replaced / (height * width))
+    return MixedImages(mixed, sources, own_share=1 - replaced / (height * width))
 
 
 def _around(middle: int, size: int, length: int) -> slice:
@@ -248,7 +248,7 @@ class RainbowPlugin(ImageMemoryPlugin):
             first experience.
     """
 
-    kept = ("random",)
+    state_names = ("random",)
     rule = ChosenFrames
 
     def __init__(
@@ -317,15 +317,16 @@ class RainbowPlugin(ImageMemoryPlugin):
                 else:
                     left_over.append(member)
         room = capacity - len(chosen)
-        at_random = self.random.permutation(len(left_over))[:room]
-        chosen += [left_over[index] for index in at_random]
-        self.hold(
-            strategy,
-            slots=[candidate.number for candidate in chosen if candidate.is_memory],
-            positions=[
-                candidate.number for candidate in chosen if not candidate.is_memory
-            ],
-        )
+        for index in self.random.permutation(len(left_over))[:room]:
+            chosen.append(left_over[index])
+        slots = []
+        positions = []
+        for candidate in chosen:
+            if candidate.is_memory:
+                slots.append(candidate.number)
+            else:
+                positions.append(candidate.number)
+        self.hold(strategy, slots=slots, positions=positions)
 
     def _candidates(self, strategy) -> dict[int, list[Candidate]]:
         """Return the memories and some frames of each class."""
@@ -354,13 +355,11 @@ class RainbowPlugin(ImageMemoryPlugin):
         scores: list[float] = []
         with evaluating(model), torch.no_grad():
             for start in range(0, len(candidates), size):
-                images = torch.cat(
-                    [
-                        self._image(strategy, candidate)
-                        for candidate in candidates[start : start + size]
-                    ]
-                )
-                scores += uncertainties(images, answers, self.perturbations).tolist()
+                images = []
+                for candidate in candidates[start : start + size]:
+                    images.append(self._image(strategy, candidate))
+                batch = torch.cat(images)
+                scores += uncertainties(batch, answers, self.perturbations).tolist()
         return scores
 
     def _image(self, strategy, candidate: Candidate) -> Tensor:
@@ -388,10 +387,10 @@ class RainbowPlugin(ImageMemoryPlugin):
             return strategy._criterion(logits, labels)
         mixed = cutmix(images, self.random)
         logits = self.logits(model, _fresh_features(model, mixed.images))
-        loss = mixed.own * strategy._criterion(logits, labels)
-        if mixed.own < 1:
-            of_others = strategy._criterion(logits, labels[mixed.others])
-            loss = loss + (1 - mixed.own) * of_others
+        loss = mixed.own_share * strategy._criterion(logits, labels)
+        if mixed.own_share < 1:
+            source_loss = strategy._criterion(logits, labels[mixed.sources])
+            loss = loss + (1 - mixed.own_share) * source_loss
         return loss
 
 

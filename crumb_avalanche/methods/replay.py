@@ -203,8 +203,8 @@ class ImageMemoryPlugin(StoringPlugin):
     A method adds its own loss to ``strategy.loss`` in ``before_backward``: ``draw``
     gives slots of memories, ``memory_logits`` their masked logits and labels, and
     ``storage_policy.slots.random`` the random numbers. Attributes that later steps need
-    are named in ``kept``. A method that chooses its memories itself calls ``hold``
-    after an experience.
+    are named in ``state_names``. A method that chooses its memories itself calls
+    ``hold`` after an experience.
 
     Args:
         recipe: gives size and seed of the buffer.

@@ -128,10 +128,13 @@ def curves_table(groups: Sequence[Group]) -> Table:
 
 
 def runs_table(groups: Sequence[Group], beside: Path) -> Table:
-    """Return a line for each run.
+    """Return a line for each run, for ``report.csv`` and the page.
 
-    It has accuracy, bytes, seconds, the settings that vary, and the run's path from a
-    folder.
+    It has accuracy, bytes, seconds, the settings that vary, and the folder of the run.
+
+    Args:
+        groups: of the runs.
+        beside: folder that paths are relative to, that of the report.
     """
     width = _width(groups)
     settings = dict.fromkeys(

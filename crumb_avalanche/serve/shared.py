@@ -187,6 +187,7 @@ class SharedLearner:
         source = printable(source)[:LONGEST_NAME] or counted(len(images), "image")
 
         def teach(learner: Learner) -> Lesson:
+            """Learn the images as one lesson; ``learning`` shows how many are done."""
             notes: list[str] = []
             self.learning = learning = Learning(label or "the empty scene", len(images))
 
@@ -309,7 +310,8 @@ class SharedLearner:
             SaveError, BusyError: see the classes.
         """
 
-        def put(learner: Learner) -> None:
+        def take_over(learner: Learner) -> None:
+            """Give the learner of the file the network that is already loaded."""
             opened = Learner.load(path, network=False)
             opened.check_teachable()
             if opened.network.header() != learner.network.header():
@@ -322,7 +324,7 @@ class SharedLearner:
             self._working = _copy(learner, self._working_network)
             self._working.take_over(opened)
 
-        return await self.changed(put)
+        return await self.changed(take_over)
 
     async def exported(self) -> bytes:
         """Return the bytes of an ONNX file of the learner that answers.

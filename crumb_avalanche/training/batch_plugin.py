@@ -46,7 +46,7 @@ class BatchPlugin(StatefulPlugin):
             ``after_training_iteration``; else ``None``.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("_position",)
+    state_names: ClassVar[tuple[str, ...]] = ("_position",)
 
     def __init__(self) -> None:
         super().__init__()

@@ -23,7 +23,7 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 
 FORMAT = "crumb-checkpoint-1"
 ABOUT = ("settings", "notes")
-KEPT = 2
+NEWEST = 2  # checkpoints that stay: the last one, and one if that is damaged
 
 
 class CheckpointError(ValueError):
@@ -54,7 +54,10 @@ class CheckpointFolder:
         self._damaged: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
-        """Remove the folder, or all its files but one: the newest checkpoint last."""
+        """Remove the folder, or all its files but one.
+
+        The newest checkpoint goes last: a run that is killed meanwhile resumes from it.
+        """
         self._damaged.clear()
         with suppress(OSError):  # no folder, or something in it that cannot be removed
             paths = sorted(self.folder.iterdir())
@@ -69,10 +72,8 @@ class CheckpointFolder:
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints, newest first."""
-        return sorted(
-            (int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")),
-            reverse=True,
-        )
+        numbers = [int(path.stem) for path in self.folder.glob("[0-9]*.safetensors")]
+        return sorted(numbers, reverse=True)
 
     def write(self, notes: dict, state: Any) -> Path:
         """Write the next checkpoint and remove all but two, damaged ones first.
@@ -97,7 +98,7 @@ class CheckpointFolder:
                 "resumes from there"
             ) from error
         good = [number for number in numbers if number not in self._damaged]
-        for number in {*numbers} - {*good[: KEPT - 1]}:
+        for number in {*numbers} - {*good[: NEWEST - 1]}:
             self.path(number).unlink(missing_ok=True)
         return path
 
@@ -166,7 +167,7 @@ class CheckpointFolder:
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the stream, between two steps.
+    """A position in the stream, between two steps.
 
     Attributes:
         experience: number of the experience.
@@ -184,7 +185,7 @@ class Position:
         return self.step >= 0
 
     def described(self, experiences: int) -> str:
-        """Return the place in words, in a stream of so many experiences."""
+        """Return the position in words, in a stream of so many experiences."""
         finished = f"{self.experience} of {experiences} experiences are finished"
         if not self.inside:
             return finished

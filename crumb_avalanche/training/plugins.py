@@ -189,7 +189,7 @@ class EpochSchedule(StatefulPlugin):
         first: epochs on the first experience, at least 1.
     """
 
-    kept = ("_later",)
+    state_names = ("_later",)
 
     def __init__(self, first: int):
         super().__init__()

@@ -22,53 +22,58 @@ FROZEN = "feature_extractor."
 
 
 class StatefulPlugin(SupervisedPlugin):
-    """Base class of plugins with a state.
+    """Base class of plugins whose attributes are saved in checkpoints and learners.
+
+    A subclass lists the names of its own; those of base classes are added.
 
     Attributes:
-        kept: names of attributes that training resumes from, besides a replay buffer in
+        state_names: attributes that training resumes from, besides a replay buffer in
             ``storage_policy``: values, lists, tensors, NumPy generators, and objects
-            with a state of their own. Those of base classes count, too.
-        answering: names of those that evaluation needs, besides the model and the
-            classes seen.
+            with a state of their own.
+        answer_state_names: attributes that evaluation needs, too, besides the model and
+            the classes seen.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ()
-    answering: ClassVar[tuple[str, ...]] = ()
+    state_names: ClassVar[tuple[str, ...]] = ()
+    answer_state_names: ClassVar[tuple[str, ...]] = ()
 
-    def _attributes(self, *lists: str) -> list[str]:
-        """Return the names in ``kept``, ``answering`` or both, of all base classes."""
-        return [
-            name
-            for cls in type(self).__mro__
-            for attribute in lists
-            for name in vars(cls).get(attribute, ())
-        ]
+    def _all_state_names(self) -> list[str]:
+        """Return what this class and its bases list in both attributes."""
+        names: list[str] = []
+        for cls in type(self).__mro__:
+            names += vars(cls).get("state_names", ())
+            names += vars(cls).get("answer_state_names", ())
+        return names
+
+    def _all_answer_state_names(self) -> list[str]:
+        """Return what this class and its bases list in ``answer_state_names``."""
+        names: list[str] = []
+        for cls in type(self).__mro__:
+            names += vars(cls).get("answer_state_names", ())
+        return names
 
     @property
     def statistics_bytes(self) -> int:
-        """Bytes of the tensors among these attributes.
-
-        That is what is kept besides a replay buffer.
-        """
-        names = self._attributes("kept", "answering")
-        return tensor_bytes(tensors_of([getattr(self, name) for name in names]))
+        """Bytes of tensors that are kept besides a replay buffer, for the ledger."""
+        values = [getattr(self, name) for name in self._all_state_names()]
+        return tensor_bytes(tensors_of(values))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, by names of attributes without leading underscore."""
-        return self._states_of(self._attributes("kept", "answering"))
+        return self._states_of(self._all_state_names())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
-        for name in self._attributes("kept", "answering"):
+        for name in self._all_state_names():
             _load(self, name, state[name.lstrip("_")])
 
     def answer_state(self, strategy) -> dict[str, Any]:
         """Return the part of the state that evaluation needs."""
-        return self._states_of(self._attributes("answering"))
+        return self._states_of(self._all_answer_state_names())
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
         """Load what ``answer_state`` returned; training cannot resume from it."""
-        for name in self._attributes("answering"):
+        for name in self._all_answer_state_names():
             _load(self, name, state[name.lstrip("_")])
 
     def _states_of(self, names: list[str]) -> dict[str, Any]:
@@ -76,6 +81,7 @@ class StatefulPlugin(SupervisedPlugin):
 
 
 def _state_of(value: Any) -> Any:
+    """Return the state of an attribute: plain values and tensors."""
     if isinstance(value, np.random.Generator):
         return value.bit_generator.state
     if isinstance(value, torch.Tensor):
@@ -84,44 +90,41 @@ def _state_of(value: Any) -> Any:
 
 
 def _load(plugin: StatefulPlugin, name: str, state: Any) -> None:
-    held = getattr(plugin, name)
-    if isinstance(held, np.random.Generator):
-        held.bit_generator.state = state
-    elif isinstance(held, torch.Tensor):
-        held.copy_(state)
-    elif hasattr(held, "load_state_dict"):
-        held.load_state_dict(state)
+    """Load what ``_state_of`` returned into an attribute, in place where it can be."""
+    value = getattr(plugin, name)
+    if isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif isinstance(value, torch.Tensor):
+        value.copy_(state)
+    elif hasattr(value, "load_state_dict"):
+        value.load_state_dict(state)
     else:
         setattr(plugin, name, copy.copy(state))
 
 
-def parts(strategy: Any) -> dict[str, Any]:
-    """Return the strategy's plugins and metrics by class name.
+def _plugins_with(strategy: Any, method: str) -> dict[str, Any]:
+    """Return the strategy's plugins and metrics that have a method, by class name.
 
     A second one of a class is ``Name 2``.
     """
     counts: Counter[str] = Counter()
-    named = {}
-    for part in [*strategy.plugins, *getattr(strategy.evaluator, "metrics", ())]:
-        name = type(part).__name__
-        counts[name] += 1
-        number = "" if counts[name] == 1 else f" {counts[name]}"
-        named[name + number] = part
-    return named
-
-
-def _parts_with(strategy: Any, method: str) -> dict[str, Any]:
-    """Return the parts that have a method, by name."""
-    return {
-        name: part for name, part in parts(strategy).items() if hasattr(part, method)
-    }
+    by_name = {}
+    for plugin in [*strategy.plugins, *getattr(strategy.evaluator, "metrics", ())]:
+        class_name = type(plugin).__name__
+        counts[class_name] += 1
+        name = class_name
+        if counts[class_name] > 1:
+            name = f"{class_name} {counts[class_name]}"
+        if hasattr(plugin, method):
+            by_name[name] = plugin
+    return by_name
 
 
 def storage_policies(strategy: Any) -> Iterator[Any]:
     """Yield the storage policies of the strategy and its plugins, each once."""
     yielded = set()
-    for part in (strategy, *strategy.plugins):
-        policy = getattr(part, "storage_policy", None)
+    for owner in (strategy, *strategy.plugins):
+        policy = getattr(owner, "storage_policy", None)
         if policy is not None and id(policy) not in yielded:
             yielded.add(id(policy))
             yield policy
@@ -150,15 +153,15 @@ def strategy_state(strategy: Any) -> dict[str, Any]:
 
     See ``StreamStrategy.state_dict``.
     """
-    states = {
-        name: part.state_dict()
-        for name, part in _parts_with(strategy, "state_dict").items()
-    }
-    clock = {
-        name: value
-        for name, value in vars(strategy.clock).items()
-        if isinstance(value, int)
-    }
+    plugin_states = {}
+    for name, plugin in _plugins_with(strategy, "state_dict").items():
+        plugin_state = plugin.state_dict()
+        if plugin_state:
+            plugin_states[name] = plugin_state
+    clock = {}
+    for name, value in vars(strategy.clock).items():
+        if isinstance(value, int):
+            clock[name] = value
     seconds = {}
     if hasattr(strategy.model, "stopwatch"):
         seconds = dict(strategy.model.stopwatch.seconds)
@@ -173,7 +176,7 @@ def strategy_state(strategy: Any) -> dict[str, Any]:
             "begun": strategy.optimized_param_id is not None,
         },
         "seconds": seconds,
-        "plugins": {name: state for name, state in states.items() if state},
+        "plugins": plugin_states,
         "buffers": [buffer.state_dict() for buffer in buffers(strategy)],
     }
 
@@ -184,7 +187,7 @@ def load_strategy_state(
     """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``."""
     # Check before changing anything.
     _check_is_state(state)
-    live = _parts_with(strategy, "state_dict")
+    live = _plugins_with(strategy, "state_dict")
     saved = state["plugins"]
     _check_plugins(live, saved, strict)
     policies = buffers(strategy)
@@ -231,7 +234,7 @@ def _check_is_state(state: Any) -> None:
 
 def _check_plugins(live: dict[str, Any], saved: dict[str, dict], strict: bool) -> None:
     """Raise StateError unless saved states are of the strategy's parts."""
-    expected = {name: part.state_dict() for name, part in live.items()}
+    expected = {name: plugin.state_dict() for name, plugin in live.items()}
     with_state = {name for name, state in expected.items() if state}
     one_sided = with_state ^ saved.keys()
     if strict and one_sided:
@@ -249,24 +252,22 @@ def _check_plugins(live: dict[str, Any], saved: dict[str, dict], strict: bool) -
 
 
 def answer_state(strategy: Any) -> dict[str, Any]:
-    """Return what evaluation needs.
+    """Return what evaluation needs, which a run leaves as its learner.
 
-    Without optimiser, replay buffer and, where answers draw none, RNG state.
+    It lacks optimiser, replay buffer and, where answers draw none, RNG state.
     """
-    states = {
-        name: part.answer_state(strategy)
-        for name, part in _parts_with(strategy, "answer_state").items()
-    }
-    return {
-        "model": _model_state(strategy.model),
-        "plugins": {name: state for name, state in states.items() if state},
-    }
+    plugin_states = {}
+    for name, plugin in _plugins_with(strategy, "answer_state").items():
+        plugin_state = plugin.answer_state(strategy)
+        if plugin_state:
+            plugin_states[name] = plugin_state
+    return {"model": _model_state(strategy.model), "plugins": plugin_states}
 
 
 def load_answer_state(strategy: Any, state: dict[str, Any]) -> None:
     """Load what ``answer_state`` of a strategy with the same settings returned."""
     _load_model_state(strategy.model, state["model"])
-    live = _parts_with(strategy, "load_answer_state")
+    live = _plugins_with(strategy, "load_answer_state")
     for name, saved in state["plugins"].items():
         if name not in live:
             raise StateError(
