@@ -27,10 +27,15 @@ WIDE = 12  # experiences; with more, the matrices are set smaller
 
 @dataclass(frozen=True)
 class Cost:
-    """An entry of the ledger as a column: its heading, and how a value is shown."""
+    """An entry of the ledger as a column of a table.
+
+    Attributes:
+        heading: of the column.
+        cell_of: writes a value of the entry.
+    """
 
     heading: str
-    shown: Callable[[float], Cell]
+    cell_of: Callable[[float], Cell]
 
 
 COSTS = {
@@ -63,7 +68,7 @@ def summary_table(groups: Sequence[Group]) -> Table:
         row = [Cell(group.label), number, percent(group.curve.finals)]
         row.append(_forgetting(group))
         for name, cost in COSTS.items():
-            row.append(cost.shown(group.average(name)))
+            row.append(cost.cell_of(group.average(name)))
         rows.append(row)
     return Table(columns, rows)
 
@@ -121,7 +126,8 @@ def curves_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         row = [Cell(group.label)]
-        for accuracies in zip(*(run.accuracy_after(width) for run in group.runs)):
+        accuracies_of_runs = [run.accuracy_after(width) for run in group.runs]
+        for accuracies in zip(*accuracies_of_runs):  # of all runs, by experience
             row.append(EMPTY if None in accuracies else percent(accuracies))
         rows.append(row)
     return Table(columns, rows)
@@ -172,7 +178,7 @@ def _run_cells(run: Run, width: int) -> dict[str, Cell]:
     if run.forgetting is not None:
         cells["forgetting"] = Cell(f"{run.forgetting:.2f}")
     for name, cost in COSTS_OF_RUN.items():
-        cells[name] = cost.shown(run.ledger[name])
+        cells[name] = cost.cell_of(run.ledger[name])
     tuned = run.result.get("learning_rate")
     if run.settings.get("learning_rate") is None and tuned is not None:
         cells["tuned_learning_rate"] = setting(tuned)
@@ -181,7 +187,11 @@ def _run_cells(run: Run, width: int) -> dict[str, Cell]:
 
 def _width(groups: Sequence[Group]) -> int:
     """Return the number of experiences of the longest stream."""
-    return max(run.experiences for group in groups for run in group.runs)
+    width = 0
+    for group in groups:
+        for run in group.runs:
+            width = max(width, run.experiences)
+    return width
 
 
 def differing_settings(groups: Sequence[Group]) -> Table | None:
@@ -215,19 +225,20 @@ def same_settings(groups: Sequence[Group]) -> Table:
 
 
 def accuracy_matrix(group: Group) -> Matrix:
-    """Return mean accuracies by experience, a row after each, the last column of all.
+    """Return mean accuracies over runs: a row after each experience.
 
-    A cell is empty where a run was not tested.
+    A column is of the test images of an experience, the last one of all classes seen. A
+    cell is empty where a run was not tested.
     """
     matrices = [run.matrix for run in group.runs]
-    width = len(matrices[0][-1])
+    *_, last_row = matrices[0]
+    width = len(last_row)
     rows = []
-    for after in range(len(matrices[0])):
-        rows_after = [matrix[after] for matrix in matrices]
-        cells = [_matrix_cell(rows_after, column) for column in range(width)]
-        overall = [run.result["accuracy_after"][after] for run in group.runs]
+    for experience, rows_of_runs in enumerate(zip(*matrices)):
+        cells = [_matrix_cell(rows_of_runs, column) for column in range(width)]
+        overall = [run.result["accuracy_after"][experience] for run in group.runs]
         cells.append(MatrixCell(EMPTY if None in overall else _mean(overall)))
-        name = "joint" if group.curve.joint else f"exp {after + 1}"
+        name = "joint" if group.curve.joint else f"exp {experience + 1}"
         rows.append(MatrixRow(name, cells))
     is_wide = width > WIDE
     heads = []

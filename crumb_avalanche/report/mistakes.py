@@ -138,7 +138,9 @@ def write_mistakes(
     strategy: str,
     unread: int = 0,
 ) -> None:
-    """Write the page of a finished run.
+    """Write ``mistakes.html`` of a finished run, for who trains on own images.
+
+    It says what would help most, and shows the mistakes.
 
     Args:
         folder: of the run.
@@ -153,7 +155,10 @@ def write_mistakes(
     classes = counts_of(table, pairs)
     n_tested = len(predictions["row"])
     learned = f"{counted(len(classes), 'class')} of {table.root}"
-    help_most = advice(classes, len(wrong), unread, preset, strategy)
+    further_advice = advice(classes, len(wrong), unread, preset, strategy)
+    mistakes = []
+    for index in worst_first[:MOST_MISTAKES].tolist():
+        mistakes.append(_card(table, predictions, index))
     page = MistakesPage(
         title=f"{len(wrong):,} mistakes of {n_tested:,} test images",
         lead=f"{strategy}, preset {preset}, {learned}.",
@@ -161,16 +166,13 @@ def write_mistakes(
         right=n_tested - len(wrong),
         wrong=len(wrong),
         unread=unread,
-        advice=[*film_next(pairs), *help_most],
+        advice=[*film_next(pairs), *further_advice],
         classes=class_table(classes),
         kinds=kinds_table(table, predictions),
         confusion=confusion_matrix(pairs) if len(wrong) else None,
         confused=confused_table(pairs),
         pictures=pair_pictures(table, predictions, pairs),
-        mistakes=[
-            _card(table, predictions, index)
-            for index in worst_first[:MOST_MISTAKES].tolist()
-        ],
+        mistakes=mistakes,
     )
     write_text(folder / MISTAKES, render("mistakes.html", page))
 
@@ -194,20 +196,25 @@ def counts_of(table: FrameTable, pairs: Pairs) -> list[ClassCounts]:
         tested[truth] += number
     counts = []
     for name in table.classes:
-        learned = table.rows("train", name).tolist()
-        test = table.rows("test", name).tolist()
-        clips = {(table.object_name[row], table.session[row]) for row in learned}
-        counts.append(
-            ClassCounts(
-                name,
-                objects=len({object_name for object_name, _ in clips}),
-                clips=len(clips),
-                images=len(learned),
-                tested=tested[name],
-                right=pairs[name, name],
-                tested_objects=len({table.object_name[row] for row in test}),
-            )
+        clips = set()
+        objects = set()
+        training_rows = table.rows("train", name).tolist()
+        for row in training_rows:
+            clips.add((table.object_name[row], table.session[row]))
+            objects.add(table.object_name[row])
+        tested_objects = set()
+        for row in table.rows("test", name).tolist():
+            tested_objects.add(table.object_name[row])
+        class_counts = ClassCounts(
+            name,
+            objects=len(objects),
+            clips=len(clips),
+            images=len(training_rows),
+            tested=tested[name],
+            right=pairs[name, name],
+            tested_objects=len(tested_objects),
         )
+        counts.append(class_counts)
     return counts
 
 
@@ -225,17 +232,16 @@ def class_table(classes: Sequence[ClassCounts]) -> Table:
     rows = []
     for counts in sorted(classes, key=lambda counts: counts.share):
         accuracy = f"{100 * counts.share:.1f}" if counts.tested else ""
-        rows.append(
-            [
-                Cell(counts.name),
-                Cell(accuracy),
-                count(counts.tested),
-                count(counts.tested_objects),
-                count(counts.objects),
-                count(counts.clips),
-                count(counts.images),
-            ]
-        )
+        cells = {
+            "class": Cell(counts.name),
+            "accuracy": Cell(accuracy),
+            "tested": count(counts.tested),
+            "tested_objects": count(counts.tested_objects),
+            "objects": count(counts.objects),
+            "clips": count(counts.clips),
+            "images": count(counts.images),
+        }
+        rows.append([cells[name] for name in columns])
     return Table(columns, rows)
 
 
@@ -293,11 +299,11 @@ def pair_pictures(
 
 
 def _examples(table: FrameTable, rows: np.ndarray) -> list[Example]:
-    """Return the first rows of a frame table as examples."""
-    return [
-        Example(picture_of(table, row), place_of(table.path[row]))
-        for row in rows[:MOST_EXAMPLES].tolist()
-    ]
+    """Return the first of some rows of a frame table as examples."""
+    examples = []
+    for row in rows[:MOST_EXAMPLES].tolist():
+        examples.append(Example(picture_of(table, row), place_of(table.path[row])))
+    return examples
 
 
 def picture_of(table: FrameTable, row: int) -> Markup:

@@ -7,7 +7,7 @@ import io
 import math
 import re
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -82,38 +82,46 @@ class Curve:
         joint: bool,
         classes_seen: Sequence[int] | None,
     ) -> "Curve":
-        """Summarise the accuracies of each run after each experience.
+        """Summarise runs of one group.
 
-        They are ``None`` where it was not tested.
+        Args:
+            label: of the group.
+            accuracies: of each run after each experience; ``None`` where it was not
+                tested.
+            joint: see the class.
+            classes_seen: number of classes after each experience, if it is known.
         """
-        after_each = list(zip(*accuracies))
-        std = None
-        if len(accuracies) > 1:
-            std = [_over_runs(statistics.stdev, values) for values in after_each]
+        mean = []
+        std = []
+        for of_runs in zip(*accuracies):  # the accuracies of all runs, by experience
+            if None in of_runs:
+                mean.append(math.nan)
+                std.append(math.nan)
+                continue
+            mean.append(statistics.fmean(of_runs))
+            if len(of_runs) > 1:
+                std.append(statistics.stdev(of_runs))
+        finals = []
+        for *_, final in accuracies:
+            if final is not None:
+                finals.append(float(final))
         chance = None
         if classes_seen:
             chance = [100 / count for count in classes_seen]
         return cls(
             label,
-            mean=[_over_runs(statistics.fmean, values) for values in after_each],
-            std=std,
-            finals=[float(final) for final in after_each[-1] if final is not None],
+            mean=mean,
+            std=std if len(accuracies) > 1 else None,
+            finals=finals,
             joint=joint,
             chance=chance,
         )
 
 
-def _over_runs(
-    statistic: Callable[[Any], float], values: Sequence[float | None]
-) -> float:
-    """Return a statistic of one value of each run; NaN if a run has none."""
-    return math.nan if None in values else statistic(values)
-
-
 def chance_of(curves: Sequence[Curve]) -> list[float]:
-    """Return the chance level after each experience, in percent.
+    """Return the chance level that all curves share, after each experience.
 
-    Empty unless all curves share it.
+    It is in percent, and empty if curves differ in it.
     """
     levels = [curve.chance or [] for curve in curves]
     chance = max(levels, key=len)  # a joint learner has the last entry only
@@ -393,10 +401,14 @@ def inline_svg(
     # Prefix ids, and below what refers to them.
     svg = re.sub(r'(<\w+ id=")', rf"\1{prefix}", svg)
 
-    def with_group(match: re.Match) -> str:
-        return f'data-group="{groups[int(match[1])]}" '
+    def group_attribute(match: re.Match) -> str:
+        curve = int(match["curve"])
+        return f'data-group="{groups[curve]}" '
 
-    svg = re.sub(rf'(?<=<g )(?=id="{prefix}group-(\d+)-)', with_group, svg)
+    # Before the id of each element of a curve.
+    svg = re.sub(
+        rf'(?<=<g )(?=id="{prefix}group-(?P<curve>\d+)-)', group_attribute, svg
+    )
     svg = svg.replace('xlink:href="#', f'href="#{prefix}')
     svg = svg.replace("url(#", f"url(#{prefix}")
     # Without the XML declaration before the element, and its size in points.

@@ -237,13 +237,13 @@ class StreamPart:
         name: of the stream.
         figures: accuracy after each experience, and final accuracy.
         table: accuracy after each experience.
-        numbers: the page's number of each group.
+        group_numbers: the page's number of each group.
     """
 
     name: str
     figures: list[CaptionedFigure]
     table: Table
-    numbers: list[int]
+    group_numbers: list[int]
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,9 @@ class ReportPage:
 
     Attributes:
         title, lead: head of the page.
-        numbers: of the groups, by which a pointed-at row lights its curves.
-        run_numbers: of the group of each run.
+        group_numbers: of the groups, from 0. A row and a curve with the same number
+            light up together when one of them is pointed at.
+        group_of_runs: number of the group of each run, in the order of ``runs``.
         summary: a line for each group.
         notes: on the comparison, and on what was left out.
         streams: figures of each stream, because accuracies on different ones do not
@@ -276,8 +277,8 @@ class ReportPage:
 
     title: str
     lead: str
-    numbers: list[int]
-    run_numbers: list[int]
+    group_numbers: list[int]
+    group_of_runs: list[int]
     summary: Table
     notes: list[str]
     streams: list[StreamPart]
@@ -293,9 +294,13 @@ class ReportPage:
 def report_page(
     groups: Sequence[Group], summary: Table, runs: Table, left_out: Sequence[str]
 ) -> ReportPage:
-    """Return the page about groups of runs.
+    """Collect what ``report.html`` shows of groups of runs.
 
-    It shows a table of the groups, one of the runs, and what is left out.
+    Args:
+        groups: of runs.
+        summary: a line for each group.
+        runs: a line for each run.
+        left_out: folders and runs that cannot be reported, and why, a line for each.
     """
     total = sum(len(group.runs) for group in groups)
     counts = f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}"
@@ -305,22 +310,18 @@ def report_page(
         "deviation over runs (n - 1); forgetting is in points lost since the best test "
         "of an experience."
     )
-    run_numbers = []
+    group_of_runs = []
+    matrices = []
     for number, group in enumerate(groups):
-        run_numbers += [number] * len(group.runs)
-    matrices = [
-        MatrixPart(
-            group,
-            group_tables.accuracy_matrix(group),
-            group_tables.classes_of_experiences(group),
-        )
-        for group in groups
-    ]
+        group_of_runs += [number] * len(group.runs)
+        matrix = group_tables.accuracy_matrix(group)
+        classes = group_tables.classes_of_experiences(group)
+        matrices.append(MatrixPart(group, matrix, classes))
     return ReportPage(
         title=f"{_streams_name(groups)}: {counted(total, 'run')}",
         lead=lead,
-        numbers=list(range(len(groups))),
-        run_numbers=run_numbers,
+        group_numbers=list(range(len(groups))),
+        group_of_runs=group_of_runs,
         summary=summary,
         notes=[*notes_on(groups), *left_out, TIMES],
         streams=_stream_parts(groups),
@@ -345,28 +346,34 @@ def _streams_name(groups: Sequence[Group]) -> str:
 
 def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
     """Return figures and a table for each stream."""
-    numbers_on: dict[Stream, list[int]] = {}
+    numbers_by_stream: dict[Stream, list[int]] = {}
     for number, streams in enumerate(streams_of(groups)):
         for stream in streams:
-            numbers_on.setdefault(stream, []).append(number)
-    sections = []
-    for index, (stream, numbers) in enumerate(numbers_on.items()):
-        page_groups = [groups[number] for number in numbers]
-        sections.append(
-            StreamPart(
-                name=stream.name,
-                figures=_figures(page_groups, stream, numbers, index),
-                table=group_tables.curves_table(page_groups),
-                numbers=numbers,
-            )
+            numbers_by_stream.setdefault(stream, []).append(number)
+    parts = []
+    for index, (stream, group_numbers) in enumerate(numbers_by_stream.items()):
+        groups_of_stream = [groups[number] for number in group_numbers]
+        part = StreamPart(
+            name=stream.name,
+            figures=_figures(groups_of_stream, stream, group_numbers, index),
+            table=group_tables.curves_table(groups_of_stream),
+            group_numbers=group_numbers,
         )
-    return sections
+        parts.append(part)
+    return parts
 
 
 def _figures(
-    groups: Sequence[Group], stream: Stream, numbers: Sequence[int], index: int
+    groups: Sequence[Group], stream: Stream, group_numbers: Sequence[int], index: int
 ) -> list[CaptionedFigure]:
-    """Draw the groups on a stream, the page's ``index``-th."""
+    """Draw the accuracies of groups on a stream, and caption the figures.
+
+    Args:
+        groups: of runs on the stream.
+        stream: of the groups.
+        group_numbers: the page's number of each group.
+        index: number of the stream on the page, for ids.
+    """
     curves = [group.curve for group in groups]
     for curve, label in zip(curves, _labels_within(groups)):
         curve.label = label
@@ -379,10 +386,13 @@ def _figures(
         finals_caption += ": bar mean, line one standard deviation, dots runs"
     figures = pictures.page_figures(curves)
     svg = pictures.inline_svg(
-        figures.curves, f"curves-{index}-", f"{caption}; {stream.name}", numbers
+        figures.curves, f"curves-{index}-", f"{caption}; {stream.name}", group_numbers
     )
     finals_svg = pictures.inline_svg(
-        figures.finals, f"finals-{index}-", f"{finals_caption}; {stream.name}", numbers
+        figures.finals,
+        f"finals-{index}-",
+        f"{finals_caption}; {stream.name}",
+        group_numbers,
     )
     return [
         CaptionedFigure(svg, caption),

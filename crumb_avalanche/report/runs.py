@@ -112,11 +112,9 @@ class Run:
     @property
     def compared(self) -> dict[str, Any]:
         """Settings that are equal in all runs of a group."""
-        compared = {
-            name: value
-            for name, value in self.settings.items()
-            if name not in NOT_COMPARED
-        }
+        compared = dict(self.settings)
+        for name in NOT_COMPARED:
+            compared.pop(name, None)
         if compared["benchmark"] == CLIPS:  # the folder is the benchmark
             compared["dataset_root"] = self.settings.get("dataset_root")
         if self.joint:
@@ -149,13 +147,14 @@ class Run:
         joint learner, a single experience, or an experience that was not tested before
         the end.
         """
-        *earlier, last = self.matrix
+        *earlier_rows, final_row = self.matrix
         losses = []
-        for experience, final in enumerate(last[: len(earlier)]):
-            tested = [row[experience] for row in earlier if len(row) > experience]
-            if not tested:
+        for experience, final in enumerate(final_row[: len(earlier_rows)]):
+            # Rows before the experience, and those without a test, are too short.
+            tests = [row[experience] for row in earlier_rows if len(row) > experience]
+            if not tests:
                 return None
-            losses.append(max(tested) - final)
+            losses.append(max(tests) - final)
         return statistics.fmean(losses) if losses else None
 
     def accuracy_after(self, width: int) -> list[float | None]:
@@ -252,11 +251,11 @@ def _runs_below(top: Path) -> FoundRuns:
     """
     finished: list[Path] = []
     started: list[Path] = []
-    for path, below, files in os.walk(top):
-        below.sort(key=_natural_order)
+    for path, folders, files in os.walk(top):
+        folders.sort(key=_natural_order)
         if RESULT in files:
             finished.append(Path(path))
-            below.clear()
+            folders.clear()  # which os.walk then does not enter
         elif CONFIG in files or ERROR in files:
             started.append(Path(path))
     unfinished = []
@@ -329,14 +328,14 @@ def _read_matrix(text: str) -> list[list[float]]:
 
 def _check_matrix(matrix: list[list[float]], result: dict[str, Any]) -> None:
     """Raise ValueError if a matrix is not of the accuracies in a result."""
-    last = [round(value, 4) for value in result["final_accuracy_per_experience"]]
-    # Row n has n accuracies, or none where it was not tested; the last one has those of
-    # all experiences.
-    triangle = all(
-        len(row) in (0, experience) for experience, row in enumerate(matrix[:-1], 1)
-    )
-    same_length = len(matrix) == len(result["accuracy_after"])
-    if not (same_length and triangle and matrix[-1] == last):
+    *rows, final_row = matrix
+    final_accuracies = result["final_accuracy_per_experience"]
+    fits = final_row == [round(accuracy, 4) for accuracy in final_accuracies]
+    fits = fits and len(matrix) == len(result["accuracy_after"])
+    # Row n has n accuracies, or none where it was not tested.
+    for experience, row in enumerate(rows, 1):
+        fits = fits and len(row) in (0, experience)
+    if not fits:
         raise ValueError("the matrix is not of the accuracies in the result")
 
 
