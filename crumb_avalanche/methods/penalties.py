@@ -139,10 +139,7 @@ class Penalty(StatefulPlugin):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         device = state["device"]
         moved = {name: _moved(value, device) for name, value in state.items()}
-        moved["held"] = [
-            Anchor(importance=importance, weights=weights)
-            for importance, weights in moved["held"]
-        ]
+        moved["held"] = [Anchor(*tensors) for tensors in moved["held"]]
         super().load_state_dict(moved)
 
 
@@ -288,8 +285,8 @@ class StreamSI(Penalty):
         self.damping = damping
         self.total: Tensors = {}
         self.path: Tensors = {}
-        # Weights, and gradients of the loss, in an iteration.
-        self._before: Tensors = {}
+        # Weights before the step of an iteration, and gradients of its loss.
+        self._weights_before: Tensors = {}
         self._gradients: Tensors = {}
 
     def before_training_exp(self, strategy, **kwargs):
@@ -303,7 +300,7 @@ class StreamSI(Penalty):
         self.held = [Anchor(importance=importance, weights=copies(weights))]
 
     def before_training_iteration(self, strategy, **kwargs):
-        self._before = copies(trainable(strategy.model))
+        self._weights_before = copies(trainable(strategy.model))
 
     @torch.no_grad()
     def after_backward(self, strategy, **kwargs):
@@ -313,15 +310,17 @@ class StreamSI(Penalty):
         anchor = self.held[0]
         for name, weight in trainable(strategy.model).items():
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
-            shift = self._before[name] - anchor.weights[name]
+            shift = self._weights_before[name] - anchor.weights[name]
             of_penalty = 2 * self.weight * anchor.importance[name] * shift
             self._gradients[name] = gradient - of_penalty
 
     @torch.no_grad()
     def after_training_iteration(self, strategy, **kwargs):
         for name, weight in trainable(strategy.model).items():
-            self.path[name] -= self._gradients[name] * (weight - self._before[name])
-        self._before = {}
+            self.path[name] -= self._gradients[name] * (
+                weight - self._weights_before[name]
+            )
+        self._weights_before = {}
         self._gradients = {}
 
     @torch.no_grad()

@@ -49,11 +49,11 @@ class LearningSettings(Replay):
     @property
     def replay(self) -> dict[str, Any]:
         """Arguments of ``CRUMBPlugin`` for the replay of its memories."""
-        return {
-            setting.name: getattr(self, setting.name)
-            for setting in fields(Replay)
-            if setting.name != "selection_rule"
-        }
+        arguments = {}
+        for setting in fields(Replay):
+            if setting.name != "selection_rule":
+                arguments[setting.name] = getattr(self, setting.name)
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -228,13 +228,12 @@ class Entry:
             rounding = item_bytes // 4
         count = (budget_bytes - fixed + rounding) // item_bytes
         if count < 1:
-            beside = ""
+            fixed_text = ""
             if fixed:
-                beside = f" beside fixed {fixed} bytes (codebooks, statistics)"
+                fixed_text = f" beside fixed {fixed} bytes (codebooks, statistics)"
             raise ValueError(
-                f"a budget of {budget_bytes} bytes holds no memory of "
-                f"{item_bytes} bytes"
-                f"{beside}; raise --budget-images or --budget-bytes"
+                f"a budget of {budget_bytes} bytes holds no memory of {item_bytes} "
+                f"bytes{fixed_text}; raise --budget-images or --budget-bytes"
             )
         return count
 
@@ -381,11 +380,10 @@ def plugin_settings(plugin: type) -> type:
     """Make the dataclass of the keyword-only arguments of a plugin's constructor."""
     constructor: Any = plugin.__init__  # type: ignore[misc]
     hints = ranges.hints_of(constructor)
-    members: list[Any] = [
-        (parameter.name, hints[parameter.name], parameter.default)
-        for parameter in inspect.signature(constructor).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
+    members: list[Any] = []
+    for name, parameter in inspect.signature(constructor).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            members.append((name, hints[name], parameter.default))
     return _settings_class(plugin, members)
 
 

@@ -105,11 +105,11 @@ class ChosenFrames(SelectionRule):
     evenly_spread = False
 
     def choose(self, slots, labels):
-        return [
-            (position, slots.take(label))
-            for position, label in enumerate(labels)
-            if slots.free
-        ]
+        chosen = []
+        for position, label in enumerate(labels):
+            if slots.free:
+                chosen.append((position, slots.take(label)))
+        return chosen
 
 
 class HerdedFrames(ChosenFrames):
@@ -172,9 +172,10 @@ def herd(features: Tensor, count: int) -> list[int]:
 
 def held_slots(buffer: MemoryBuffer) -> list[int]:
     """Return the slots that hold a memory, ascending."""
-    return sorted(
-        slot for members in buffer.slots.by_class.values() for slot in members
-    )
+    slots: list[int] = []
+    for members in buffer.slots.by_class.values():
+        slots += members
+    return sorted(slots)
 
 
 def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> Tensor:
@@ -266,11 +267,12 @@ class ImageMemoryPlugin(StoringPlugin):
             )
             self.storage_policy.store(batch, strategy.model)
 
-    def _give_up_all_but(self, kept_slots: set[int]) -> None:
+    def _give_up_all_but(self, staying: set[int]) -> None:
+        """Free all slots but those that stay; the lists keep their order."""
         slots = self.storage_policy.slots
         for label, members in slots.by_class.items():
-            slots.free += [slot for slot in members if slot not in kept_slots]
-            slots.by_class[label] = [slot for slot in members if slot in kept_slots]
+            slots.free += [slot for slot in members if slot not in staying]
+            slots.by_class[label] = [slot for slot in members if slot in staying]
 
 
 @dataclass(frozen=True)
@@ -393,11 +395,10 @@ class HerdingPlugin(ImageMemoryPlugin):
 
     def stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
         """Compute unit features ``(n, D)`` of stored images."""
-        batches = torch.tensor(slots).split(strategy.eval_mb_size)
-        features = [
-            unit_features(strategy.model, self.stored_images(batch, strategy.device))
-            for batch in batches
-        ]
+        features = []
+        for batch in torch.tensor(slots).split(strategy.eval_mb_size):
+            images = self.stored_images(batch, strategy.device)
+            features.append(unit_features(strategy.model, images))
         return torch.cat(features)
 
 

@@ -110,11 +110,13 @@ def last_layer(network: nn.Module, image_size: int) -> str:
     The network is set to evaluation mode.
     """
     used: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda *call, name=name: used.append(name))
-        for name, module in network.eval().named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d)
-    ]
+    handles = []
+    for name, module in network.eval().named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            handle = module.register_forward_hook(
+                lambda *call, name=name: used.append(name)
+            )
+            handles.append(handle)
     try:
         network(torch.zeros(1, 3, image_size, image_size))
     finally:
@@ -187,28 +189,24 @@ def split_after(
 
 def _last_of(name: str, nodes: dict[fx.Node, str]) -> fx.Node:
     """Return the operation of a name; of a module that is traced, its last one."""
-    matches = [
-        operation
-        for operation, operation_name in nodes.items()
-        if operation_name == name or operation_name.startswith(f"{name}.")
-    ]
+    matches = []
+    names = []
+    for operation, operation_name in nodes.items():
+        if operation_name == name or operation_name.startswith(f"{name}."):
+            matches.append(operation)
+        if operation.op not in ("placeholder", "output"):
+            names.append(operation_name)
     if not matches:
-        names = [
-            operation_name
-            for operation, operation_name in nodes.items()
-            if operation.op not in ("placeholder", "output")
-        ]
         raise CutError(f"it has no node {name!r}; around it are {', '.join(names)}")
     return matches[-1]
 
 
 def _head_after(cut: fx.Node, head: str, order: list[fx.Node]) -> fx.Node:
     """Return the one call of the head; raise CutError if it does not follow the cut."""
-    calls = [
-        operation
-        for operation in order
-        if operation.op == "call_module" and operation.target == head
-    ]
+    calls = []
+    for operation in order:
+        if operation.op == "call_module" and operation.target == head:
+            calls.append(operation)
     if len(calls) != 1 or order.index(calls[0]) <= order.index(cut):
         raise CutError(
             "no linear or convolutional layer that is used once follows (the last one "
@@ -239,14 +237,16 @@ def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
     # Takes seconds to import.
     from torchvision.models.feature_extraction import NodePathTracer
 
-    opened = {""}
+    traced_modules = {""}
     for name in names:
-        path = f"network.{name}".split(".")
-        opened.update(".".join(path[:length]) for length in range(1, len(path)))
+        path = f"network.{name}"
+        while "." in path:
+            path, _, _ = path.rpartition(".")
+            traced_modules.add(path)
     tracer = NodePathTracer()
 
     def is_leaf_module(module: nn.Module, path: str) -> bool:
-        return path not in opened
+        return path not in traced_modules
 
     tracer.is_leaf_module = is_leaf_module  # type: ignore[method-assign]
     try:
@@ -259,11 +259,11 @@ def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
             # Computed from buffers while tracing.
             if node.target.startswith("_tensor_constant"):
                 network.register_buffer(node.target, getattr(tracer.root, node.target))
-    names_of = tracer.node_to_qualname
-    return {
-        node: names_of.get(node, node.name).removeprefix("network.")
-        for node in graph.nodes
-    }
+    names_of_nodes = {}
+    for node in graph.nodes:
+        name = tracer.node_to_qualname.get(node, node.name)
+        names_of_nodes[node] = name.removeprefix("network.")
+    return names_of_nodes
 
 
 def _part(

@@ -19,7 +19,7 @@ from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.process import preserve_rng_state
-from crumb_avalanche.system.tensor_file import tensor_bytes
+from crumb_avalanche.system.tensor_file import tensor_bytes, tensors_of
 from crumb_avalanche.training.stateful import storage_policies
 
 try:
@@ -45,10 +45,12 @@ def peak_rss_bytes() -> int:
 def statistics_bytes(strategy, attribute: str = "statistics_bytes") -> int:
     """Return the sum of an attribute of a strategy and its plugins.
 
-    ``statistics_bytes`` is what they keep besides a buffer.
+    The default ``statistics_bytes`` are those that they keep besides a buffer.
     """
-    holders = (strategy, *strategy.plugins)
-    return sum(getattr(holder, attribute, 0) for holder in holders)
+    total = 0
+    for owner in (strategy, *strategy.plugins):
+        total += getattr(owner, attribute, 0)
+    return total
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,10 @@ class LedgerMetric(PluginMetric[dict]):
         self._start = None
         self.entries = self.count(strategy)
         step = strategy.clock.train_iterations
-        return [
-            MetricValue(self, f"Ledger/{name}", value, step)
-            for name, value in self.entries.items()
-        ]
+        values = []
+        for name, value in self.entries.items():
+            values.append(MetricValue(self, f"Ledger/{name}", value, step))
+        return values
 
     def _count_seconds(self) -> None:
         assert self._start is not None, "called in training only"
@@ -305,12 +307,7 @@ def _network_bytes(strategy) -> dict[str, float]:
             continue
         group = plastic if tensor.requires_grad else frozen
         group.append(tensor)
-    states = [
-        value
-        for state in strategy.optimizer.state.values()
-        for value in state.values()
-        if isinstance(value, torch.Tensor)
-    ]
+    states = tensors_of(list(strategy.optimizer.state.values()))
     return {
         "plastic_bytes": tensor_bytes(plastic),
         "frozen_bytes": tensor_bytes(frozen),

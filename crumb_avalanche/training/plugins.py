@@ -235,12 +235,11 @@ class ClampGradients(StatefulPlugin):
         self.limit = limit
 
     def before_update(self, strategy, **kwargs):
-        gradients = [
-            weight.grad
-            for group in strategy.optimizer.param_groups
-            for weight in group["params"]
-            if weight.grad is not None
-        ]
+        gradients = []
+        for group in strategy.optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    gradients.append(weight.grad)
         if gradients:
             torch._foreach_clamp_min_(gradients, -self.limit)
             torch._foreach_clamp_max_(gradients, self.limit)

@@ -5,7 +5,7 @@ Paper: "Initializing the codebook matrix and CNN".
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -134,36 +134,64 @@ def pretrain(
 
     model.train()
     for epoch in range(len(history), settings.epochs):
-        totals = torch.zeros(3)  # loss, and right answers without and with codebook
-        with progress_bar(images_in_all, f"epoch {epoch + 1}", show=progress) as bar:
-            for images, labels in loader:
-                losses = _losses(model, images, labels, settings)
-                if not torch.isfinite(losses.total):
-                    raise PretrainingDivergedError(
-                        f"the pretraining loss became {losses.total.item()} in epoch "
-                        f"{epoch + 1}; lower --learning-rate"
-                    )
-                optimizer.zero_grad()
-                losses.total.backward()
-                optimizer.step()
-                loss_sum = float(losses.total.detach()) * len(labels)
-                totals += torch.tensor(
-                    [loss_sum, losses.direct_right, losses.quantized_right]
-                )
-                bar.update(len(labels))
-        loss, direct_share, quantized_share = (totals / images_in_all).tolist()
-        history.append(
-            {
-                "loss": loss,
-                "direct_accuracy": 100 * direct_share,
-                "codebook_accuracy": 100 * quantized_share,
-            }
-        )
+        title = f"epoch {epoch + 1}"
+        with progress_bar(images_in_all, title, show=progress) as bar:
+            results = _train_epoch(
+                model, loader, optimizer, settings, title, bar.update
+            )
+        history.append(results)
         if checkpoints is not None:
             state = _state_of(model, optimizer, trained, random_rows)
             checkpoints.write({"history": history}, state)
     model.eval()
     return history
+
+
+def _train_epoch(
+    model: SplitModel,
+    loader: DataLoader,
+    optimizer: torch.optim.SGD,
+    settings: PretrainingSettings,
+    title: str,
+    progress: Callable[[int], object],
+) -> dict[str, float]:
+    """Train on all images once.
+
+    Args:
+        model, optimizer: of the pretraining; they change.
+        loader: of batches of images, or maps, and labels.
+        settings: of the pretraining.
+        title: of the epoch, for the error.
+        progress: called with the number of images after each step.
+
+    Returns:
+        What ``pretrain`` returns of an epoch.
+
+    Raises:
+        PretrainingDivergedError: the loss became NaN or infinite.
+    """
+    n_images = 0
+    totals = torch.zeros(3)  # loss, and right answers without and with codebook
+    for images, labels in loader:
+        losses = _losses(model, images, labels, settings)
+        if not torch.isfinite(losses.total):
+            raise PretrainingDivergedError(
+                f"the pretraining loss became {losses.total.item()} in {title}; lower "
+                "--learning-rate"
+            )
+        optimizer.zero_grad()
+        losses.total.backward()
+        optimizer.step()
+        loss_sum = float(losses.total.detach()) * len(labels)
+        totals += torch.tensor([loss_sum, losses.direct_right, losses.quantized_right])
+        n_images += len(labels)
+        progress(len(labels))
+    loss, direct_share, quantized_share = (totals / n_images).tolist()
+    return {
+        "loss": loss,
+        "direct_accuracy": 100 * direct_share,
+        "codebook_accuracy": 100 * quantized_share,
+    }
 
 
 def _losses(
