@@ -45,7 +45,7 @@ def clip(path, label=None, colours=((9, 9, 9),)):
 
 def sheet_of(*clips, most=300):
     sheet = ContactSheet(Stub(), most)
-    answers = list(sheet.ask(clips, "skip", [].append))
+    answers = list(sheet.predict_all(clips, "skip", [].append))
     assert [answer.path for answer in answers] == [asked.path for asked in clips]
     return sheet
 

@@ -23,7 +23,9 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Doubt
 from crumb_avalanche.serve import shared as shared_module
 from crumb_avalanche.serve import uploads
-from crumb_avalanche.serve.server import MOST_BYTES, PAGE, application, page
+from crumb_avalanche.serve.bodies import MOST_BYTES
+from crumb_avalanche.serve.page_source import PAGE, page
+from crumb_avalanche.serve.server import application
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
 DOCS = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
