@@ -1,0 +1,97 @@
+"""Bodies of requests, which are read up to a limit, and of files that are sent."""
+
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import quote
+
+from fastapi import HTTPException, Request
+from fastapi.responses import StreamingResponse
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from crumb_avalanche.serve.uploads import TooLargeError
+
+MOST_BYTES = 20_000_000  # of a request
+MOST_IMAGES = 1000  # of a lesson
+PART = 1 << 16  # bytes of a download that are sent at a time
+
+
+def body_of_images(most: int) -> dict[str, Any]:
+    """Describe the body of a request with at most so many images."""
+    image: dict[str, Any] = {"type": "string", "format": "binary"}
+    files = {"type": "array", "items": image, "maxItems": most}
+    form = {"type": "object", "required": ["image"], "properties": {"image": files}}
+    content = {"image/*": {"schema": image}, "multipart/form-data": {"schema": form}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+async def read_images(request: Request) -> list[tuple[str, bytes]]:
+    """Read the images of a request, with names for errors.
+
+    They are its body, or all files of a multipart form.
+    """
+    stream = read_parts(request)
+    content_type = request.headers.get("content-type", "").lower()
+    if not content_type.startswith("multipart/form-data"):
+        chunks = [chunk async for chunk in stream]
+        return [("the image", b"".join(chunks))]
+    parser = InMemory(request.headers, stream, max_files=MOST_IMAGES, max_fields=10)
+    try:
+        form = await parser.parse()
+    except MultiPartException as error:
+        raise HTTPException(400, error.message) from error
+    files = [file for _, file in form.multi_items() if not isinstance(file, str)]
+    if not files:
+        raise ValueError("the form holds no image; add each as a file")
+    images = [
+        (f"image {number}", await file.read()) for number, file in enumerate(files, 1)
+    ]
+    await form.close()
+    return images
+
+
+class InMemory(MultiPartParser):
+    """Reads a form without writing its images to the disk."""
+
+    spool_max_size = MOST_BYTES
+
+
+async def read_parts(
+    request: Request, most: int = MOST_BYTES
+) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body of at most so many bytes.
+
+    Raises:
+        TooLargeError: as soon as it is known to be too large.
+    """
+    too_large = TooLargeError(
+        f"a request may have {most:,} bytes; send smaller images, or several lessons"
+    )
+    length = request.headers.get("content-length", "")
+    if length.isdigit() and int(length) > most:
+        raise too_large
+    read = 0
+    async for chunk in request.stream():
+        read += len(chunk)
+        if read > most:
+            raise too_large
+        yield chunk
+
+
+def attachment(name: str, content: bytes) -> StreamingResponse:
+    """Return a file that a browser saves under a name."""
+    quoted = quote(name)
+    headers = {
+        "Content-Disposition": (
+            f"attachment; filename=\"{quoted}\"; filename*=UTF-8''{quoted}"
+        ),
+        "Content-Length": str(len(content)),
+    }
+    return StreamingResponse(
+        _sent_parts(content), media_type="application/octet-stream", headers=headers
+    )
+
+
+async def _sent_parts(content: bytes) -> AsyncGenerator[bytes, None]:
+    """Yield a file in parts, so that the server sees how fast a client reads."""
+    for start in range(0, len(content), PART):
+        yield content[start : start + PART]

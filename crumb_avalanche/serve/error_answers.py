@@ -1,0 +1,89 @@
+"""Answers to requests that cannot be served: a status, and what to do, as JSON."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from fastapi import Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.requests import ClientDisconnect
+
+from benchmarks_toybox_ilab.tables.names import DoubtfulNameError
+from crumb_avalanche.learner.predictor import NothingTaughtError
+from crumb_avalanche.serve.shared import BusyError, SaveError
+from crumb_avalanche.serve.uploads import TooLargeError
+
+ERRORS = {
+    400: "Something is wrong with the request.",
+    403: "Host, Origin or token is wrong.",
+    404: "The path is not one of these, or the lesson has no picture.",
+    409: (
+        "Nothing was taught yet, or a name is nearly that of another class: "
+        "new_class=true makes a new one."
+    ),
+    413: "The request or an image is too large.",
+    501: "An extra that this needs is not installed.",
+    503: "Too many requests are waiting; try again in some seconds.",
+    507: "The learner's file cannot be written; nothing was changed.",
+}
+STATUS = {
+    NothingTaughtError: 409,
+    TooLargeError: 413,
+    ValueError: 400,
+    BusyError: 503,
+    SaveError: 507,
+}
+
+
+class Error(BaseModel):
+    """Why a request was refused."""
+
+    error: Annotated[str, Field(description="what is wrong, and what to do")]
+    near: Annotated[
+        str, Field(description="of 409: the class whose name is nearly the same")
+    ] = ""
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": Error, "description": text} for status, text in ERRORS.items()
+}
+RESPONSES["default"] = {"model": Error, "description": "The server has a bug."}
+
+
+async def answer_to(request: Request, error: Exception) -> Response:
+    """Answer an error as JSON that says what is wrong."""
+    if isinstance(error, ClientDisconnect):
+        return error_answer(400, "the request was broken off")  # which nobody reads
+    if isinstance(error, RequestValidationError):
+        return error_answer(400, _wrong_argument(request, error))
+    if isinstance(error, StarletteHTTPException):
+        text = f"{request.method} {request.url.path}: {error.detail}"
+        return error_answer(error.status_code, text, error.headers)
+    if isinstance(error, DoubtfulNameError):
+        question = str(error).partition(";")[0]
+        advice = "if it is another one, add new_class=true to the address"
+        return JSONResponse({"error": f"{question}; {advice}", "near": error.near}, 409)
+    for kind, status in STATUS.items():
+        if isinstance(error, kind):
+            return error_answer(status, str(error))
+    return error_answer(
+        500,
+        "the server has a bug; what it prints says more, and the learner is as it was",
+    )
+
+
+def _wrong_argument(request: Request, error: RequestValidationError) -> str:
+    """Return which argument of an address is wrong, and why."""
+    problem = error.errors()[0]
+    _, name = problem["loc"][:2]  # "query", and the argument
+    reason = problem["msg"].removeprefix("Value error, ")
+    return f"{request.url.path} needs ?{name}=... in its address: {reason}"
+
+
+def error_answer(
+    status: int, text: str, headers: Mapping[str, str] | None = None
+) -> Response:
+    """Return an answer that says what is wrong."""
+    return JSONResponse({"error": text}, status, headers)
