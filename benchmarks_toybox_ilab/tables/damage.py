@@ -217,17 +217,25 @@ class _Scan:
 
 @dataclass
 class _Frame:
-    """What a JPEG file says of all its scans."""
+    """What a JPEG file says of all its scans.
 
-    size: tuple[int, int] = (0, 0)
-    blocks: dict[int, int] = field(default_factory=dict)  # in an MCU, by component
-    mcu: tuple[int, int] = (8, 8)  # width and height in pixels
+    Attributes:
+        width, height: Of the image in pixels.
+        mcu_width, mcu_height: Of an MCU (minimum coded unit) in pixels.
+        blocks: Number of blocks in an MCU, by number of the component.
+    """
+
+    width: int = 0
+    height: int = 0
+    mcu_width: int = 8
+    mcu_height: int = 8
+    blocks: dict[int, int] = field(default_factory=dict)
 
     @property
     def mcus(self) -> int:
         """Number of MCUs."""
-        columns = math.ceil(self.size[0] / self.mcu[0])
-        rows = math.ceil(self.size[1] / self.mcu[1])
+        columns = math.ceil(self.width / self.mcu_width)
+        rows = math.ceil(self.height / self.mcu_height)
         return columns * rows
 
 
@@ -290,18 +298,20 @@ def _scans(content: bytes, frame: _Frame) -> Iterator[_Scan]:
 
 def _read_frame(segment: bytes, frame: _Frame) -> None:
     """Read size and components of a JPEG from its start-of-frame segment (SOF)."""
-    height, width, count = struct.unpack_from(">xHHB", segment)
-    samplings = {}
+    frame.height, frame.width, count = struct.unpack_from(">xHHB", segment)
+    blocks = {}
+    widest = 1  # component of an MCU, in blocks
+    highest = 1
     for component in range(count):
         number, sampling = struct.unpack_from("BB", segment, 6 + 3 * component)
-        samplings[number] = (sampling >> 4, sampling & 15)
-    widest = max((across for across, _ in samplings.values()), default=1)
-    highest = max((down for _, down in samplings.values()), default=1)
-    frame.size = (width, height)
-    frame.mcu = (8 * max(widest, 1), 8 * max(highest, 1))
-    frame.blocks = {
-        number: across * down for number, (across, down) in samplings.items()
-    }
+        columns = sampling >> 4
+        rows = sampling & 15
+        blocks[number] = columns * rows
+        widest = max(widest, columns)
+        highest = max(highest, rows)
+    frame.blocks = blocks
+    frame.mcu_width = 8 * widest
+    frame.mcu_height = 8 * highest
 
 
 def _zero_codes(segment: bytes) -> Iterable[tuple[int, _ZeroCode | None]]:

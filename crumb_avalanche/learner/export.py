@@ -422,7 +422,11 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
 
 
 def _difference(learner: Learner, session: Any, image: Image.Image) -> _Difference:
-    """Compare scores of the same resized image, and answers where the graph resizes."""
+    """Compare the answers of a learner and of its graph for an image.
+
+    Scores and familiarity are compared on the image as the learner resizes it; label
+    and known on the image itself, which the graph resizes.
+    """
     network = learner.network
     whole = PixelTransform(network.image_size, network.interpolation)
     resized = whole(image).permute(1, 2, 0).contiguous().numpy()
@@ -448,11 +452,13 @@ def _difference(learner: Learner, session: Any, image: Image.Image) -> _Differen
 
 def _answered(learner: Learner, image: Image.Image) -> tuple[np.ndarray, float]:
     """Return the learner's ``(C,)`` scores and the familiarity of an image."""
-    known, network = learner._classifier, learner.network
-    transform = known.looks.transform(network.image_size, network.interpolation)
-    evidence = known.evidence(known.compute(network.model, transform(image)[None]))
-    scores = evidence.scores[0] * known.statistics.temperature
-    return scores.numpy(), float(known.confidence.familiarity(evidence))
+    classifier = learner._classifier
+    network = learner.network
+    transform = classifier.looks.transform(network.image_size, network.interpolation)
+    features = classifier.compute(network.model, transform(image)[None])
+    evidence = classifier.evidence(features)
+    scores = evidence.scores[0] * classifier.statistics.temperature
+    return scores.numpy(), float(classifier.confidence.familiarity(evidence))
 
 
 def _largest(differences: np.ndarray) -> float:

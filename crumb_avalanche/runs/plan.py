@@ -121,7 +121,7 @@ class RunPlan(RunSettings):
 
         Values come from the family, else the preset, the benchmark or the method.
         """
-        preset = settings.preset or _usual_preset(settings)
+        preset = settings.preset or _default_preset(settings)
         defaults = preset_settings(preset)
         strategy = settings.strategy or defaults["strategy"]
         method_settings = defaults.pop("method").get(strategy, {})
@@ -190,7 +190,7 @@ def _names_of_settings() -> list[str]:
     return [entry.name for entry in fields(RunSettings)]
 
 
-def _usual_preset(settings: RunSettings) -> Preset:
+def _default_preset(settings: RunSettings) -> Preset:
     """Return the preset of settings that give none, the most accurate for own clips."""
     if settings.benchmark == CLIPS and settings.family is None:
         return "recommended"

@@ -182,9 +182,12 @@ def _new_classes(benchmark: CLScenario) -> list[int]:
 
 
 def keep_learner(folder: Path, session: Session, experiences: int) -> None:
-    """Write ``learner.safetensors`` after so many experiences.
+    """Write ``learner.safetensors`` of a run, unless plan or method keeps no learner.
 
-    Unless the plan or the method keeps none.
+    Args:
+        folder: of the run.
+        session: has the trained strategy.
+        experiences: number of experiences that it learned.
     """
     plan = session.plan
     if plan.keep_learner and plan.strategy not in NOT_KEPT:
@@ -230,7 +233,8 @@ def _learned_classes(benchmark: CLScenario, experiences: int) -> list[dict[str, 
     images: Counter[int] = Counter()
     for experience in benchmark.train_stream[:experiences]:
         images.update(int(label) for label in experience.dataset.targets)
-    return [
-        {"label": label, "name": benchmark.class_names[label], "images": count}
-        for label, count in images.items()
-    ]
+    classes = []
+    for label, count in images.items():
+        name = benchmark.class_names[label]
+        classes.append({"label": label, "name": name, "images": count})
+    return classes

@@ -99,7 +99,7 @@ class Resume:
 
     Attributes:
         checkpoint: the checkpoint that the run goes on from, or ``None``.
-        position: place of the run in the stream.
+        position: of the run in the stream.
         progress: results so far.
         runtime: name and version of what ran F before, empty without a checkpoint.
     """
@@ -195,8 +195,8 @@ class Resume:
         if runtime.name == "onnxruntime" and str(runtime) != self.runtime:
             raise ValueError(
                 f"the run began with runtime {self.runtime}, but this one is "
-                f"{runtime}, whose maps differ: install "
-                "the version of the former, or start over with --overwrite true"
+                f"{runtime}, whose maps differ: install the version of the former, or "
+                "start over with --overwrite true"
             )
 
     def _restore(self, strategy: StreamStrategy, checkpoint: Checkpoint) -> None:
@@ -220,9 +220,8 @@ class Resume:
         ) as error:
             raise CheckpointError(
                 f"the state in {self.files.path(checkpoint.number)} does not fit this "
-                "run "
-                f"({' '.join(str(error).split())}); remove that file to resume from "
-                "the one before it"
+                f"run ({' '.join(str(error).split())}); remove that file to resume "
+                "from the one before it"
             ) from error
 
     def _check_clock(self, strategy: StreamStrategy) -> None:
@@ -247,14 +246,14 @@ class Resume:
         if not self.plan.checkpoint:
             return
         self.progress.seconds = self.seconds
-        metrics = self.strategy.evaluator.get_all_metrics()
+        metrics = {}
+        collected = self.strategy.evaluator.get_all_metrics()
+        for name, (steps, values) in collected.items():
+            metrics[name] = {"steps": steps, "values": values}
         notes = {
             "position": asdict(position),
             "progress": asdict(self.progress),
-            "metrics": {
-                name: {"steps": steps, "values": values}
-                for name, (steps, values) in metrics.items()
-            },
+            "metrics": metrics,
             "runtime": str(self.strategy.model.runtime),
         }
         self.files.write(

@@ -80,11 +80,11 @@ class Call:
             )
         installed = library_versions()
         for name, version in self.versions.items():
-            other = installed.get(name, "not installed")
-            if other != version:
+            version_here = installed.get(name, "not installed")
+            if version_here != version:
                 return (
-                    f"the worker on {host} has {name} {other}, but this computer "
-                    f"{version}: give all nodes the same environment"
+                    f"the worker on {host} has {name} {version_here}, but this "
+                    f"computer {version}: give all nodes the same environment"
                 )
         return ""
 

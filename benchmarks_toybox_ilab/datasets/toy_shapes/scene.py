@@ -209,9 +209,11 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     uniform = _uniform("clip", class_name, object_index, session_index)
     # The background is clearly darker or brighter than the object; otherwise some
     # objects would be invisible.
-    sides = [(0.06, luma - 0.26), (luma + 0.26, 0.94)]
-    sides = [(low, high) for low, high in sides if high - low > 0.08]
-    low, high = sides[int(uniform(0, len(sides)))]
+    luma_ranges = []
+    for low, high in ((0.06, luma - 0.26), (luma + 0.26, 0.94)):
+        if high - low > 0.08:
+            luma_ranges.append((low, high))
+    low, high = luma_ranges[int(uniform(0, len(luma_ranges)))]
     ground = uniform(low, high)
     patches = int(uniform(9, 16))
     clutter = [_patch(uniform, ground, low, high) for _ in range(patches)]
@@ -256,42 +258,49 @@ def _patch(uniform: Uniform, ground: float, low: float, high: float) -> _Patch:
     return _Patch(points, _colour(uniform(0, 1), uniform(0.2, 0.9), tone))
 
 
-def _placed(points: np.ndarray, at: dict[str, float], pixels: int) -> np.ndarray:
+def _placed(points: np.ndarray, pose: dict[str, float], pixels: int) -> np.ndarray:
     """Convert object coordinates (N, 2) to pixels.
 
     Yaw and pitch in mild perspective, then rotate, scale and shift.
 
     Args:
         points: `(N, 2)`.
-        at: Values of the curves of a clip.
+        pose: Values of the curves of the clip at the time of the frame.
         pixels: Side of the image.
     """
-    x = points[:, 0] * math.cos(at["yaw"])
-    y = points[:, 1] * math.cos(at["pitch"])
-    depth = points[:, 0] * math.sin(at["yaw"]) + points[:, 1] * math.sin(at["pitch"])
-    grow = at["scale"] / (1 + 0.3 * depth)
-    cos = math.cos(at["turn"])
-    sin = math.sin(at["turn"])
-    across = at["x"] + grow * (cos * x - sin * y)
-    down = at["y"] + grow * (sin * x + cos * y)
+    x = points[:, 0] * math.cos(pose["yaw"])
+    y = points[:, 1] * math.cos(pose["pitch"])
+    depth = points[:, 0] * math.sin(pose["yaw"]) + points[:, 1] * math.sin(
+        pose["pitch"]
+    )
+    grow = pose["scale"] / (1 + 0.3 * depth)
+    cos = math.cos(pose["turn"])
+    sin = math.sin(pose["turn"])
+    across = pose["x"] + grow * (cos * x - sin * y)
+    down = pose["y"] + grow * (sin * x + cos * y)
     return np.stack([across, down], axis=1) * pixels
 
 
 def _corners(
-    polygons: Sequence[np.ndarray], place: Callable[[np.ndarray], np.ndarray]
+    polygons: Sequence[np.ndarray], to_pixels: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[list[int]]:
     """Yield the corners x, y, x, y, ... of each polygon (N, 2) in whole pixels.
 
-    All are placed at once, in half the time. They are rounded here because Pillow
-    truncates, which would show differences in the last bit between machines.
+    Points of all polygons are converted at once, in half the time. They are rounded
+    here because Pillow truncates, which would show differences in the last bit between
+    machines.
+
+    Args:
+        polygons: Points of each polygon, in any coordinates.
+        to_pixels: Converts `(N, 2)` points to pixels of the image.
     """
     points = np.concatenate([np.empty((0, 2)), *polygons])
-    numbers = iter(np.rint(place(points)).astype(int).ravel().tolist())
+    numbers = iter(np.rint(to_pixels(points)).astype(int).ravel().tolist())
     for polygon in polygons:
         yield list(islice(numbers, polygon.size))
 
 
-def _lit(image: Image.Image, clip: _Clip, at: dict[str, float]) -> Image.Image:
+def _lit(image: Image.Image, clip: _Clip, pose: dict[str, float]) -> Image.Image:
     """Apply brightness, colour cast and shading from side to side.
 
     In integers, to be the same on every machine.
@@ -299,8 +308,8 @@ def _lit(image: Image.Image, clip: _Clip, at: dict[str, float]) -> Image.Image:
     line = np.linspace(-1, 1, image.width)
     across = math.cos(clip.shade) * line[None, :]
     down = math.sin(clip.shade) * line[:, None]
-    slope = at["slope"] * (across + down)
-    gain = at["light"] * (1 + slope)[..., None] * clip.cast
+    slope = pose["slope"] * (across + down)
+    gain = pose["light"] * (1 + slope)[..., None] * clip.cast
     gain = np.rint(np.clip(gain, 0, 1.99) * 128).astype(np.uint16)
     pixels = np.minimum((np.asarray(image) * gain) >> 7, 255)
     return Image.fromarray(pixels.astype(np.uint8))
@@ -338,12 +347,12 @@ def render(
     toy = _toy(class_name, object_index)
     clip = _clip(class_name, object_index, session_index)
     time = frame_index / max(frames_per_clip - 1, 1)
-    at = {name: curve(time) for name, curve in clip.curves.items()}
+    pose = {name: curve(time) for name, curve in clip.curves.items()}
     pixels = size * OVERSAMPLING
-    scene = _background(clip, at, pixels)
+    scene = _background(clip, pose, pixels)
     surface = Image.new("RGB", scene.size, toy.body)
     mask = Image.new("L", scene.size)
-    _draw_object(toy, at, surface, mask)
+    _draw_object(toy, pose, surface, mask)
     # The shadow lies on the side away from the light.
     shift = SHADOW_SHIFT * pixels
     shadow = (
@@ -354,14 +363,14 @@ def render(
     opacity = [0] * 128 + [SHADOW_OPACITY] * 128
     scene.paste((0, 0, 0), shadow, mask.point(opacity))
     scene.paste(surface, (0, 0), mask)
-    return _lit(scene.reduce(OVERSAMPLING), clip, at)
+    return _lit(scene.reduce(OVERSAMPLING), clip, pose)
 
 
-def _background(clip: _Clip, at: dict[str, float], pixels: int) -> Image.Image:
+def _background(clip: _Clip, pose: dict[str, float], pixels: int) -> Image.Image:
     """Draw the background of a clip, which moves."""
     scene = Image.new("RGB", (pixels, pixels), clip.ground)
     draw = ImageDraw.Draw(scene)
-    pan = np.array([at["pan_x"], at["pan_y"]])
+    pan = np.array([pose["pan_x"], pose["pan_y"]])
     outlines = [patch.points for patch in clip.clutter]
     placed = _corners(outlines, lambda points: (points + pan) * pixels)
     for corners, patch in zip(placed, clip.clutter):
@@ -370,13 +379,13 @@ def _background(clip: _Clip, at: dict[str, float], pixels: int) -> Image.Image:
 
 
 def _draw_object(
-    toy: _Toy, at: dict[str, float], surface: Image.Image, mask: Image.Image
+    toy: _Toy, pose: dict[str, float], surface: Image.Image, mask: Image.Image
 ) -> None:
     """Draw pattern and details of an object on its surface, and its outline on a mask.
 
     Args:
         toy: The object.
-        at: Values of the curves of a clip.
+        pose: Values of the curves of the clip at the time of the frame.
         surface: RGB image that is drawn on.
         mask: Black image of the same size that is drawn on: white is the object.
     """
@@ -384,7 +393,7 @@ def _draw_object(
     on_mask = ImageDraw.Draw(mask)
     outlines = [part.points for part in toy.parts]
     placed = _corners(
-        [*toy.pattern, *outlines], lambda points: _placed(points, at, mask.width)
+        [*toy.pattern, *outlines], lambda points: _placed(points, pose, mask.width)
     )
     for corners in islice(placed, len(toy.pattern)):
         on_surface.polygon(corners, fill=toy.print)
