@@ -406,7 +406,12 @@ def _in_order(members: list[int], order: list[int | None]) -> list[int]:
     """Return the slots of a class in order of priority; see ``Exemplars.order``."""
     # In the order in which they were chosen.
     new_slots = iter([slot for slot in members if slot not in order])
-    return [next(new_slots) if slot is None else slot for slot in order]
+    ordered = []
+    for slot in order:
+        if slot is None:
+            slot = next(new_slots)
+        ordered.append(slot)
+    return ordered
 
 
 def unit_features(model: SplitModel, images: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
+from benchmarks_toybox_ilab.tables.frame import natural_key
 from crumb_avalanche.report.pictures import Curve
 from crumb_avalanche.runs.run_folder import (
     CONFIG,
@@ -252,7 +252,7 @@ def _runs_below(top: Path) -> FoundRuns:
     finished: list[Path] = []
     started: list[Path] = []
     for path, folders, files in os.walk(top):
-        folders.sort(key=_natural_order)
+        folders.sort(key=natural_key)
         if RESULT in files:
             finished.append(Path(path))
             folders.clear()  # which os.walk then does not enter
@@ -263,13 +263,6 @@ def _runs_below(top: Path) -> FoundRuns:
         if not any(run.is_relative_to(folder) for run in finished):
             unfinished.append(folder)
     return FoundRuns(finished, unfinished)
-
-
-def _natural_order(name: str) -> list[str | int]:
-    """Return a key that orders the numbers in a name by their value."""
-    # The parts alternate between text and digits, so keys compare.
-    pieces = re.split(r"(\d+)", name)
-    return [int(piece) if piece.isdecimal() else piece for piece in pieces]
 
 
 def _nothing_finished(top: Path, started: list[Path]) -> str:

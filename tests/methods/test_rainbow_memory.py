@@ -157,15 +157,15 @@ def foreign_boxes():
     images, mixed = mixes()
     for mix in mixed:
         foreign = mix.images != images
-        for index, partner in enumerate(mix.others.tolist()):
+        for index, partner in enumerate(mix.sources.tolist()):
             if partner != index:
-                yield foreign[index, 0], 1 - mix.own
+                yield foreign[index, 0], 1 - mix.own_share
 
 
 def test_cutmix_takes_the_others():
     images, mixed = mixes()
     for mix in mixed:
-        sources = images[mix.others]
+        sources = images[mix.sources]
         foreign = mix.images != images
         assert torch.equal(mix.images[foreign], sources[foreign])
 
@@ -187,7 +187,7 @@ def test_cutmix_has_boxes_of_all_sizes():
 
     Of a mean area of one half, more than half of the image stays its own.
     """
-    shares = [mix.own for mix in mixes()[1]]
+    shares = [mix.own_share for mix in mixes()[1]]
     assert 0.65 < np.mean(shares) < 0.75
     assert min(shares) < 0.2
     assert max(shares) > 0.95
@@ -394,7 +394,7 @@ def test_a_mixed_loss_is_mixed_by_the_area(make_model, make_stream, monkeypatch)
     for step in memory_steps(make_model, make_stream, monkeypatch, 1.0):
         (mix,) = step.mixes
         (own_loss, labels), (other_loss, other_labels) = step.criteria
-        assert 0 < mix.own < 1
-        assert torch.equal(other_labels, labels[mix.others])
-        expected = mix.own * own_loss + (1 - mix.own) * other_loss
+        assert 0 < mix.own_share < 1
+        assert torch.equal(other_labels, labels[mix.sources])
+        expected = mix.own_share * own_loss + (1 - mix.own_share) * other_loss
         assert step.loss == pytest.approx(expected)
