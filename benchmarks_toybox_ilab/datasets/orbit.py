@@ -153,7 +153,7 @@ def _frames(
 
     Args:
         folder: The folder of the data set.
-        thing: The object.
+        object_name: The object.
         kind: "clean" or "clutter".
         files: Paths by video and number of the frame.
     """

@@ -184,15 +184,15 @@ def _whole(frames: Iterator[Any], clock: Clock) -> Iterator[tuple[float, Any]]:
 
 def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
     """Yield decoded frames; CameraError if there is none in ``PATIENCE`` seconds."""
-    last = time.monotonic()
+    last_frame_time = time.monotonic()
     while True:
         try:
             for frame in container.decode(stream):
                 yield frame
-                last = time.monotonic()
+                last_frame_time = time.monotonic()
             return
         except BlockingIOError as error:  # macOS: there is no frame yet
-            if time.monotonic() - last > PATIENCE:
+            if time.monotonic() - last_frame_time > PATIENCE:
                 problem = f"gives no frame in {PATIENCE:g} seconds"
                 raise _error(device, problem) from error
             time.sleep(0.01)

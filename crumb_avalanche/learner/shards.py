@@ -208,6 +208,7 @@ class ShardedLesson:
         unread: list[BadImage] = []
         clips = source.clips(unread)
         if not new_class and source.label != NOTHING:
+            # Each name is compared with those of classes, and of the clips before.
             names = [info.name for info in learner.classes]
             for clip in checked(clips, names):
                 names.append(source.name_of(clip))

@@ -5,6 +5,7 @@ blocks at the same layer (table 4, "MeRec replay").
 """
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +44,27 @@ class MemoryRecallSettings(InRange):
     def row_length(self, model: SplitModel) -> int:
         """Return the number of float32 of one class; see ``GaussianBuffer``."""
         return 2 * self.values(model) + 2
+
+
+class GaussianRows(NamedTuple):
+    """The parts of rows of a ``GaussianBuffer``, which share the memory of the rows.
+
+    Attributes:
+        means, deviations: of the values of a map, ``(..., D)``.
+        lowest: lowest value of all maps of the class, ``(..., 1)``.
+        images: number of images of the class, ``(..., 1)``.
+    """
+
+    means: Tensor
+    deviations: Tensor
+    lowest: Tensor
+    images: Tensor
+
+    @classmethod
+    def of(cls, rows: Tensor) -> "GaussianRows":
+        """Take ``(..., 2 D + 2)`` rows, or one, apart."""
+        length = (rows.shape[-1] - 2) // 2
+        return cls(*rows.split([length, length, 1, 1], dim=-1))
 
 
 class GaussianBuffer(MemoryBuffer):
@@ -95,8 +117,10 @@ class GaussianBuffer(MemoryBuffer):
             samples = samples.flatten(0, 2)
         else:
             samples = samples.flatten(1)
-        means, deviations = row[:-2].view(2, -1)
-        old_count = float(row[-1])
+        parts = GaussianRows.of(row)
+        means = parts.means
+        deviations = parts.deviations
+        old_count = float(parts.images)
         # Of the new images among all; every image has as many samples.
         share = len(maps) / (old_count + len(maps))
         difference = samples.mean(0) - means
@@ -107,9 +131,9 @@ class GaussianBuffer(MemoryBuffer):
         means.copy_(means + share * difference)
         lowest = float(maps.min())
         if old_count:
-            lowest = min(lowest, float(row[-2]))
-        row[-2] = lowest
-        row[-1] += len(maps)
+            lowest = min(lowest, float(parts.lowest))
+        parts.lowest.fill_(lowest)
+        parts.images.add_(len(maps))
 
     def to_rows(self, batch, positions, model):
         raise NotImplementedError(
@@ -117,13 +141,10 @@ class GaussianBuffer(MemoryBuffer):
         )
 
     def to_maps(self, rows, model):
-        """Draw a new map for every row, from the Gaussians of its class.
-
-        A row holds means, standard deviations, the lowest value, and the image count.
-        """
+        """Draw a new map for every row, from the Gaussians of its class."""
         channels, height, width = model.map_shape
         count = len(rows)
-        means, deviations = rows[:, :-2].view(count, 2, -1).unbind(1)
+        parts = GaussianRows.of(rows)
         if self.settings.per_channel:
             shape = (count, 1, 1, channels)
         else:
@@ -131,12 +152,11 @@ class GaussianBuffer(MemoryBuffer):
         noise = self.slots.random.standard_normal(
             (count, height, width, channels), dtype=np.float32
         )
-        spread = torch.from_numpy(noise).to(rows.device) * deviations.view(shape)
-        maps = spread + means.view(shape)
+        spread = torch.from_numpy(noise).to(rows.device) * parts.deviations.view(shape)
+        maps = spread + parts.means.view(shape)
         if self.settings.clamp:
-            lowest = rows[:, -2]
             # Maps behind a ReLU are never negative.
-            floor = torch.where(lowest >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
+            floor = torch.where(parts.lowest >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
             maps = maps.maximum(floor)
         return maps.permute(0, 3, 1, 2)
 

@@ -267,7 +267,7 @@ class RainbowPlugin(ImageMemoryPlugin):
         self.cutmix = cutmix
         self.stream_rate = stream_rate
         self.rate = recipe.settings.learning_rate
-        self.sgd = {"nesterov": recipe.settings.momentum > 0}
+        self.sgd_arguments = {"nesterov": recipe.settings.momentum > 0}
         self.random = np.random.default_rng(recipe.seed)
         # The same for all candidates and experiences: a vote depends on the network and
         # the image only.

@@ -316,8 +316,8 @@ def register(
       arguments, whose types carry their range: ``def __init__(self, recipe, *, weight:
       Positive = 0.5)``. Its strategy is ``StreamStrategy``, or the type in its
       attribute ``strategy``, with the plugin as memory if it has a ``storage_policy``,
-      of the type ``buffer``. ``sgd``, if it has that, are arguments of SGD that differ
-      from the recipe's.
+      of the type ``buffer``. ``sgd_arguments``, if it has that, are arguments of SGD
+      that differ from the recipe's.
     - a function that builds the strategy from a ``Recipe``.
 
     Args:
@@ -370,7 +370,7 @@ def _build_with_plugin(plugin: type, recipe: Recipe) -> "StreamStrategy":
 
     instance = plugin(recipe, **asdict(recipe.method))
     strategy = getattr(instance, "strategy", StreamStrategy)
-    optimizer = recipe.optimizer(**getattr(instance, "sgd", {}))
+    optimizer = recipe.optimizer(**getattr(instance, "sgd_arguments", {}))
     if hasattr(instance, "storage_policy"):
         return strategy(memory=instance, optimizer=optimizer, **recipe.common())
     return strategy(optimizer=optimizer, **recipe.common(instance))

@@ -493,7 +493,7 @@ class RemindPlugin(StoringPlugin):
         self.batch_replays = batch_replays
         self.crop_scale = crop_scale
         self.mixup_alpha = mixup_alpha
-        self.sgd = {"weight_decay": weight_decay}
+        self.sgd_arguments = {"weight_decay": weight_decay}
 
     @property
     def statistics_bytes(self) -> int:

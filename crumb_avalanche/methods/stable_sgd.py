@@ -59,7 +59,7 @@ class StableSGDPlugin(StatefulPlugin):
         self.gamma = gamma
         self.lowest_rate = lowest_rate
         self.batch_size = batch_size
-        self.sgd = {"momentum": momentum}
+        self.sgd_arguments = {"momentum": momentum}
         _set_dropout(recipe.model.plastic_layers, dropout)
 
     def before_training(self, strategy, **kwargs):

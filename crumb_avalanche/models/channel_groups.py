@@ -22,6 +22,7 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
     codebook.for_channels(channels)
     if codebook.channel_order is None:
         return
+    # (C, B * H * W)
     values_cl = maps.detach().float().transpose(0, 1).flatten(1)
     variances = values_cl.var(dim=1)
     # Constant channels have no correlation.

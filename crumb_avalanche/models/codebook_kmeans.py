@@ -61,9 +61,10 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
     centres = functional.normalize(
         _centres(codebook, directions, generator, spherical=True)
     )
-    nearest = torch.cat(
-        [(tile @ centres.mT).argmax(dim=1) for tile in directions.split(NEAREST_TILE)]
-    )
+    nearest_of_tiles = []
+    for tile in directions.split(NEAREST_TILE):
+        nearest_of_tiles.append((tile @ centres.mT).argmax(dim=1))
+    nearest = torch.cat(nearest_of_tiles)
     counts = torch.bincount(nearest, minlength=len(centres)).unsqueeze(1)
     sums = torch.zeros_like(centres).index_add_(0, nearest, slices)
     means = sums / counts.clamp_min(1)

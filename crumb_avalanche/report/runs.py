@@ -355,7 +355,11 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
 
 
 def _label_differences(groups: list[Group]) -> None:
-    """Add the settings that tell groups apart, and always those of the stream."""
+    """Add to the labels of groups the settings that tell them apart.
+
+    Benchmark and protocol are always added where they differ between any groups;
+    another setting only to groups that have the same label without it.
+    """
     varying = differences(groups)
     ordered = dict.fromkeys([*IDENTITY, *varying])
     for name in ordered:

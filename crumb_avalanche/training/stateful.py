@@ -334,7 +334,9 @@ def _load_optimizer_state(
     """
     weights = dict(model.named_parameters())
     groups = state["weights"]
-    missing = [name for group in groups for name in group if name not in weights]
+    missing: list[str] = []
+    for group in groups:
+        missing += [name for name in group if name not in weights]
     if missing or len(groups) != len(optimizer.param_groups):
         raise StateError(
             f"the optimizer's state has {len(groups)} groups, not "

@@ -114,4 +114,4 @@ def test_damaged_notes_of_jobs(tmp_path, slurm):
     pytest.importorskip("submitit")
     engine = slurm_engine.SlurmEngine(EngineSettings("slurm"), tmp_path)
     (tmp_path / "slurm" / "jobs.json").write_text("[1, 2")
-    assert engine._noted() == {}
+    assert engine._recorded_ids() == {}
