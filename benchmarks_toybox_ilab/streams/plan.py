@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -108,21 +109,14 @@ def plan_stream(
     train = experiences.train
     if protocol == "offline":
         train = [_rows_of(table, "train", order)]
-    ordered = []
-    for number, rows in enumerate(train):
-        if protocol == "class_instance":
-            clips = table.clips(rows)
-            if reference:
-                clips = numbered_clips(table, clips, _all_names(groups))
-            drawn = draws.clips(len(clips), number)
-            ordered.append(np.concatenate([clips[clip] for clip in drawn]))
-        elif protocol == TABLE:
-            ordered.append(rows)
-        else:
-            ordered.append(rows[draws.frames(len(rows), number)])
+    if protocol == "class_instance":
+        names = _all_names(groups) if reference else None
+        train = _shuffled_clips(table, train, draws, names)
+    elif protocol != TABLE:
+        train = _shuffled_frames(train, draws)
     return StreamPlan(
         chunks=tuple(experiences.chunks),
-        train=tuple(ordered),
+        train=tuple(train),
         test=tuple(experiences.test),
         run=draws.run,
     )
@@ -160,7 +154,43 @@ def _checked_groups(
 
 
 def _all_names(groups: Iterable[Sequence[str]]) -> list[str]:
-    return [name for group in groups for name in group]
+    return list(chain.from_iterable(groups))
+
+
+# Orders of frames
+
+
+def _shuffled_clips(
+    table: FrameTable,
+    experiences: Sequence[Rows],
+    draws: PortableDraws,
+    names: Sequence[str] | None,
+) -> list[Rows]:
+    """Return the rows of experiences, clip after clip in a drawn order.
+
+    Args:
+        table: The frames.
+        experiences: Rows of each experience.
+        draws: Draw the order.
+        names: Of all classes, if clips are sorted before they are drawn as the
+            published code sorts them; see `numbered_clips`.
+    """
+    shuffled = []
+    for number, rows in enumerate(experiences):
+        clips = table.clips(rows)
+        if names is not None:
+            clips = numbered_clips(table, clips, names)
+        order = draws.clips(len(clips), number)
+        shuffled.append(np.concatenate([clips[index] for index in order]))
+    return shuffled
+
+
+def _shuffled_frames(experiences: Sequence[Rows], draws: PortableDraws) -> list[Rows]:
+    """Return the rows of experiences, frame after frame in a drawn order."""
+    shuffled = []
+    for number, rows in enumerate(experiences):
+        shuffled.append(rows[draws.frames(len(rows), number)])
+    return shuffled
 
 
 # Orders of classes, as labels
@@ -205,13 +235,17 @@ def _by_classes(
     table: FrameTable, order: Sequence[int], counts: Sequence[int], test_split: str
 ) -> _Experiences:
     """Give so many classes to each experience."""
-    starts = np.cumsum(counts)[:-1]
-    chunks = [tuple(map(int, chunk)) for chunk in np.split(np.array(order), starts)]
-    return _Experiences(
-        chunks=chunks,
-        train=[_rows_of(table, "train", labels) for labels in chunks],
-        test=[_rows_of(table, test_split, labels) for labels in chunks],
-    )
+    chunks: list[tuple[int, ...]] = []
+    train = []
+    test = []
+    start = 0
+    for count in counts:
+        labels = tuple(map(int, order[start : start + count]))
+        start += count
+        chunks.append(labels)
+        train.append(_rows_of(table, "train", labels))
+        test.append(_rows_of(table, test_split, labels))
+    return _Experiences(chunks=chunks, train=train, test=test)
 
 
 def _by_session(

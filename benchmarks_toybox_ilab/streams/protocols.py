@@ -328,7 +328,11 @@ def _classes_of(
 
 def _numbers_in_experiences(chunks: Iterable[Sequence[int]]) -> dict[int, int]:
     """Return the position of each label in its experience."""
-    return {label: number for chunk in chunks for number, label in enumerate(chunk)}
+    numbers = {}
+    for chunk in chunks:
+        for number, label in enumerate(chunk):
+            numbers[label] = number
+    return numbers
 
 
 def _class_counts(labels: np.ndarray, experiences: Iterable[np.ndarray]) -> list[int]:
@@ -354,18 +358,18 @@ class _StreamFrames:
 
     def experiences(
         self,
-        experiences: Sequence[np.ndarray],
+        rows_by_experience: Sequence[np.ndarray],
         info: StreamInfo,
         for_evaluation: bool = False,
     ) -> list[FrameExperience]:
-        """Return the experiences that have these rows."""
-        datasets = self._datasets(experiences)
+        """Make an experience of the rows of each."""
+        datasets = self._datasets(rows_by_experience)
         if for_evaluation:
             datasets = [dataset.eval() for dataset in datasets]
-        return [
-            FrameExperience(dataset, number, info)
-            for number, dataset in enumerate(datasets)
-        ]
+        experiences = []
+        for number, dataset in enumerate(datasets):
+            experiences.append(FrameExperience(dataset, number, info))
+        return experiences
 
     def _datasets(self, experiences: Sequence[np.ndarray]) -> list[AvalancheDataset]:
         """Return a dataset of each experience.
@@ -394,8 +398,12 @@ class _StreamFrames:
                 DataAttribute(tasks, "targets_task_labels", use_in_getitem=True),
             ],
         )
-        ends = np.cumsum(sizes).tolist()
-        return [stream.subset(range(end - size, end)) for size, end in zip(sizes, ends)]
+        datasets = []
+        start = 0
+        for size in sizes:
+            datasets.append(stream.subset(range(start, start + size)))
+            start += size
+        return datasets
 
 
 def _set_future_classes(stream: EagerCLStream) -> None:

@@ -46,14 +46,14 @@ class Frame:
 
 
 def check_row(
-    number: int, row: Frame, seen: dict[str, tuple | None], padded: bool
+    number: int, row: Frame, clip_of_path: dict[str, tuple | None], padded: bool
 ) -> None:
     """Raise FrameTableError if a row breaks a rule or repeats a path.
 
     Args:
         number: Number of the row.
         row: The row.
-        seen: Path and clip of the rows before, to which it is added.
+        clip_of_path: Clip of each path of the rows before, to which it is added.
         padded: Whether a path may be repeated in its clip.
     """
     where = _where(number, row)
@@ -80,12 +80,12 @@ def check_row(
     if padded:
         clip = (row.class_name, row.object_name, row.session, row.split)
     path = posixpath.normpath(row.path)  # ./a.png is a.png
-    if path in seen and not (padded and seen[path] == clip):
+    if path in clip_of_path and not (padded and clip_of_path[path] == clip):
         rule = "list every frame once"
         if padded:
             rule = "a padded table repeats a frame only within its clip"
         raise FrameTableError(f"{where} repeats the path of an earlier row; {rule}.")
-    seen[path] = clip
+    clip_of_path[path] = clip
 
 
 def _where(number: int, row: Frame) -> str:

@@ -99,16 +99,16 @@ class FrameTable:
         self.name = name
         self.padded = padded
         rows = _Columns()
-        seen: dict[str, tuple | None] = {}
+        clip_of_path: dict[str, tuple | None] = {}
         for number, row in enumerate(frames):
-            check_row(number, row, seen, padded)
+            check_row(number, row, clip_of_path, padded)
             rows.add(row)
-        if not seen:
+        if not clip_of_path:
             raise FrameTableError(
                 f"{self._title()} has no frames; a table needs at least one training "
                 "frame."
             )
-        del seen
+        del clip_of_path  # as large as the columns
         self.path = tuple(rows.path)
         self.class_name = tuple(rows.class_name)
         self.object_name = tuple(rows.object_name)
@@ -352,11 +352,11 @@ class FrameTable:
         Its header is path,class,object,session,frame,split. The hidden file
         `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.
         """
-        beside = _digest_file(path)
+        digest_file = _digest_file(path)
         # A table without a digest is read, one with that of another is not.
-        beside.unlink(missing_ok=True)
+        digest_file.unlink(missing_ok=True)
         write_frames(path, zip(*self._columns(), strict=True))
-        with atomic_write(beside) as file:
+        with atomic_write(digest_file) as file:
             file.write(self.content_hash().encode())
 
     @classmethod
@@ -378,16 +378,19 @@ class FrameTable:
                 the table breaks a rule, or it is not the one that `to_csv` wrote.
         """
         frames = read_frames(path)
-        beside = _digest_file(path)
+        digest_file = _digest_file(path)
         try:
             table = cls(frames, root, reader, Path(path).stem, padded)
         except FrameTableError as error:
             raise FrameTableError(f"{path}: {error}") from error
-        if beside.is_file() and beside.read_bytes() != table.content_hash().encode():
+        if (
+            digest_file.is_file()
+            and digest_file.read_bytes() != table.content_hash().encode()
+        ):
             raise FrameTableError(
                 f"{path} is not what was written: the SHA-256 of its rows is not the "
-                f"one in {beside}, so one of them was damaged or changed later. Write "
-                f"the table again; if you changed it, remove {beside}."
+                f"one in {digest_file}, so one of them was damaged or changed later. "
+                f"Write the table again; if you changed it, remove {digest_file}."
             )
         return table
 

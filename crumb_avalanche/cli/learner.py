@@ -113,32 +113,35 @@ def change(settings: LearnerSettings) -> str:
     with locked_file(path):
         learner = Learner.load(path, settings.weights, network=False)
         learner.check_teachable()
-        text = changed(learner, settings)
+        text = apply_change(learner, settings)
         learner.save(path, weights=holds_weights(path), pictures=True, locked=True)
     return text
 
 
-def changed(learner: "Learner", settings: LearnerSettings) -> str:
-    """Change a learner and return what was done."""
+def apply_change(learner: "Learner", settings: LearnerSettings) -> str:
+    """Change a learner as an action asks, and return what was done, in words."""
     action = settings.action
     names = settings.names
     if action == "rename":
-        learner.rename(names[0], names[1], settings.new_class)
-        return f"renamed {names[0]} to {names[1]}"
+        old, new = names
+        learner.rename(old, new, settings.new_class)
+        return f"renamed {old} to {new}"
     if action == "move":
-        learner.move(names[0], names[1], settings.lesson, settings.new_class)
+        old, new = names
+        learner.move(old, new, settings.lesson, settings.new_class)
         lesson_text = ""
         if settings.lesson is not None:
             lesson_text = f" of lesson {settings.lesson}"
-        return f"moved the images of {names[0]}{lesson_text} to {names[1]}"
+        return f"moved the images of {old}{lesson_text} to {new}"
     if action == "undo":
         lesson = learner.undo(settings.lesson)
         images = shown_images(lesson.images, lesson.nothing)
         return f"took back lesson {lesson.number}: {images}"
-    remains = learner.forget(names[0])
+    (name,) = names
+    remains = learner.forget(name)
     if remains:
-        return f"forgot {names[0]}; what remains: {remains}"
-    return f"forgot {names[0]}; nothing of it remains"
+        return f"forgot {name}; what remains: {remains}"
+    return f"forgot {name}; nothing of it remains"
 
 
 def shown_images(images: Mapping[str, int], nothing: int) -> str:
@@ -192,11 +195,10 @@ def read_lessons(settings: LearnerSettings) -> tuple[list[Lesson], list[int]]:
 
 def write_pictures(lessons: list[Lesson], folder: Path) -> None:
     """Write the pictures of lessons to a folder, and print how many there are."""
-    pictures = {
-        f"lesson-{lesson.number}.jpg": lesson.picture
-        for lesson in lessons
-        if lesson.picture
-    }
+    pictures = {}
+    for lesson in lessons:
+        if lesson.picture:
+            pictures[f"lesson-{lesson.number}.jpg"] = lesson.picture
     if not pictures:
         raise ValueError(
             "no lesson has a picture: crumb teach --keep-pictures keeps one of each "

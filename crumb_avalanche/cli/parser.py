@@ -217,7 +217,8 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     values = vars(command_parser.parse_intermixed_args(words))
     prints = values.pop("print_config", False)
     values = _settings_of(name, values)
-    if missing := [flag_of(key) for key in _needed(name) if key not in values]:
+    missing = [flag_of(key) for key in _needed(name) if key not in values]
+    if missing:
         command_parser.error(f"give {' and '.join(missing)}")
     if prints:
         _print_config(name, values)
@@ -235,12 +236,12 @@ def _print_help_or_version(flag: str) -> None:
 
 
 def _print_unknown_command(name: str) -> None:
-    meant = ""
+    suggestion = ""
     for near in difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5):
-        meant = f"did you mean crumb {near}? "
+        suggestion = f"did you mean crumb {near}? "
     quoted = repr(printable(name)[:60])
     print(
-        f"crumb: {quoted} is no command; {meant}crumb --help lists all of them",
+        f"crumb: {quoted} is no command; {suggestion}crumb --help lists all of them",
         file=sys.stderr,
     )
 
@@ -273,13 +274,14 @@ def _settings_of(name: str, values: dict[str, Any]) -> dict[str, Any]:
 def _needed(name: str) -> list[str]:
     """Return the names of the flags that a command cannot do without."""
     flagged = COMMANDS[name].flagged()
-    return [
-        setting.name
-        for setting in fields(COMMANDS[name].settings)
-        if setting.name in flagged
-        and setting.default is MISSING
-        and setting.default_factory is MISSING
-    ]
+    needed = []
+    for setting in fields(COMMANDS[name].settings):
+        has_default = (
+            setting.default is not MISSING or setting.default_factory is not MISSING
+        )
+        if setting.name in flagged and not has_default:
+            needed.append(setting.name)
+    return needed
 
 
 def _print_config(name: str, values: dict[str, Any]) -> None:
