@@ -101,7 +101,7 @@ def CLEARFrames(
     out. Classes and buckets may be missing.
 
     Args:
-        root, paths: See `Layout.read`.
+        root, paths: See `Layout.find_images`.
         data_name: "clear10" or "clear100".
         evaluation_protocol: In "iid" the splits are the official `train` and `test`
             folders, in every run; in "streaming" all images are for training.

@@ -195,9 +195,18 @@ def _frames(
 
 
 def _classes(root: Path, ignored: Counter, new_class: bool) -> dict[Path, str]:
-    """Return the class folders and their names.
+    """Return the class folders of a data set, and the name of the class of each.
 
-    The names must be those of classes, and tell these apart.
+    Args:
+        root: folder of the data set.
+        ignored: counts the files that are left out, by ending.
+        new_class: take names that are nearly alike, or those of splits, as classes.
+
+    Raises:
+        FrameTableError: there are no class folders, files lie beside them, or a name is
+            not allowed or not unique.
+        DoubtfulNameError: unless ``new_class``, names are nearly alike, or look like
+            those of splits.
     """
     entries = entries_of(root)
     ignored.update(entries.ignored)

@@ -116,7 +116,7 @@ def CORe50Frames(
     run. Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects
     are named "o1" to "o50" and sessions "s1" to "s11" like their folders. Sessions,
     clips and frames may be missing. `reference` has no effect: the published code uses
-    the same frames. See `Layout.read` for the others.
+    the same frames. See `Layout.find_images` for the others.
     """
     root, images = LAYOUT.find_images(root, paths)
     frames = []

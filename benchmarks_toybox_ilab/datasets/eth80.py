@@ -73,7 +73,7 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     runs 5 to 9 use r - 5 and r - 5 + n // 2.
 
     Args:
-        root: See `Layout.read`.
+        root: See `Layout.find_images`.
         run: Chooses the test objects.
 
     Raises:

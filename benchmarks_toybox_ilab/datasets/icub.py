@@ -80,8 +80,8 @@ def ICubFrames(
     be missing.
 
     Args:
-        root, paths: See `Layout.read`; the folder may contain all categories without
-            parts.
+        root, paths: See `Layout.find_images`; the folder may contain all categories
+            without parts.
         reference: Choose the first day as the published code does, which sorts the
             names as text: day10 before day2. By default day2 comes before day10.
     """

@@ -97,7 +97,7 @@ def ILabFrames(
     of possible starts), so each session is independent of the others.
 
     Args:
-        root, paths: See `Layout.read`; root may also be `train_img` itself.
+        root, paths: See `Layout.find_images`; root may also be `train_img` itself.
         reference: Draw the starts with Python's generator, seeded with 0, for the
             sorted sessions. The published code draws them from that generator in the
             order in which pandas groups its index file; whether the draws agree file by

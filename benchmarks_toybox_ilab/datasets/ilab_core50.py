@@ -63,7 +63,8 @@ def ILabCORe50Frames(
     those of `ILabFrames` and `CORe50Frames`.
 
     Args:
-        root, paths: See `Layout.read`. Files outside the two folders are ignored.
+        root, paths: See `Layout.find_images`. Files outside the two folders are
+            ignored.
         reference: Choose the clips as pandas does in the published code: permute the
             clips of a class, in natural order, by numpy's legacy generator seeded with
             the class number (iLab's 1 to 15 with 11 for the unused semi, CORe50's 16 to
@@ -87,9 +88,9 @@ def ILabCORe50Frames(
         prefix = cast(Path, table.root).relative_to(root).as_posix()
         frames += [replace(row, path=f"{prefix}/{row.path}") for row in table]
     joined = FrameTable(frames, root, name="ilab_core50")
-    balanced = [
-        clip for split in SPLITS for clip in _balanced(joined, split, reference)
-    ]
+    balanced: list[np.ndarray] = []
+    for split in SPLITS:
+        balanced += _balanced_clips(joined, split, reference)
     ordered = np.concatenate(joined.clips(np.concatenate(balanced)))
     return FrameTable((joined[row] for row in ordered), root, name=joined.name)
 
@@ -112,28 +113,35 @@ def _present(table: FrameTable, classes: tuple[str, ...]) -> list[str]:
     return [name for name in classes if name in table.classes]
 
 
-def _balanced(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:
-    """Return the clips of a split that are kept, as row numbers.
+def _balanced_clips(table: FrameTable, split: str, reference: bool) -> list[np.ndarray]:
+    """Choose as many clips of each class as the class with the fewest has.
 
-    They are as many for each class.
+    Args:
+        table: The frames of both data sets.
+        split: Whose clips are chosen from.
+        reference: Choose as the published code does, see `ILabCORe50Frames`.
+
+    Returns:
+        Row numbers of each chosen clip.
     """
     clips = {name: table.clips(table.rows(split, name)) for name in table.classes}
-    least = min(clips, key=lambda name: len(clips[name]))
-    count = len(clips[least])
+    smallest_class = min(clips, key=lambda name: len(clips[name]))
+    count = len(clips[smallest_class])
     if not count:
         raise FrameTableError(
-            f"class {least!r} in {table.root} has no {split} clips, so there is "
-            "nothing to balance the other classes to. Complete the class."
+            f"class {smallest_class!r} in {table.root} has no {split} clips, so there "
+            "is nothing to balance the other classes to. Complete the class."
         )
-    balanced: list[np.ndarray] = []
-    for name, of_class in clips.items():
+    chosen: list[np.ndarray] = []
+    for name, clips_of_class in clips.items():
         if reference:
-            order = np.random.RandomState(_NUMBER[name]).permutation(len(of_class))
-            ordered = [of_class[position] for position in order]
+            random = np.random.RandomState(_NUMBER[name])
+            order = random.permutation(len(clips_of_class))
+            ordered = [clips_of_class[index] for index in order]
         else:
-            ordered = sorted(of_class, key=lambda clip: _digest(table[clip[0]]))
-        balanced += ordered[:count]
-    return balanced
+            ordered = sorted(clips_of_class, key=lambda clip: _digest(table[clip[0]]))
+        chosen += ordered[:count]
+    return chosen
 
 
 def _digest(frame: Frame) -> bytes:

@@ -125,7 +125,7 @@ def OpenLORISFrames(
     Objects and segments may be missing.
 
     Args:
-        root, paths: See `Layout.read`.
+        root, paths: See `Layout.find_images`.
         factor: "clutter", "illumination", "occlusion" or "pixel"; "sequence" is all of
             them.
 

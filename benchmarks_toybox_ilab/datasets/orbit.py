@@ -118,7 +118,7 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
     times; here they are the same in every run. A session is a video.
 
     Args:
-        root: See `Layout.read`.
+        root: See `Layout.find_images`.
         run: Chooses the user: run 0 is P177, run 16 P999, run 17 P177 again.
         user: The name of a test user, instead.
 

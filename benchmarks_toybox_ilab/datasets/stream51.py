@@ -110,7 +110,7 @@ def Stream51Frames(
     clip of its own. A list that is damaged is an error, too.
 
     Args:
-        root: See `Layout.read`, also for errors.
+        root: See `Layout.find_images`, also for errors.
         bbox_crop: Whether images are cut to the box around their object.
         ratio: Of the side of the cut to that of the box, at least 1.
 
@@ -159,8 +159,8 @@ def Stream51Novel(root: str | Path) -> FrameTable:
     """Make a table of the 2,550 test images of classes that are never taught.
 
     They are one class, "novel". It is for scoring novelty, not for training, though its
-    rows are marked "train", which every table needs. See `Layout.read` for root and
-    errors.
+    rows are marked "train", which every table needs. See `Layout.find_images` for root
+    and errors.
     """
     return _table(root, novel=True)
 

@@ -59,7 +59,7 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
     n01443537. In the official layout, `val/val_annotations.txt` gives the classes of
     the test images, and the folder `test`, whose images have no labels, is ignored.
     Classes and images may be missing. Files have the same order in both layouts, and
-    the splits in every run. See `Layout.read` for root and errors.
+    the splits in every run. See `Layout.find_images` for root and errors.
 
     Raises:
         FrameTableError: Also if an image of `val` has no line in `val_annotations.txt`.

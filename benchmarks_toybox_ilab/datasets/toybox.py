@@ -121,7 +121,7 @@ def ToyboxFrames(
     missing.
 
     Args:
-        root, paths: See `Layout.read`.
+        root, paths: See `Layout.find_images`.
         reference: Extend short clips to 15 frames as the published code does: run
             backwards from the last frame but one, to the first at most (9 frames: 1..9,
             8..3). These frames are repeated under continued numbers.

@@ -145,7 +145,7 @@ def open_image(
     if _is_special_file(source):
         raise ValueError("it is not a regular file; give a file of an image")
     with _cut_files_refused:
-        image = _opened(source, most_pixels, **how)
+        image = _open_any_size(source, most_pixels, **how)
     try:
         # Whatever its name: Pillow runs Ghostscript, if there is one, to decode it.
         if image.format == "EPS":
@@ -167,7 +167,9 @@ def _is_special_file(source: str | PathLike | BinaryIO) -> bool:
     return os.path.exists(source) and not os.path.isfile(source)
 
 
-def _opened(source: str | PathLike | BinaryIO, most: int, **how: Any) -> Image.Image:
+def _open_any_size(
+    source: str | PathLike | BinaryIO, most: int, **options: Any
+) -> Image.Image:
     """Open an image; also a JPEG of so many pixels that Pillow refuses it.
 
     Pillow does so before the JPEG can be asked for a reduced size.
@@ -175,17 +177,17 @@ def _opened(source: str | PathLike | BinaryIO, most: int, **how: Any) -> Image.I
     Args:
         source: path or file.
         most: number of pixels that are accepted, for the error.
-        how: arguments of `Image.open`.
+        options: arguments of `Image.open`.
 
     Raises:
         TooManyPixelsError: Pillow refuses it, and it is no JPEG.
     """
     try:
-        return Image.open(source, **how)
+        return Image.open(source, **options)
     except Image.DecompressionBombError as error:
         refused = TooManyPixelsError(f"it has far {_too_large(most)}")
         refused.__cause__ = error
-    formats = how.get("formats") or ("JPEG",)
+    formats = options.get("formats") or ("JPEG",)
     if "JPEG" not in formats:
         raise refused
     if not isinstance(source, str | PathLike):

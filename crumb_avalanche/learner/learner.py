@@ -240,7 +240,9 @@ class Learner(Predictor):
         """
         self.check_teachable()
 
-        def labelled(names: Sequence[str | None], report: Report) -> LabelledClips:
+        def labelled_clips(
+            names: Sequence[str | None], report: Report
+        ) -> LabelledClips:
             clips: Iterator[Clip]
             clips = clips_of(source, label, on_bad=on_bad, report=report)
             if box is not None:
@@ -252,7 +254,7 @@ class Learner(Predictor):
         with self._lock:
             if not new_class:
                 self._check_new_names(source, label)
-            return self._learned(source, labelled, on_bad, progress)
+            return self._teach_clips(source, labelled_clips, on_bad, progress)
 
     def _check_new_names(self, source: Any, label: str | None) -> None:
         """Raise DoubtfulNameError for names that are probably not meant as classes."""
@@ -286,39 +288,41 @@ class Learner(Predictor):
         """
         self.check_teachable()
 
-        def labelled(names: Sequence[str | None], report: Report) -> LabelledClips:
+        def labelled_clips(
+            names: Sequence[str | None], report: Report
+        ) -> LabelledClips:
             clips = clips_of(source, "nothing", on_bad=on_bad, report=report)
             return ((NOTHING, clip) for clip in clips)
 
-        return self._learned(source, labelled, on_bad, progress)
+        return self._teach_clips(source, labelled_clips, on_bad, progress)
 
-    def _learned(
+    def _teach_clips(
         self,
         source: Any,
-        labelled: Callable[[Sequence[str | None], Report], LabelledClips],
+        labelled_clips: Callable[[Sequence[str | None], Report], LabelledClips],
         on_bad: OnBad,
         progress: Callable[[int], None] | None,
     ) -> Lesson:
-        """Learn clips as one lesson.
+        """Compute the features of clips, and learn them as one lesson.
 
         Args:
             source, on_bad, progress: see ``teach``.
-            labelled: function that yields clips with their class names; its arguments
-                are the names of the classes, which grow as clips are learned, and a
-                function that is called with each file that cannot be read.
+            labelled_clips: function that yields clips with their class names; its
+                arguments are the names of the classes, which grow as clips are learned,
+                and a function that is called with each file that cannot be read.
         """
         strip = PictureStrip()
 
         def features_of(
             names: Sequence[str | None], unread: list[BadImage]
         ) -> FeaturesOfClips:
-            clips = labelled(names, unread.append)
+            clips = labelled_clips(names, unread.append)
             if self.keep_pictures:
                 clips = _with_pictures(clips, strip)
             report = unread.append if on_bad == "skip" else None
             return self._with_features(clips, report)
 
-        return self._lesson_of(source, features_of, progress, strip)
+        return self._teach_features(source, features_of, progress, strip)
 
     def teach_features(
         self,
@@ -342,11 +346,11 @@ class Learner(Predictor):
                 budget. After any error, the learner is as it was.
         """
         self.check_teachable()
-        return self._lesson_of(
+        return self._teach_features(
             source, lambda names, unread: features_of(unread), progress, PictureStrip()
         )
 
-    def _lesson_of(
+    def _teach_features(
         self,
         source: Any,
         features_of: Callable[[Sequence[str | None], list[BadImage]], FeaturesOfClips],
