@@ -97,10 +97,11 @@ def unpack(
     archive = Path(archive)
     target = Path(target)
     with _members(archive) as members, _damage_named(archive):
-        chosen_members = _wanted(members, archive, only)
-        missing = [
-            member for member in chosen_members if not _is_unpacked(member, target)
-        ]
+        chosen_members = _choose_members(members, archive, only)
+        missing = []
+        for member in chosen_members:
+            if not _is_unpacked(member, target):
+                missing.append(member)
         _check_ratio(archive, chosen_members)
         needed = sum(member.size for member in missing)
         check_room(target, needed, f"unpacking {archive}")
@@ -121,11 +122,11 @@ def archives_in(source: Path) -> list[Path]:
     """
     if not source.is_dir():
         return [source] if source.exists() else []
-    return [
-        entry
-        for entry in visible_entries(source)
-        if entry.name.lower().endswith(ENDINGS) and entry.is_file()
-    ]
+    archives = []
+    for entry in visible_entries(source):
+        if entry.name.lower().endswith(ENDINGS) and entry.is_file():
+            archives.append(entry)
+    return archives
 
 
 def names_in(archive: Path) -> list[str]:
@@ -135,11 +136,11 @@ def names_in(archive: Path) -> list[str]:
         FrameTableError: If it is no archive, or damaged.
     """
     with _members(archive) as members, _damage_named(archive):
-        return [
-            member.name.replace("\\", "/")
-            for member in members
-            if member.kind == "file"
-        ]
+        names = []
+        for member in members:
+            if member.kind == "file":
+                names.append(member.name.replace("\\", "/"))
+        return names
 
 
 def _is_unpacked(member: Member, target: Path) -> bool:
@@ -147,10 +148,10 @@ def _is_unpacked(member: Member, target: Path) -> bool:
     return path.exists() and path.stat().st_size == member.size
 
 
-def _check_ratio(archive: Path, wanted: list[Member]) -> None:
-    """Refuse an archive that would become far larger than images do."""
+def _check_ratio(archive: Path, members: list[Member]) -> None:
+    """Raise for an archive that would become far larger than images do."""
     packed = archive.stat().st_size
-    unpacked = sum(member.size for member in wanted)
+    unpacked = sum(member.size for member in members)
     if unpacked > max(_SMALL, MOST_RATIO * packed):
         raise _refused(
             archive,
@@ -287,12 +288,17 @@ def _damage_named(archive: Path) -> Iterator[None]:
         ) from error
 
 
-def _wanted(
+def _choose_members(
     members: Iterator[Member], archive: Path, only: Callable[[str], str | None] | None
 ) -> list[Member]:
-    """Return the files to unpack under safe names, in archive order.
+    """Return the files to unpack, in archive order, with their paths below the target.
 
     Of two with one name the last is taken, as tar does.
+
+    Args:
+        members: Of the archive.
+        archive: Its file, for errors.
+        only: See `unpack`.
     """
     chosen_members: dict[str, Member] = {}
     origin: dict[str, str] = {}  # name in the archive by the one below the target

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, without_outer_folders
@@ -109,10 +110,10 @@ def _folder_with_layout(source: Path, layout: Layout) -> Path | None:
     """Return the nearest folder below a source that has the layout."""
     if not layout.folders:
         return None
-    level = [source]
+    folders = [source]
     for _ in range(_DEEPEST):
-        level = [folder for parent in level for folder in _folders_in(parent)]
-        for folder in level:
+        folders = list(chain.from_iterable(map(_folders_in, folders)))
+        for folder in folders:
             if layout.find(folder, layout.whole) is not None:
                 return folder
     return None

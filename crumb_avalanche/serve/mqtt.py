@@ -128,7 +128,7 @@ class Bridge:
             self.journal.release(_packet_key(received.mid))
         entry = self.journal.find(message.key)
         if entry is None or entry.state == "begun":
-            entry = await self._answered(message, entry)
+            entry = await self._carry_out(message, entry)
         if entry.state == "sent":
             if message.command:
                 self.log(f"{message.topic} {message.id} was answered before")
@@ -167,7 +167,7 @@ class Bridge:
         data = bytes(received.payload or b"")
         digest = hashlib.sha256(data).hexdigest()
         command, label = self._command_of(topic)
-        event = _event(data)
+        event = _event_in(data)
         event_id = str(event.get("id") or "")
         if command:
             label = label or str(event.get("label") or "")
@@ -198,16 +198,22 @@ class Bridge:
             return command, label.lstrip("/")
         return "", ""
 
-    async def _answered(self, message: Message, begun: Entry | None) -> Entry:
-        """Do what a message asks for, and note the answer; an error is one, too.
+    async def _carry_out(self, message: Message, begun_entry: Entry | None) -> Entry:
+        """Do what a message asks for, and write the answer to the journal.
+
+        An error is an answer, too.
 
         Args:
-            message: what it asks for.
-            begun: its entry, if a stop may have come between the change and its answer.
+            message: a question or a command.
+            begun_entry: entry of the journal, if the message was begun before a stop,
+                so that its change may have been made already.
+
+        Returns:
+            The entry with the answer, which is not published yet.
         """
         try:
             if message.command:
-                reply = await self._change(message, begun)
+                reply = await self._change(message, begun_entry)
             else:
                 reply = await self._predict(message)
         except BusyError as error:
@@ -226,6 +232,7 @@ class Bridge:
             return Entry(message.key, "", 0, topic, text, "made")
 
     async def _predict(self, message: Message) -> dict[str, Any]:
+        """Answer what an image shows, and hold the image for a correction."""
         image = await self._image(message)
         self._recent.pop(message.id, None)  # the same image as before is the last now
         self._recent[message.id] = image, message.box
@@ -234,17 +241,19 @@ class Bridge:
         answer = await self.shared.predict([(message.id, image)], message.box)
         return answer.model_dump()
 
-    async def _change(self, message: Message, begun: Entry | None) -> dict[str, Any]:
-        """Carry a command out, unless it was before a stop."""
+    async def _change(
+        self, message: Message, begun_entry: Entry | None
+    ) -> dict[str, Any]:
+        """Change the learner as a command asks, unless that was done before a stop."""
         if message.retained:
             raise ValueError(
                 "a retained command is not carried out, as it would be again at each "
                 "start; publish it without retain"
             )
-        if begun is not None and self._is_done(message, begun):
+        if begun_entry is not None and self._is_done(message, begun_entry):
             return {"version": self.shared.version}
         lesson = self._lesson_to_undo(message) if message.command == "undo" else 0
-        entry = begun or self.journal.begin(message.key, lesson)
+        entry = begun_entry or self.journal.begin(message.key, lesson)
         if message.command == "forget":
             forgotten = await self.shared.forget(message.label or message.text)
             return forgotten.model_dump()
@@ -262,15 +271,15 @@ class Bridge:
         )
         return learned.model_dump()
 
-    def _is_done(self, message: Message, begun: Entry) -> bool:
+    def _is_done(self, message: Message, begun_entry: Entry) -> bool:
         """Whether the learner holds a change that was begun before a stop."""
         lessons = self.shared.lessons()
         if message.command == "forget":
             names = [info.name for info in self.shared.classes().classes]
             return (message.label or message.text) not in names
         if message.command == "undo":
-            return all(lesson.number != begun.lesson for lesson in lessons)
-        return any(lesson.source == begun.source for lesson in lessons)
+            return all(lesson.number != begun_entry.lesson for lesson in lessons)
+        return any(lesson.source == begun_entry.source for lesson in lessons)
 
     def _lesson_to_undo(self, message: Message) -> int:
         """Return the number of the lesson to take back; 0 if there is none."""
@@ -359,7 +368,7 @@ def _packet_key(number: int | None) -> str:
     return "packet " if number is None else f"packet {number} "
 
 
-def _event(data: bytes) -> dict[str, Any]:
+def _event_in(data: bytes) -> dict[str, Any]:
     """Return the event that a message holds; empty if it is none.
 
     Frigate sends an event again when it changes, as ``before`` and ``after``.

@@ -91,8 +91,8 @@ class SharedLearner:
         self._answering_network = copy.deepcopy(learner.network)
         self._working = learner
         self._answering = _copy(learner, self._answering_network)
-        # The learner that answered before the last change.
-        self._before: Learner | None = None
+        # The learner that answered before the last change, for ``revert``.
+        self._previous: Learner | None = None
         self._answer_lock = Lock()
         self._stops = False
         self._changes = _Queue()
@@ -225,7 +225,7 @@ class SharedLearner:
     def _frames(self, images: Iterable[tuple[str, bytes]], notes: list[str]) -> Frames:
         """Decode images one at a time; add to ``notes`` what of them is not used."""
         for name, data in images:
-            self._goes_on()
+            self._check_running()
             image, unused = decoded(name, data)
             notes.extend(unused)
             yield name, image
@@ -241,11 +241,11 @@ class SharedLearner:
         """
 
         def revert(_: Learner) -> None:
-            if self._before is None or version != self.version:
+            if self._previous is None or version != self.version:
                 raise ValueError(
                     "this cannot be taken back: something else was changed meanwhile"
                 )
-            self._working = _copy(self._before, self._working_network)
+            self._working = _copy(self._previous, self._working_network)
 
         return await self.changed(revert)
 
@@ -260,10 +260,10 @@ class SharedLearner:
             return await self._changes(self._change, action)
         except asyncio.CancelledError:
             self._stops = True
-            self._goes_on()
+            self._check_running()
             raise
 
-    def _goes_on(self) -> None:
+    def _check_running(self) -> None:
         """Raise BusyError if the server stops."""
         if self._stops:
             raise BusyError("the server stops; nothing was changed")
@@ -276,14 +276,14 @@ class SharedLearner:
                 # Solves the statistics here, not in the next answer.
                 self._working.predict(Image.new("RGB", (8, 8)))
             answering = _copy(self._working, self._answering_network)
-            self._goes_on()
+            self._check_running()
             self._save()
         except BaseException:
             with self._answer_lock:
                 self._working = _copy(self._answering, self._working_network)
             raise
         with self._answer_lock:
-            self._before = self._answering
+            self._previous = self._answering
             self._answering = answering
             self.version += 1
         return Change(result, self.version)
