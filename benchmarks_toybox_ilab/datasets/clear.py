@@ -43,7 +43,13 @@ EVALUATION = ("iid", "streaming")
 
 
 def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layout:
-    """Return the layout of one of the two; `classes` is a pattern of their names."""
+    """Return the layout of CLEAR-10 or CLEAR-100.
+
+    Args:
+        name, title, rule: See `Layout`.
+        number: Number of classes.
+        classes: Pattern of their names.
+    """
     folder = (
         rf"(?P<folder>(?P<split>{'|'.join(SPLITS)})/labeled_images/"
         rf"(?P<bucket>{'|'.join(BUCKETS)}))"

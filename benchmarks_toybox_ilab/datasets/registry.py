@@ -198,8 +198,10 @@ class Benchmark:
         arguments = dict(arguments or {})
         _check_keywords(self.name, keywords, of_generator=arguments)
         if "run" in self.options:
-            seed = keywords.get("seed")
-            arguments["run"] = (keywords.get("run") if seed is None else seed) or 0
+            run = keywords.get("seed")
+            if run is None:
+                run = keywords.get("run")
+            arguments["run"] = run or 0
         root = self.resolve_root(dataset_root)
         if download and root is not None and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)

@@ -172,16 +172,16 @@ def check_source(source: Any, label: str | None, new_class: bool) -> None:
 
 
 def print_level(source: Any) -> None:
-    """Say on stderr what is taken as the class.
+    """Say on stderr what is taken as the class, where it may be meant otherwise.
 
-    If the classes may be the folders one level below.
+    If the only folder of a source holds several folders, these may be the classes.
     """
-    only = only_class_folder(source)
-    if only is None:
+    class_and_inner = only_class_folder(source)
+    if class_and_inner is None:
         return
-    folder, inner = only
-    names = ", ".join(inner[:MOST_NAMES])
-    if len(inner) > MOST_NAMES:
+    folder, inner_names = class_and_inner
+    names = ", ".join(inner_names[:MOST_NAMES])
+    if len(inner_names) > MOST_NAMES:
         names += ", ..."
     text = (
         f"all of {source} is taken as one class, {folder.name}; if {names} are the "

@@ -162,7 +162,15 @@ class Bridge:
         self.journal.release(_packet_key(None))
 
     def read(self, received: Any) -> Message:
-        """Say what a message asks for."""
+        """Take a message of the broker apart: command, label, event and key.
+
+        The key is the same when the same message is delivered again: it is made of an
+        event's id, or of the number of the packet and the data. Messages that are never
+        delivered again, and refused ones, have a key of their own.
+
+        Args:
+            received: see ``answer``.
+        """
         topic = _topic_of(received)
         data = bytes(received.payload or b"")
         digest = hashlib.sha256(data).hexdigest()
