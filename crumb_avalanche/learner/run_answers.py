@@ -108,6 +108,8 @@ class RunAnswers:
         order = shares.argsort(dim=1, descending=True, stable=True)
         ranked = []
         for shares_of_frame, best in zip(shares, order[:, : runners_up + 1].tolist()):
-            named = [(self.names[i], float(shares_of_frame[i])) for i in best]
+            named = []
+            for index in best:
+                named.append((self.names[index], float(shares_of_frame[index])))
             ranked.append((named, None))
         return ranked

@@ -123,17 +123,17 @@ def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
     def record(pool: nn.Module, arguments: tuple) -> None:
         inputs_of_pool.append(arguments[0])
 
-    pools = [
-        layer
-        for layer in model.plastic_layers.modules()
-        if isinstance(layer, nn.AdaptiveAvgPool2d)
-    ]
-    # Others, of squeeze-and-excitation, come before the last one.
-    handles = [pool.register_forward_pre_hook(record) for pool in pools[-1:]]
+    last_pool = None  # others, of squeeze-and-excitation, come before it
+    for layer in model.plastic_layers.modules():
+        if isinstance(layer, nn.AdaptiveAvgPool2d):
+            last_pool = layer
+    handle = None
+    if last_pool is not None:
+        handle = last_pool.register_forward_pre_hook(record)
     try:
         values = head_input(model, maps)
     finally:
-        for handle in handles:
+        if handle is not None:
             handle.remove()
     if values.dim() == 2 and inputs_of_pool:
         unpooled = torch.cat(inputs_of_pool).float()

@@ -38,22 +38,22 @@ def cache_units(
 ) -> list[WorkUnit]:
     """Return units that fill the feature caches of runs, none where there are none.
 
-    Of runs that differ in their number or method alone, the first fills the cache. Maps
-    that it does not need, others compute.
+    Runs that differ in their number or method alone share a cache, which is filled with
+    the maps that the first of them needs. The others compute what they need besides.
 
     Args:
         cells: settings of the runs.
         folder: that all workers see; each unit has a subfolder.
         shards: parts of the images of a benchmark.
     """
-    first: dict[str, RunSettings] = {}
+    cell_by_cache: dict[str, RunSettings] = {}  # by what decides the maps
     for cell in cells:
         if cell.feature_cache is not None:
             plan = RunPlan.of(cell)
             key = repr([getattr(plan, name) for name in DECIDES])
-            first.setdefault(key, cell)
+            cell_by_cache.setdefault(key, cell)
     units = []
-    for number, cell in enumerate(first.values()):
+    for number, cell in enumerate(cell_by_cache.values()):
         for shard in range(shards):
             shard_folder = folder / f"cache{number}" / f"shard{shard}of{shards}"
             settings = replace(cell, output=str(shard_folder))
