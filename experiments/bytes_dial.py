@@ -137,7 +137,7 @@ def picture(findings: Sequence[Finding]) -> Figure:
         xscale="log",
         xlabel="bytes kept",
         ylabel="final accuracy (%)",
-        ylim=(None, 101),
+        ylim=(0, 101),
     )
 
 

@@ -1,5 +1,6 @@
 """Figures of recorded runs, drawn from their CSV files when the site is built."""
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -10,6 +11,7 @@ from matplotlib.figure import Figure
 from site_parts.csv_tables import (
     DATA_SETS,
     DOCS,
+    LABELS,
     RECORDED,
     RUNS,
     Line,
@@ -148,6 +150,30 @@ def codes_and_images(name: str) -> Drawn:
     return figure, caption
 
 
+def bytes_dial() -> Drawn:
+    """Draw accuracy against bytes, a panel for each data set."""
+    panels: Panels = {}
+    for line in read(RECORDED / "bytes_dial.csv"):
+        panel = panels.setdefault(DATA_SETS[line["benchmark"]], {})
+        method = LABELS["bytes_dial"][line["row"]]
+        points = panel.setdefault(re.sub("[`*]", "", method), {})
+        accuracy = float(line["accuracy"])
+        points.setdefault(int(line["memory_bytes"]), []).append(accuracy)
+    figure = curves(
+        panels,
+        "",
+        xscale="log",
+        xlim=(7e4, 2e7),
+        xlabel="bytes kept",
+        ylabel=ACCURACY,
+        ylim=(0, 102),
+    )
+    caption = (
+        "Accuracy against bytes in run 0. A method of one size is a horizontal line."
+    )
+    return figure, caption
+
+
 def effects(name: str) -> Drawn:
     """Draw the effect of each ablation with its interval, beside the paper's."""
     lines = [line for line in read(RECORDED / f"{name}.csv") if line["effect"]]
@@ -194,6 +220,7 @@ FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
     "competitors_cifar100": (partial(competitors, "cifar100"), 420),
     "recommended_eth80": (recommended, 340),
     "table1": (table1, 640),
+    "bytes_dial": (bytes_dial, 480),
 }
 for _name in ("fig3", "figS1", "figS2"):
     FIGURES[_name] = (partial(stream, _name), 560)

@@ -156,8 +156,8 @@ def curves(panels: Mapping[str, Lines], title: str, **settings) -> Figure:
     for lines in panels.values():
         names |= dict.fromkeys(lines)
     styles = {name: _line_style(index) for index, name in enumerate(names)}
-    columns = min(MOST_COLUMNS, len(panels))
-    rows = math.ceil(len(panels) / columns)
+    rows = math.ceil(len(panels) / MOST_COLUMNS)
+    columns = math.ceil(len(panels) / rows)
     handles: dict[str, Any] = {}
     with matplotlib.rc_context(STYLE):
         size = (1.5 + 4.3 * columns, 0.8 + 3.6 * rows)
