@@ -140,6 +140,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]
     progress = resume.progress
     stream = session.stream
     benchmark = stream.benchmark
+    class_names = [benchmark.class_names[label] for label in benchmark.classes_order]
     return {
         "benchmark": plan.benchmark,
         "protocol": plan.protocol,
@@ -156,9 +157,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]
         "final_accuracy": progress.accuracy_after[-1],
         "accuracy_after": progress.accuracy_after,
         "final_accuracy_per_experience": progress.matrix[-1],
-        "classes_order": [
-            benchmark.class_names[label] for label in benchmark.classes_order
-        ],
+        "classes_order": class_names,
         "classes_per_experience": _new_classes(benchmark),
         "mem_size": session.plan.capacity,
         "runtime": str(session.model.runtime),

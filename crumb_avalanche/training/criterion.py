@@ -229,10 +229,7 @@ class _Cutter:
     def copy_criterion(self, criterion: Any) -> Any:
         """Return a copy of a criterion, a callable of any kind."""
         if isinstance(criterion, functools.partial):
-            keywords = {
-                name: self.cut(name, value)
-                for name, value in criterion.keywords.items()
-            }
+            keywords = self._cut_all(criterion.keywords)
             function = self.copy_criterion(criterion.func)
             return functools.partial(function, *criterion.args, **keywords)
         if inspect.ismethod(criterion):
@@ -272,6 +269,7 @@ class _Cutter:
         return modules
 
     def _cut_all(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Cut attributes or arguments of a criterion, by name."""
         return {name: self.cut(name, value) for name, value in values.items()}
 
 

@@ -221,11 +221,12 @@ def _state_of(
     random_rows: Generator,
 ) -> dict[str, Any]:
     """Return what a pretraining resumes from; see ``_check_state``."""
+    momenta = []
+    for weight in trained:
+        momenta.append(optimizer.state[weight].get("momentum_buffer"))
     return {
         "model": model.state_dict(),
-        "momentum": [
-            optimizer.state[weight].get("momentum_buffer") for weight in trained
-        ],
+        "momentum": momenta,
         "rows": random_rows.get_state(),
         "rng": get_rng_state(),
     }

@@ -132,9 +132,11 @@ def storage_policies(strategy: Any) -> Iterator[Any]:
 
 def buffers(strategy: Any) -> list[Any]:
     """Return the storage policies that have a state, each once."""
-    return [
-        policy for policy in storage_policies(strategy) if hasattr(policy, "state_dict")
-    ]
+    policies = []
+    for policy in storage_policies(strategy):
+        if hasattr(policy, "state_dict"):
+            policies.append(policy)
+    return policies
 
 
 STATE_PARTS = (
@@ -282,9 +284,11 @@ def _model_state(model: nn.Module) -> dict[str, torch.Tensor]:
     state = model.state_dict()
     if not isinstance(model, SplitModel):
         return state
-    return {
-        name: tensor for name, tensor in state.items() if not name.startswith(FROZEN)
-    }
+    trained = {}
+    for name, tensor in state.items():
+        if not name.startswith(FROZEN):
+            trained[name] = tensor
+    return trained
 
 
 def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
