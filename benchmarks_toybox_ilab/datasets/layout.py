@@ -217,10 +217,15 @@ class Layout:
     def table(
         self, frames: Sequence[Frame], root: Path, padded: bool = False
     ) -> FrameTable:
-        """Return the table of these frames.
+        """Make the table of a copy of the data set.
+
+        Args:
+            frames: The rows.
+            root: Folder that their paths are relative to.
+            padded: See `FrameTable`.
 
         Raises:
-            FrameTableError: If there are none.
+            FrameTableError: If there are no frames; says how the data set is laid out.
         """
         if not frames:
             raise FrameTableError(

@@ -194,7 +194,7 @@ def array(
         dtypes: its type, or several.
         shape: numbers, or ``None`` for any; ``...`` at the end for any further ones.
         low, high: of its values.
-        but: a value besides these.
+        but: a value outside of the range that is allowed, too, such as -inf.
     """
     if not isinstance(dtypes, tuple):
         dtypes = (dtypes,)
