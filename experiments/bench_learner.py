@@ -38,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -231,8 +231,8 @@ class DrawnFeatures:
         self._length = length
         self._noise = torch.Generator().manual_seed(0)
 
-    def compute(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Draw the features of a batch of images."""
+    def compute(self, pixels: torch.Tensor, shares: Sequence[float]) -> torch.Tensor:
+        """Draw the features of a batch of images, whatever is looked at."""
         of_class = torch.Generator().manual_seed(self.number)
         mean = torch.rand(self._length, generator=of_class)
         noise = torch.rand(len(pixels), self._length, generator=self._noise)

@@ -169,8 +169,8 @@ def make_benchmark(
 
     The items of `experience.dataset` are image (what the transform gives, by default
     `(3, 224, 224)` float32), label and task label (int); its attribute `frame_row`
-    holds the table row of each item. Strategies may change their experiences, so make a
-    new benchmark for each strategy.
+    holds the table row of each item, `clip` the number of its clip. Strategies may
+    change their experiences, so make a new benchmark for each strategy.
 
     Args:
         table, class_groups, test_split: See `plan_stream`.
@@ -394,6 +394,7 @@ class _StreamFrames:
             data_attributes=[
                 DataAttribute(frames.targets, "targets"),
                 DataAttribute(frames.rows.tolist(), "frame_row", use_in_getitem=False),
+                DataAttribute(self._clips(rows), "clip", use_in_getitem=False),
                 # Avalanche expects it last.
                 DataAttribute(tasks, "targets_task_labels", use_in_getitem=True),
             ],
@@ -404,6 +405,16 @@ class _StreamFrames:
             datasets.append(stream.subset(range(start, start + size)))
             start += size
         return datasets
+
+    def _clips(self, rows: np.ndarray) -> list[int]:
+        """Return the number of the clip of each row."""
+        numbers: dict[tuple[str, str, str], int] = {}
+        table = self.table
+        clips = []
+        for row in rows.tolist():
+            clip = (table.class_name[row], table.object_name[row], table.session[row])
+            clips.append(numbers.setdefault(clip, len(numbers)))
+        return clips
 
 
 def _set_future_classes(stream: EagerCLStream) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks_toybox_ilab.tables.folders import is_video
 from crumb_avalanche.cli.settings import NewLearnerSettings
 from crumb_avalanche.images.clips import Clip
-from crumb_avalanche.images.looks import Looks
 from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.methods.look_shares import shares_of, text_of
 from crumb_avalanche.models.backbone_names import full_name
 
 
@@ -44,19 +44,11 @@ def opened(settings: NewLearnerSettings, path: Path) -> Learner:
 
 
 def looks_of(text: str) -> tuple[float, ...]:
-    """Return the shares of a text such as ``0.75,0.5``."""
+    """Return the shares of the text of ``--looks``."""
     try:
-        return Looks(tuple(map(float, text.split(",")))).shares
+        return shares_of(text)
     except ValueError as error:
-        raise ValueError(
-            f"--looks is {text!r}; give one to three shares of the image's side, such "
-            "as 0.75,0.5"
-        ) from error
-
-
-def text_of(looks: tuple[float, ...]) -> str:
-    """Return the text that ``looks_of`` reads."""
-    return ",".join(map(str, looks))
+        raise ValueError(f"--{error}") from error
 
 
 def check_made_with(settings: NewLearnerSettings, learner: Learner, path: Path) -> None:

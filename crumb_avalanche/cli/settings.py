@@ -108,8 +108,9 @@ class NewLearnerSettings(ranges.InRange):
         runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or
             auto for onnxruntime where it is installed.
         looks: of a new learner: sides of the central squares that it looks at, in units
-            of an image's side, such as 1 for whole images, or 0.75,0.5 for two; 0.6 by
-            default. Each takes the time of an image.
+            of an image's side, such as 1 for whole images, or 0.6 for the middle; 1,0.6
+            by default, of which one is given up once the other is enough. Each takes
+            the time of an image.
     """
 
     method: str = "recommended"

@@ -4,6 +4,7 @@ It sees features, not images.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from crumb_avalanche.images.looks import WHOLE, Looks, LookWeights
+from crumb_avalanche.images.looks import looks_of
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.confidence import Confidence, Records
 from crumb_avalanche.learner.evidence import (
@@ -28,6 +29,13 @@ from crumb_avalanche.learner.nothing import (
 )
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
+from crumb_avalanche.methods.looks import (
+    WHOLE,
+    EarlierForm,
+    Looks,
+    LookWeights,
+    ViewFeatures,
+)
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.value_types import StateError
@@ -36,12 +44,6 @@ from crumb_avalanche.system.value_types import StateError
 # head's input.
 CLASSES = 20
 RUNNERS_UP = 4
-# What a learner takes of its features by default: the middle of the image, where a
-# person shows an object.
-MIDDLE = {"inner": 0.8, "window": 0.18}
-# The copy that is asked before a clip is learned is brought up to date when so many
-# times more images were learned.
-GROWTH = 1.5
 
 # Names with their probabilities, most likely first, and whether a class explains what
 # is shown.
@@ -104,8 +106,8 @@ class Classifier:
         budget_bytes: most bytes of the statistics.
         kept: number of the last features, which stay if the budget becomes too small
             for the others; default all.
-        looks: the parts of an image that features are computed of. Each of their views
-            is learned; the scores of the views are added.
+        looks: the parts of an image that features are computed of, as long as they are
+            needed. Each of their views is learned; the scores of the views are added.
         usual: see ``Confidence``; without effect unless the cosines of the statistics
             are those of a whitened space.
 
@@ -113,7 +115,8 @@ class Classifier:
         names: by number; ``None`` where a class was forgotten.
         statistics: the closed form.
         confidence: how sure its answers are.
-        look_weights: how much the scores of each view count.
+        look_weights: how much the scores of each view count, and which looks are used.
+        images: number of images learned, by number of the class.
         nothing: ``(n, D)`` float32 features of images that show nothing, drawn ones
             first and then views of those that were shown; ``None`` where they are not
             used or not computed yet.
@@ -139,12 +142,12 @@ class Classifier:
         self.usual = usual if form.apart_from_nothing else None
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
         self.names: list[str | None] = []
+        self.images: list[int] = []
         self.nothing: Tensor | None = None
-        # Within a lesson: an earlier copy of the statistics, which answers for clips
-        # before they are learned, the number of images that it learned, and the
+        self._views = ViewFeatures(features, looks)
+        # Within a lesson: what answers for clips before they are learned, and the
         # confidence before the lesson.
-        self._earlier: ClosedForm | None = None
-        self._earlier_images = 0
+        self._earlier = EarlierForm()
         self._start_confidence()
 
     @classmethod
@@ -161,29 +164,23 @@ class Classifier:
         Args:
             method, budget_bytes, looks: see the class.
             model: a model.
-            moments: arguments of ``FeatureMoments``; default those of the method,
-                weighted towards the middle of each look unless it is the whole image;
-                or if the budget is small those of the head's input alone.
+            moments: arguments of ``FeatureMoments``; default those of the method, or if
+                the budget is small those of the head's input alone.
         """
         form = form_of(method)
         assert form is not None
-        if moments is None:
-            arguments = dict(form.moments)
-            if looks != WHOLE:
-                arguments |= MIDDLE
-        else:
-            arguments = moments
-        features = FeatureMoments(**arguments)
-        length = features.length(model)
-        head_length = features.of_head().length(model)
+        arguments = form.moments if moments is None else moments
+        views = ViewFeatures(FeatureMoments(**arguments), looks)
+        length = views.length(model)
+        head_length = views.of_head().length(model)
         if moments is None:
             trial = form.for_budget(length, budget_bytes, head_length)
             if trial.narrow(CLASSES, budget_bytes, head_length):
-                features = features.of_head()
+                views = views.of_head()
                 length = head_length
         return cls(
             method,
-            features,
+            views.moments,
             length,
             budget_bytes,
             head_length,
@@ -193,9 +190,10 @@ class Classifier:
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
         # Replaced, never changed in place.
-        memo[id(self._earlier)] = self._earlier
         memo[id(self.nothing)] = self.nothing
-        memo[id(self.names)] = list(self.names)  # faster than item by item
+        # Faster than item by item.
+        memo[id(self.names)] = list(self.names)
+        memo[id(self.images)] = list(self.images)
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(dict(self.__dict__), memo)
         return copied
@@ -204,11 +202,6 @@ class Classifier:
     def length(self) -> int:
         """Number of features that the statistics are of, the last of those given."""
         return self.statistics.settings["length"]
-
-    @property
-    def images(self) -> list[int]:
-        """Number of images learned, by number of the class."""
-        return (self.statistics.image_counts // self.looks.views).int().tolist()
 
     @property
     def taught(self) -> list[int]:
@@ -249,6 +242,7 @@ class Classifier:
         else:
             number = len(self.names)
             self.names.append(None)
+            self.images.append(0)
             self.statistics.grow(number + 1)
         self.names[number] = name
         return number, note
@@ -264,9 +258,9 @@ class Classifier:
     def _start_confidence(self) -> None:
         """Begin without records of answers, which were those of more features."""
         self.confidence = Confidence(usual=self.usual)
-        self.look_weights = LookWeights(self.looks.views)
+        self.look_weights = LookWeights(self.looks)
         self._earlier_confidence = self.confidence
-        self._earlier = None
+        self._earlier.forget()
         if self.nothing is not None:
             self.nothing = self.nothing[:, -self.length :]
 
@@ -276,23 +270,27 @@ class Classifier:
 
     # Features
 
-    def compute(self, model: SplitModel, pixels: Tensor) -> Tensor:
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The parts of an image that have to be looked at, in units of its sides."""
+        return tuple(self.looks.shares[number] for number in self.look_weights.used)
+
+    def compute(
+        self, model: SplitModel, pixels: Tensor, shares: Sequence[float]
+    ) -> Tensor:
         """Compute what is learned or asked: ``(n, V * D)`` features of ``V`` views.
+
+        Features of views of other looks than these are 0.
 
         Args:
             model: a model.
-            pixels: a batch of what ``Looks.transform`` returns for ``n`` images.
+            pixels: a batch of what ``LookTransform`` returns for ``n`` images.
+            shares: of the transform: ``shares`` of this classifier, or of before looks
+                were given up.
         """
         self.draw_nothing(model)
-        looks = self.looks.of(pixels)
-        # All looks pass the network together, which is faster than alone.
-        layers = self.features.layers(model, model.features(torch.cat(looks)))
-        layers_of_looks = zip(*(layer.chunk(len(looks)) for layer in layers))
-        windows_of_looks = self.looks.windows(self.features)
-        views = []
-        for layers_of_look, windows in zip(layers_of_looks, windows_of_looks):
-            views += [window.of_layers(list(layers_of_look)) for window in windows]
-        return torch.cat(views, 1)
+        used = [self.looks.shares.index(share) for share in shares]
+        return self._views(model, looks_of(pixels), used)
 
     def draw_nothing(self, model: SplitModel) -> None:
         """Compute the features of drawn images that show nothing, the first time.
@@ -300,36 +298,45 @@ class Classifier:
         They follow from the model alone, and are the same whenever they are computed.
         """
         if self.nothing is None and self.statistics.apart_from_nothing:
-            features = self.features(model, drawn_images(model.image_size))
-            self.nothing = features[:, -self.length :]
+            images = drawn_images(model.image_size)
+            features = self._views(model, [images], [0]).unflatten(
+                1, (self.looks.views, -1)
+            )
+            self.nothing = features[:, 0, -self.length :]
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of.
 
         These are those of the head's input alone once the others were given up.
         """
-        if self.length == self.features.length(model):
+        if self.length == self._views.length(model):
             return self.features
         return self.features.of_head()
 
-    def _rows(self, features: Tensor) -> Tensor:
+    def _by_view(self, features: Tensor) -> Tensor:
         """Return the features of each view that the statistics are of.
 
         Args:
             features: ``(n, V * D')`` of ``n`` images.
 
         Returns:
-            ``(n * V, D)``, the last ``D`` of the ``D'`` features of each view.
+            ``(n, V, D)``, the last ``D`` of the ``D'`` features of each view.
         """
         views = features.unflatten(1, (self.looks.views, -1))
-        return views[:, :, -self.length :].flatten(0, 1)
+        return views[:, :, -self.length :]
 
     # Learning
 
     def learn(self, features: Tensor, number: int) -> None:
         """Add the features of ``n`` images of a class, as ``compute`` returns them."""
-        rows = self._rows(features)
+        rows = self._computed(features)
         self.statistics.update(rows, torch.full((len(rows),), number))
+        self.images[number] += len(features)
+
+    def _computed(self, features: Tensor) -> Tensor:
+        """Return the features of all views that were computed: ``(m, D)``."""
+        by_view = self._by_view(features)
+        return by_view[:, self.look_weights.views_in(by_view)].flatten(0, 1)
 
     def learn_nothing(self, features: Tensor) -> None:
         """Keep some of ``n`` images of a clip as what shows nothing.
@@ -347,27 +354,26 @@ class Classifier:
             )
         count = min(len(features), EACH_LESSON)
         spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
-        rows = self._rows(features[spread.round().long()])
+        rows = self._computed(features[spread.round().long()])
         self.nothing = with_shown(self.nothing, rows)
 
     def begin_lesson(self) -> None:
         """Let all that was learned so far answer for the first clip of a lesson."""
-        self._earlier = None
+        self._earlier.forget()
         self._earlier_confidence = copy.copy(self.confidence)
 
     def end_lesson(self) -> None:
-        """Drop the copy that answered in the lesson."""
-        self._earlier = None
+        """Drop the copy that answered in the lesson, and looks that are not needed."""
+        self._earlier.forget()
         self._earlier_confidence = self.confidence
+        self.look_weights.settle()
 
     def predict_before_learning(
         self, features: Tensor, number: int
     ) -> Prediction | None:
         """Answer for a clip with what was learned before, and record how sure it is.
 
-        An earlier copy of the statistics answers. It is made anew in each lesson, and
-        within one whenever there are half as many images again: each change of the
-        statistics needs a new solution, which takes longer than an answer.
+        An earlier copy of the statistics answers; see ``EarlierForm``.
 
         Args:
             features: as ``compute`` returns them.
@@ -377,18 +383,17 @@ class Classifier:
             What the images looked like, by the confidence before the lesson; ``None``
             if the copy did not know the class, or no other one.
         """
-        learned = sum(self.images)
-        if self._earlier is None or learned >= GROWTH * self._earlier_images:
-            self._earlier = copy.deepcopy(self.statistics)
-            self._earlier_images = max(1, learned)
-        known = self._earlier.image_counts.nonzero().flatten().tolist()
-        if number not in known or len(known) < 2:
+        form = self._earlier.knowing(self.statistics, number)
+        if form is None:
             return None
-        of_views = evidence(self._earlier, self._rows(features), self.nothing)
-        scores = of_views.scores.unflatten(0, (-1, self.looks.views))
-        losses = self.look_weights.losses_of(scores, known.index(number))
+        by_view = self._by_view(features)
+        views = self.look_weights.views_in(by_view)
+        of_views = evidence(form, by_view[:, views].flatten(0, 1), self.nothing)
+        scores = of_views.scores.unflatten(0, (-1, len(views)))
+        column = int((form.image_counts[:number] > 0).sum())
+        losses = self.look_weights.losses_of(scores, column)
         self.look_weights.add(losses)
-        of_images = self._together(of_views)
+        of_images = self._together(of_views, views)
         records = Records.of_lesson(of_images, number, lesson=0)
         self.confidence.add_lesson(records)
         before = self._earlier_confidence
@@ -411,8 +416,10 @@ class Classifier:
         Args:
             features: as ``compute`` returns them.
         """
-        rows = self._rows(features)
-        return self._together(evidence(self.statistics, rows, self.nothing))
+        by_view = self._by_view(features)
+        views = self.look_weights.views_in(by_view)
+        rows = by_view[:, views].flatten(0, 1)
+        return self._together(evidence(self.statistics, rows, self.nothing), views)
 
     def ranked(self, evidence: Evidence, runners_up: int = RUNNERS_UP) -> list[Ranking]:
         """Rank the classes for each frame, and for all together as a clip.
@@ -440,44 +447,53 @@ class Classifier:
             rankings.append((ranking, is_known))
         return rankings
 
-    def _together(self, evidence: Evidence) -> Evidence:
-        """Return the evidence of images from that of their views."""
+    def _together(self, evidence: Evidence, views: Sequence[int]) -> Evidence:
+        """Return the evidence of images from that of some of their views."""
+        weights = self.look_weights.weights(views)
+
+        def mean(values: Tensor) -> Tensor:
+            """Return ``(n, ...)`` weighted means of ``(n * V, ...)`` values."""
+            if len(weights) == 1:
+                return values
+            return (values.unflatten(0, (-1, len(weights))) * weights[:, None]).sum(1)
+
         apart = evidence.apart
         if apart is not None:
-            apart = self._mean_of_views(apart.unsqueeze(1)).squeeze(1)
+            apart = mean(apart.unsqueeze(1)).squeeze(1)
         return evidence._replace(
-            scores=self._mean_of_views(evidence.scores),
-            typicality=self._mean_of_views(evidence.typicality),
+            scores=mean(evidence.scores),
+            typicality=mean(evidence.typicality),
             apart=apart,
         )
 
-    def _mean_of_views(self, values: Tensor) -> Tensor:
-        """Return ``(n, ...)`` weighted means of ``(n * V, ...)`` values."""
-        if self.looks.views == 1:
-            return values
-        weights = self.look_weights.weights().unsqueeze(1)
-        return (values.unflatten(0, (-1, self.looks.views)) * weights).sum(1)
-
-    def explain(self, model: SplitModel, pixels: Tensor) -> Tensor:
+    def explain(
+        self, model: SplitModel, pixels: Tensor, shares: Sequence[float]
+    ) -> Tensor:
         """Attribute the margin of an answer to the places of an image.
 
         See ``shares_of``.
 
         Args:
             model: a model.
-            pixels: what ``Looks.transform`` returns for an image, ``(1, ...)``.
+            pixels: what ``LookTransform`` returns for an image, ``(1, ...)``.
+            shares: of the transform.
 
         Returns:
             ``(h, w)`` float64, of the whole image.
         """
         attribution = torch.zeros(pixels.shape[-2:], dtype=torch.float64)
-        weights = iter(self.look_weights.weights())  # one for each view, look by look
-        looks = self.looks.of(pixels)
+        weights = self.look_weights.weights()
+        weight_of_view = dict(zip(self.look_weights.used_views, weights, strict=True))
+        pixels_of_look = dict(zip(shares, looks_of(pixels), strict=True))
         windows_of_looks = self.looks.windows(self.features_of_statistics(model))
-        for side, look, windows in zip(self.looks.shares, looks, windows_of_looks):
+        view = 0
+        for share, windows in zip(self.looks.shares, windows_of_looks):
             for window in windows:
-                of_view = next(weights) * self._by_location(model, window, look)
-                _add_to_middle(attribution, of_view, side)
+                if view in weight_of_view and share in pixels_of_look:
+                    look = pixels_of_look[share]
+                    of_view = self._by_location(model, window, look)
+                    _add_to_middle(attribution, weight_of_view[view] * of_view, share)
+                view += 1
         return attribution
 
     def _by_location(
@@ -519,7 +535,9 @@ class Classifier:
         self.statistics = statistics
         self.confidence = confidence
         self.names[source] = None
-        self._earlier = None
+        self.images[target] += self.images[source]
+        self.images[source] = 0
+        self._earlier.forget()
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
@@ -527,7 +545,8 @@ class Classifier:
         self.statistics.forget(number)
         self.confidence.forget(number)
         self.names[number] = None
-        self._earlier = None
+        self.images[number] = 0
+        self._earlier.forget()
 
     def check_mergeable(self, other: "Classifier") -> None:
         """Raise ValueError for one of another method or of other features."""
@@ -563,14 +582,15 @@ class Classifier:
         notes = []
         for number in other.taught:
             labels[number], note = self.number_of(str(other.names[number]))
+            self.images[labels[number]] += other.images[number]
             notes.append(note)
         self._merge_statistics(other, labels)
         notes.append(self._make_room(len(self.taught)))
         self._merge_nothing(other.nothing)
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
-            self.look_weights.add(other.look_weights.losses)
-        self._earlier = None
+            self.look_weights.merge(other.look_weights)
+        self._earlier.forget()
         return [note for note in notes if note]
 
     def _merge_statistics(self, other: "Classifier", labels: dict[int, int]) -> None:
@@ -601,7 +621,8 @@ class Classifier:
             "names": list(self.names),
             "statistics": self.statistics.state_dict(),
             "confidence": self.confidence.state_dict(),
-            "look_losses": self.look_weights.losses,
+            "images": list(self.images),
+            "look_weights": self.look_weights.state_dict(),
             "nothing": self.nothing,
         }
 
@@ -620,9 +641,10 @@ class Classifier:
         self.names = list(state["names"])
         self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
-        self.look_weights.losses = state["look_losses"]
+        self.images = list(state["images"])
+        self.look_weights.load_state_dict(state["look_weights"])
         self.nothing = state["nothing"]
-        self._earlier = None
+        self._earlier.forget()
 
 
 def _add_to_middle(total: Tensor, values: Tensor, side: float) -> None:

@@ -22,7 +22,7 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.forks import never_freed_in_forks
 from crumb_avalanche import __version__
-from crumb_avalanche.images.looks import WHOLE
+from crumb_avalanche.images.looks import LookTransform
 from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
@@ -200,7 +200,7 @@ FILTERS = {
 
 
 class Resize(nn.Module):
-    """Resize the middle of ``(B, H, W, 3)`` uint8; see ``Looks.transform``.
+    """Resize the middle of ``(B, H, W, 3)`` uint8; see ``MiddleTransform``.
 
     Images have any size. Pixels are ``(B, 3, size, size)`` float64, whole numbers 0 to
     255.
@@ -265,7 +265,7 @@ class Graph(nn.Module):
         self.model = copy.copy(network.model)  # whose F no other runtime runs
         self.resize = nn.ModuleList(
             Resize(network.image_size, network.interpolation, share)
-            for share in self.classifier.looks.shares
+            for share in self.classifier.shares
         )
         # What follows from the classes alone is computed and cached by a first image,
         # so that it is a constant of the graph.
@@ -277,11 +277,9 @@ class Graph(nn.Module):
         """Compute ``OUTPUTS``."""
         classifier = self.classifier
         looks = [resize(images).to(torch.uint8) for resize in self.resize]
-        if classifier.looks == WHOLE:
-            (pixels,) = looks
-        else:
-            pixels = torch.stack(looks, 1)
-        evidence = classifier.evidence(classifier.compute(self.model, pixels))
+        pixels = torch.stack(looks, 1)
+        features = classifier.compute(self.model, pixels, classifier.shares)
+        evidence = classifier.evidence(features)
         familiarity = classifier.confidence.familiarity(evidence)
         scores = evidence.scores * classifier.statistics.temperature
         probabilities = classifier.confidence.probabilities(evidence)
@@ -454,8 +452,9 @@ def _answered(learner: Learner, image: Image.Image) -> tuple[np.ndarray, float]:
     """Return the learner's ``(C,)`` scores and the familiarity of an image."""
     classifier = learner._classifier
     network = learner.network
-    transform = classifier.looks.transform(network.image_size, network.interpolation)
-    features = classifier.compute(network.model, transform(image)[None])
+    shares = classifier.shares
+    transform = LookTransform(shares, network.image_size, network.interpolation)
+    features = classifier.compute(network.model, transform(image)[None], shares)
     evidence = classifier.evidence(features)
     scores = evidence.scores[0] * classifier.statistics.temperature
     return scores.numpy(), float(classifier.confidence.familiarity(evidence))

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import now
 from crumb_avalanche import __version__
-from crumb_avalanche.images.looks import LookWeights
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.header import (
     FORMAT,
@@ -33,6 +32,7 @@ from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredN
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.schema import check_state
 from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.looks import Looks, ViewFeatures
 from crumb_avalanche.methods.run_header import (
     DAMAGED,
     LearnerError,
@@ -273,20 +273,25 @@ def _state_of_run(
     names = {entry["label"]: entry["name"] for entry in header.classes}
     moments = {name: header.method[name] for name in asdict(FeatureMoments())}
     features = FeatureMoments(**moments)
+    looks = Looks.of_text(header.method["looks"])
+    head = ViewFeatures(features, looks).of_head()
+    names_by_label = [names.get(label) for label in range(max(names, default=-1) + 1)]
+    images = {entry["label"]: entry["images"] for entry in header.classes}
     return {
         "method": header.strategy,
         "budget_bytes": header.budget_bytes,
         "features": vars(features),
-        "head_length": features.of_head().length(network.model),
-        "looks": [1.0],
+        "head_length": head.length(network.model),
+        "looks": list(looks.shares),
         "undoable": 0,
         "lessons": [_lesson_of_run(header).state_dict()],
         "history": History(room=0).state_dict(),
         "pictures": [None],
-        "names": [names.get(label) for label in range(max(names, default=-1) + 1)],
+        "names": names_by_label,
+        "images": [images.get(label, 0) for label in range(len(names_by_label))],
         "statistics": stored["strategy"]["method"],
         "confidence": Confidence().state_dict(),
-        "look_losses": LookWeights(1).losses,
+        "look_weights": stored["strategy"]["looks"],
         "nothing": None,
     }
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
-from crumb_avalanche.images.look_shares import MOST_LOOKS
+from crumb_avalanche.methods.look_shares import MOST_LOOKS
 from crumb_avalanche.methods.run_header import (
     DAMAGED,
     FORMAT_OF_RUNS,

@@ -23,7 +23,6 @@ from crumb_avalanche.images.clips import (
     label_of,
     path_of,
 )
-from crumb_avalanche.images.looks import Looks
 from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.classifier import Classifier, form_of
 from crumb_avalanche.learner.file import read_learner, write_learner
@@ -40,12 +39,14 @@ from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.look_shares import RECOMMENDED_LOOKS, shares_of
+from crumb_avalanche.methods.looks import Looks
 from crumb_avalanche.methods.run_header import DAMAGED, LearnerError
 from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.system.file_metadata import digest_of
 from crumb_avalanche.system.folder_lock import locked_file
 
-LOOKS = (0.6,)  # see ``Learner``
+LOOKS = shares_of(RECOMMENDED_LOOKS)  # see ``Learner``
 
 Report = Callable[[BadImage], object]  # called with each file that is left out
 # Class names, or ``NOTHING``, with clips of images, whose order is that of the lesson.
@@ -98,9 +99,9 @@ class Learner(Predictor):
             ``split_backbone``.
         looks: middle parts of an image that are looked at, in units of its sides; see
             ``Looks``. An image takes as much time as there are looks. How much each
-            counts is learned along the stream. One of 0.6 finds an object in the middle
-            of a scene, also a small one. ``(1.0,)`` weights all of the image alike, as
-            ``crumb run`` does.
+            counts is learned along the stream, and the others are given up once one is
+            enough; see ``LookWeights``. By default the whole image and its middle.
+            ``(0.6,)`` finds an object in the middle of a scene, also a small one.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.

@@ -84,6 +84,7 @@ class LessonFeatures:
         for clip in self.clips:
             for index, piece in enumerate(clip.pieces):
                 _repeat_piece(classifier, clip, piece, is_first=index == 0)
+        classifier.end_lesson()
 
     def learn(self, classifier: Classifier) -> Relearned:
         """Let a classifier learn the lesson anew, in the same pieces."""

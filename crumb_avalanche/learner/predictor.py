@@ -3,9 +3,10 @@
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -18,6 +19,7 @@ from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.forks import call_in_child
 from crumb_avalanche.images.boxes import Detector, boxes_of, cut_out
 from crumb_avalanche.images.clips import BadImage, Clip, OnBad, warn
+from crumb_avalanche.images.looks import LookTransform
 from crumb_avalanche.images.sources import (
     AT_A_TIME,
     batches,
@@ -147,6 +149,11 @@ class Predictor:
     def looks(self) -> tuple[float, ...]:
         """The middle parts of an image that are looked at, in units of its sides."""
         return self._classifier.looks.shares
+
+    @property
+    def looks_used(self) -> tuple[float, ...]:
+        """Those of ``looks`` that are needed: one alone once it is enough."""
+        return self._classifier.shares
 
     @property
     def bytes(self) -> int:
@@ -361,8 +368,9 @@ class Predictor:
         changes = Changes(window)
         with closing(frames):  # type: ignore[type-var]
             for seconds, image, dropped in frames:
-                ((_, pixels),) = batches([(path, image)], 1, self._transform)
-                values = self._compute(pixels)
+                transform = self._transform  # which may be another after a lesson
+                ((_, pixels),) = batches([(path, image)], 1, transform)
+                values = self._compute(pixels, transform.shares)
                 ranked, known = self._rank_window(recent, seconds, values, window)
                 (label, share), *runners_up = ranked
                 name = "unknown" if known is False else f"class {label}"
@@ -471,13 +479,16 @@ class Predictor:
         self.check_teachable()
         self._check_taught()
         pixels = []
+        transform = self._transform
         for clip in clips_of(photo):
-            for _, batch in batches(clip.frames, 2, self._transform):
+            for _, batch in batches(clip.frames, 2, transform):
                 pixels.append(batch)
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
-            attribution = self._classifier.explain(self.network.model, pixels[0])
+            attribution = self._classifier.explain(
+                self.network.model, pixels[0], transform.shares
+            )
         enlarged = torch.nn.functional.interpolate(
             attribution[None, None], self.image_size, mode="bilinear"
         )
@@ -500,30 +511,39 @@ class Predictor:
             BadFeaturesError: features are not finite or too large; names the first such
                 image.
         """
-        for paths, pixels in batches(clip.frames, AT_A_TIME, self._transform):
+        transform = self._transform
+        for paths, pixels in batches(clip.frames, AT_A_TIME, transform):
+            compute = partial(self._compute, shares=transform.shares)
             try:
-                values = self._compute(pixels)
+                values = compute(pixels)
             except BadFeaturesError:
                 usable = []
                 for row, path in enumerate(paths):
-                    if self._is_usable(path, pixels[row, None], report):
+                    image = pixels[row, None]
+                    if self._is_usable(path, partial(compute, image), report):
                         usable.append(row)
                 if not usable:
                     continue
                 paths = [paths[row] for row in usable]
                 # Together: an image may have other last digits alone.
-                values = self._compute(pixels[usable])
+                values = compute(pixels[usable])
             yield paths, values
 
     def _is_usable(
-        self, path: str, image: Tensor, report: Callable[[BadImage], object] | None
+        self,
+        path: str,
+        compute: Callable[[], Tensor],
+        report: Callable[[BadImage], object] | None,
     ) -> bool:
         """Return whether features of an image can be used; report it if not.
 
-        The arguments are those of ``_values``, for a ``(1, 3, H, W)`` image.
+        Args:
+            path: of the image.
+            compute: computes the features.
+            report: see ``_values``.
         """
         try:
-            self._compute(image)
+            compute()
         except BadFeaturesError as error:
             if report is None:
                 raise BadFeaturesError(f"{path}: {error}", error.images) from error
@@ -532,14 +552,16 @@ class Predictor:
         return True
 
     @property
-    def _transform(self) -> Callable[[Any], Tensor]:
-        return self._classifier.looks.transform(
-            self.image_size, self.network.interpolation
+    def _transform(self) -> LookTransform:
+        """What makes pixels of an image, of the looks that are needed now."""
+        return LookTransform(
+            self._classifier.shares, self.image_size, self.network.interpolation
         )
 
-    def _compute(self, pixels: Tensor) -> Tensor:
+    def _compute(self, pixels: Tensor, shares: Sequence[float]) -> Tensor:
+        """Compute what is learned or asked; see ``Classifier.compute``."""
         with self._lock:  # the network's hooks serve one batch at a time
-            values = self._classifier.compute(self.network.model, pixels)
+            values = self._classifier.compute(self.network.model, pixels, shares)
         if not bool((values.abs() <= LARGEST_FEATURE).all()):  # false for NaN
             raise BadFeaturesError(
                 f"features must be finite and at most {LARGEST_FEATURE:g} in absolute "

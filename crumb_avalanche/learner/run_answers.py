@@ -1,17 +1,19 @@
 """Answers of what a run left, as the run gave them in its evaluation."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from crumb_avalanche.images.looks import WHOLE
+from crumb_avalanche.images.looks import looks_of
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.classifier import RUNNERS_UP
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.methods.looks import WHOLE
 from crumb_avalanche.methods.run_file import load_learner, probabilities
 from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.extraction import LARGEST_FEATURE
@@ -34,6 +36,7 @@ class RunAnswers:
     """
 
     looks = WHOLE
+    shares = WHOLE.shares
     note = (
         "confidence is the softmax of the method's outputs, not calibrated, and "
         "unknown images are not told"
@@ -69,14 +72,14 @@ class RunAnswers:
         """Return nothing: no budget counts them."""
         return []
 
-    def compute(self, model: Any, pixels: Tensor) -> Tensor:
-        """Return ``(B, classes)`` outputs, as in a test, of ``(B, 3, h, w)`` uint8."""
+    def compute(self, model: Any, pixels: Tensor, shares: Sequence[float]) -> Tensor:
+        """Return ``(B, classes)`` outputs, as in a test; see ``Classifier.compute``."""
         from crumb_avalanche.training.avalanche_fixes import unlabelled_experience
 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No loggers specified")
             try:
-                self._strategy.eval(unlabelled_experience(pixels))
+                self._strategy.eval(unlabelled_experience(looks_of(pixels)[0]))
             except (
                 AttributeError,
                 IndexError,

@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from crumb_avalanche.images.looks import Looks, LookWeights
 from crumb_avalanche.learner.classifier import form_of
 from crumb_avalanche.learner.confidence import PER_LESSON, RIVALS, Confidence, Records
 from crumb_avalanche.learner.header import (
@@ -24,7 +23,10 @@ from crumb_avalanche.learner.header import (
 )
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
 from crumb_avalanche.learner.picture_strip import LARGEST_PICTURE, check_jpeg
+from crumb_avalanche.methods.look_shares import MOST_LOOKS
+from crumb_avalanche.methods.looks import Looks, LookWeights
 from crumb_avalanche.methods.run_header import (
+    IMAGES,
     MOST_CLASSES,
     MOST_IMAGES,
 )
@@ -101,7 +103,12 @@ NAMED = table(text(), Any, most=100)
 KNOWN = {
     "statistics": NAMED,
     "confidence": CONFIDENCE,
-    "look_losses": array(torch.float64, None, low=0),
+    "images": each(IMAGES),
+    "look_weights": record(
+        losses=array(torch.float64, None, low=0),
+        clips=IMAGES,
+        used=each(whole(0, MOST_LOOKS - 1), most=MOST_LOOKS),
+    ),
     "nothing": maybe(VALUES),
 }
 BEFORE = record(names=NAMES, **KNOWN)
@@ -196,7 +203,7 @@ def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None
     agrees = len(records.labels) == sum(counts)
     require(agrees, path, "as many as the lessons have")
     losses = observations["losses"]
-    weightings = len(LookWeights(Looks(tuple(header["looks"])).views).losses)
+    weightings = len(LookWeights(Looks(tuple(header["looks"]))).losses)
     agrees = not counts or losses.shape == (len(counts), weightings)
     require(agrees, f"{path}.losses", f"{weightings} of each clip")
     names = len(header["names"])
@@ -248,18 +255,18 @@ def _check_learned(
         path: where it stands, for errors; ends with a point.
     """
     names = learned["names"]
-    views = Looks(tuple(header["looks"])).views
+    looks = Looks(tuple(header["looks"]))
     images: Counter[str] = Counter()
     for lesson in lessons:
         images.update(lesson["images"])
     exist = (+images).keys() <= set(names)
     require(exist, f"{path}names", "those of the lessons")
     _check_settings(learned["statistics"], len(names), f"{path}statistics")
-    counts = [views * images[name] for name in names]
-    _check_statistics(learned["statistics"], counts, f"{path}statistics")
-    weightings = len(LookWeights(views).losses)
-    fits = len(learned["look_losses"]) == weightings
-    require(fits, f"{path}look_losses", f"{weightings} values")
+    counts = [images[name] for name in names]
+    agrees = learned["images"] == counts
+    require(agrees, f"{path}images", "what the lessons add up to")
+    _check_statistics(learned["statistics"], counts, looks, f"{path}statistics")
+    _check_look_weights(learned["look_weights"], looks, f"{path}look_weights")
     _check_confidence(learned["confidence"], names, f"{path}confidence")
     length = learned["statistics"]["settings"]["length"]
     _check_nothing(learned["nothing"], length, f"{path}nothing")
@@ -277,10 +284,26 @@ def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None
     require(agrees, f"{path}.settings.n_classes", "the number of names")
 
 
-def _check_statistics(statistics: dict[str, Any], counts: list[int], path: str) -> None:
+def _check_look_weights(stored: dict[str, Any], looks: Looks, path: str) -> None:
+    """Check the weights of views, and which looks are used."""
+    weightings = len(LookWeights(looks).losses)
+    fits = len(stored["losses"]) == weightings
+    require(fits, f"{path}.losses", f"{weightings} values")
+    used = stored["used"]
+    exist = used and set(used) <= set(looks.all) and used == sorted(set(used))
+    require(bool(exist), f"{path}.used", "numbers of looks, in order")
+
+
+def _check_statistics(
+    statistics: dict[str, Any], images: list[int], looks: Looks, path: str
+) -> None:
     """Check that statistics are of so many images of each class."""
-    agrees = statistics["counts"].tolist() == counts
-    require(agrees, f"{path}.counts", "what the lessons add up to")
+    counts = statistics["counts"].tolist()
+    agrees = all(
+        count <= rows <= looks.views * count
+        for rows, count in zip(counts, images, strict=True)
+    )
+    require(agrees, f"{path}.counts", "of the views of the images of the lessons")
     directions = statistics.get("direction_counts")
     if directions is not None:
         fits = directions.shape == statistics["counts"].shape

@@ -267,7 +267,7 @@ def _key(
     parts = [
         learner.network.header(),
         learner.features,
-        learner.looks,
+        learner.looks_used,
         runtime,
         [source.label, source.on_bad],
         [clip.path for clip in clips],

@@ -1,17 +1,35 @@
 """The strategy of all closed forms: the face that they show to Avalanche."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import NO_DENSITY, ClosedForm
-from crumb_avalanche.methods.features import FeatureMoments, parts_of
+from crumb_avalanche.methods.looks import (
+    EarlierForm,
+    LookWeights,
+    ViewFeatures,
+    parts_of,
+)
 from crumb_avalanche.methods.registry import Recipe
 from crumb_avalanche.models.extraction import without_autocast
 from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.stream_strategy import StreamStrategy
+
+
+class _Clips(NamedTuple):
+    """The clips of an experience.
+
+    Attributes:
+        numbers: number of the clip of each image.
+        begin: position of the first image, by number of the clip.
+    """
+
+    numbers: list[int]
+    begin: dict[int, int]
 
 
 class ClosedFormStrategy(StreamStrategy):
@@ -21,9 +39,17 @@ class ClosedFormStrategy(StreamStrategy):
     those that the statistics have room for gets some, and what is stored is fitted into
     the budget then.
 
+    Of several looks, the views of an image are learned one by one, and their scores are
+    added. Their weights follow how well each clip was predicted before it was learned;
+    after an experience, looks that are not needed are given up. A clip is what has the
+    same number in the attribute ``clip`` of the data set, of those without it each
+    image. See ``LookWeights``.
+
     Args:
         statistics: the closed form.
-        features: what it is computed from; default the means of the head's input.
+        features: what it is computed from; default the means of the head's input. With
+            several looks, images are ``(L, 3, h, w)`` of ``L`` looks, or ``(L, C, H,
+            W)`` maps.
         budget: bytes that the statistics may take as classes come; ``None`` where they
             were allocated for all classes.
         stream_arguments: see ``StreamStrategy``.
@@ -33,14 +59,17 @@ class ClosedFormStrategy(StreamStrategy):
         self,
         *,
         statistics: ClosedForm,
-        features: FeatureMoments | None = None,
+        features: ViewFeatures | None = None,
         budget: int | None = None,
         **stream_arguments,
     ):
         super().__init__(**stream_arguments)
         self.statistics = statistics
-        self.features = FeatureMoments() if features is None else features
+        self.features = ViewFeatures() if features is None else features
+        self.look_weights = LookWeights(self.features.looks)
         self.budget = budget
+        self._earlier = EarlierForm()
+        self._clips: _Clips | None = None  # of the experience, once they are needed
 
     @property
     def statistics_bytes(self) -> int:
@@ -71,31 +100,126 @@ class ClosedFormStrategy(StreamStrategy):
         # Sums of bfloat16 features would part from those of float32.
         with without_autocast(self.device):
             if not self.is_training:
-                return self._answers(self.features(self.model, self.mb_x))
+                return self._answers(self._features())
             if self.clock.train_exp_epochs == 0:
-                features = self.features(self.model, self.mb_x)
+                features = self._features()
                 with self.model.stopwatch.measure("plastic"):
                     self._learn(features.cpu(), self.mb_y.cpu())
             return self._zeros(len(self.mb_y))
+
+    def _features(self) -> Tensor:
+        """Compute ``(B, V * D)`` features of the batch, those of used looks.
+
+        Raises:
+            ValueError: the images are not those of all looks.
+        """
+        looks = self.features.looks
+        images = self.mb_x
+        if len(looks) == 1 and images.dim() == 4:
+            images = images.unsqueeze(1)
+        if images.dim() != 5 or images.shape[1] != len(looks):
+            raise ValueError(
+                f"the images are {tuple(self.mb_x.shape)}, but the method looks at the "
+                f"parts {looks}: give (B, {len(looks)}, 3, h, w), which the transform "
+                "crumb_avalanche.images.looks.LookTransform makes"
+            )
+        used = self.look_weights.used
+        return self.features(self.model, [images[:, look] for look in used], used)
+
+    def _views(self, features: Tensor) -> Tensor:
+        """Return the features of each view that the statistics are of: ``(B, V, D)``.
+
+        Args:
+            features: ``(B, V * D')``, of which the last ``D`` of each view count.
+        """
+        views = features.unflatten(1, (self.features.looks.views, -1))
+        return views[:, :, -self._length :]
 
     def _zeros(self, images: int) -> Tensor:
         """Return logits ``(images, n_classes)`` that say nothing."""
         shape = (images, self.model.n_classes)
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
-    def _learn(self, features: Tensor, labels: Tensor) -> None:
-        """Add a batch to the statistics, after making room for its classes.
-
-        Args:
-            features: ``(B, D)`` float32, on the CPU.
-            labels: ``(B,)`` int64, on the CPU.
-        """
-        classes = int(labels.max()) + 1
+    def _make_room(self, classes: int) -> None:
+        """Let the statistics have so many classes or more."""
         if classes > self.statistics.settings["n_classes"]:
             self.statistics.grow(classes)
             if self.budget is not None:
                 self._fit_into_budget(classes, self.budget)
-        self.statistics.update(features[:, -self._length :], labels)
+
+    def _learn(self, features: Tensor, labels: Tensor) -> None:
+        """Predict the clips that begin in a batch, then add it to the statistics.
+
+        Args:
+            features: ``(B, V * D)`` float32, on the CPU.
+            labels: ``(B,)`` int64, on the CPU.
+        """
+        self._make_room(int(labels.max()) + 1)
+        views = self._views(features)
+        if self.look_weights.is_learning:
+            self._observe(views, labels)
+        used = self.look_weights.used_views
+        rows = views[:, used].flatten(0, 1)
+        self.statistics.update(rows, labels.repeat_interleave(len(used)))
+
+    def _observe(self, views: Tensor, labels: Tensor) -> None:
+        """Record how each view predicts the clips that begin in a batch.
+
+        Args:
+            views: ``(B, V, D)`` float32.
+            labels: ``(B,)`` int64.
+        """
+        for rows in self._new_clips(len(labels)):
+            label = int(labels[rows[0]])
+            form = self._earlier.knowing(self.statistics, label)
+            if form is None:
+                continue
+            scores = self._scores_of_views(form, views[rows], form.image_counts > 0)
+            column = int((form.image_counts[:label] > 0).sum())
+            self.look_weights.observe(scores / form.temperature, column)
+
+    def _new_clips(self, images: int) -> Iterable[list[int]]:
+        """Return the positions in the batch of each clip that begins there."""
+        if self._clips is None:
+            self._clips = self._clips_in_order()
+        if self._clips is None:
+            return [[position] for position in range(images)]
+        first = self.clock.train_exp_iterations * self.train_mb_size
+        positions: dict[int, list[int]] = {}
+        for position in range(images):
+            clip = self._clips.numbers[first + position]
+            if self._clips.begin[clip] >= first:
+                positions.setdefault(clip, []).append(position)
+        return positions.values()
+
+    def _clips_in_order(self) -> "_Clips | None":
+        """Return the clips of the experience, if its frames come in order."""
+        dataset = self.adapted_dataset
+        if not (self.frames_in_order and hasattr(dataset, "clip")):
+            return None
+        numbers = list(dataset.clip)
+        begin: dict[int, int] = {}
+        for position, clip in enumerate(numbers):
+            begin.setdefault(clip, position)
+        return _Clips(numbers, begin)
+
+    def _scores_of_views(
+        self, form: ClosedForm, views: Tensor, known: Tensor
+    ) -> Tensor:
+        """Return scores ``(n, V', C)`` of used views, of the classes of a mask."""
+        used = self.look_weights.used_views
+        rows = views[:, used, -form.settings["length"] :].flatten(0, 1)
+        return form.scores(rows)[:, known].unflatten(0, (-1, len(used)))
+
+    def _before_training_exp(self, **kwargs):
+        self._earlier.forget()
+        self._clips = None
+        super()._before_training_exp(**kwargs)
+
+    def _after_training_exp(self, **kwargs):
+        super()._after_training_exp(**kwargs)
+        self._earlier.forget()
+        self.look_weights.settle()
 
     def _fit_into_budget(self, classes: int, budget: int) -> None:
         head_length = self.features.of_head().length(self.model)
@@ -110,7 +234,11 @@ class ClosedFormStrategy(StreamStrategy):
         seen = self.seen_classes.seen
         if not seen:
             return self._zeros(len(features))
-        scores = self.statistics.scores(features.cpu()[:, -self._length :])
+        views = self._views(features.cpu())
+        every = torch.ones(self.statistics.settings["n_classes"], dtype=torch.bool)
+        scores = self._scores_of_views(self.statistics, views, every)
+        weights = self.look_weights.weights().unsqueeze(1)
+        scores = (scores * weights).sum(1)
         # Classes for which the statistics have no room yet.
         missing = self.model.n_classes - scores.shape[1]
         if missing:
@@ -130,20 +258,35 @@ class ClosedFormStrategy(StreamStrategy):
         """Do nothing: P is not trained."""
 
     def state_dict(self):
-        return super().state_dict() | {"method": self.statistics.state_dict()}
+        state = super().state_dict() | self._learned_state()
+        return state | {"earlier": self._earlier.state_dict()}
 
     def load_state_dict(self, state, strict=True):
         statistics = self._loaded(state["method"])
         super().load_state_dict(state, strict)
-        self.statistics = statistics
+        self._load_learned(statistics, state)
+        self._earlier.load_state_dict(state["earlier"], statistics)
 
     def answer_state(self):
-        return super().answer_state() | {"method": self.statistics.state_dict()}
+        return super().answer_state() | self._learned_state()
 
     def load_answer_state(self, state):
         statistics = self._loaded(state["method"])
         super().load_answer_state(state)
+        self._load_learned(statistics, state)
+
+    def _learned_state(self) -> dict[str, Any]:
+        """Return the statistics, and the weights of views."""
+        return {
+            "method": self.statistics.state_dict(),
+            "looks": self.look_weights.state_dict(),
+        }
+
+    def _load_learned(self, statistics: ClosedForm, state: dict[str, Any]) -> None:
+        """Take statistics, and the weights of views of a state."""
         self.statistics = statistics
+        self.look_weights.load_state_dict(state["looks"])
+        self._earlier.forget()
 
     def _loaded(self, state: dict[str, Any]) -> ClosedForm:
         """Return statistics with a state, in which features may have been dropped."""

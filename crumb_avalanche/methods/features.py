@@ -1,7 +1,7 @@
 """Feature vectors of images: averages or moments of feature maps over locations."""
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -214,19 +214,6 @@ def _gaussian(length: int, deviation: float) -> Tensor:
     middles = torch.arange(locations, dtype=torch.float32) + 0.5
     distances = middles / locations - 0.5  # from the middle of the axis
     return (-(distances**2) / (2 * deviation**2)).softmax(0)
-
-
-def parts_of(settings: Any) -> tuple[FeatureMoments, dict[str, Any]]:
-    """Divide the settings of a closed form.
-
-    Returns:
-        Its features, and the arguments of its constructor.
-    """
-    of_form = asdict(settings)
-    of_features = {
-        moment.name: of_form.pop(moment.name) for moment in fields(FeatureMoments)
-    }
-    return FeatureMoments(**of_features), of_form
 
 
 def cell_means(maps: Tensor, cells: int) -> Tensor:

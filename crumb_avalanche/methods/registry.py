@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from crumb_avalanche.methods.look_shares import WHOLE_IMAGE, shares_of
 from crumb_avalanche.system import setting_ranges as ranges
 from crumb_avalanche.training.replay_settings import Replay
 
@@ -59,6 +60,15 @@ class LearningSettings(Replay):
 @dataclass(frozen=True)
 class NoSettings(ranges.InRange):
     """Settings of a method that has none."""
+
+
+@dataclass(frozen=True)
+class FormSettings(ranges.InRange):
+    """Base of the settings of closed forms, which have the text ``looks``."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shares_of(vars(self)["looks"])  # raises for a text that names no looks
 
 
 @dataclass(frozen=True)
@@ -389,7 +399,7 @@ def plugin_settings(plugin: type) -> type:
 
 def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
     """Return the fields of an entry that follow from a closed form."""
-    from crumb_avalanche.methods.features import parts_of
+    from crumb_avalanche.methods.looks import parts_of
 
     def build(recipe: Recipe) -> "StreamStrategy":
         # By name, since it imports this module.
@@ -425,14 +435,17 @@ def form_settings(form: "type[ClosedForm]") -> type:
     for name, hint in ranges.hints_of(FeatureMoments).items():
         default = form.moments.get(name, getattr(FeatureMoments, name))
         members.append((name, hint, default))
+    members.append(("looks", str, WHOLE_IMAGE))
     for name, hint in ranges.declared(form).items():
         members.append((name, hint, getattr(form, name)))
-    return _settings_class(form, members)
+    return _settings_class(form, members, base=FormSettings)
 
 
-def _settings_class(method: type, members: list[Any]) -> type:
+def _settings_class(
+    method: type, members: list[Any], base: type = ranges.InRange
+) -> type:
     name = f"{method.__name__}Settings"
-    return make_dataclass(name, members, bases=(ranges.InRange,), frozen=True)
+    return make_dataclass(name, members, bases=(base,), frozen=True)
 
 
 def get_strategy(name: str) -> Entry:

@@ -12,14 +12,16 @@ from typing import Any, cast
 from benchmarks_toybox_ilab.catalog import Benchmark, get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.streams.protocols import make_benchmark
-from benchmarks_toybox_ilab.streams.torch_dataset import pixel_transform
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.progress import progress_bar
+from crumb_avalanche.images.looks import LookTransform
+from crumb_avalanche.methods.look_shares import WHOLE_IMAGE, shares_of
 from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate, measure_codes
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.look_store import LookStore, OneLook
 from crumb_avalanche.models.map_store import MapStore, files_key
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
@@ -46,15 +48,15 @@ class Stream:
         table: the frames, without those left out.
         benchmark: the Avalanche benchmark.
         bad_frames: messages of the frames and videos left out.
-        images_key: key of the images and their transform in the feature cache; changes
-            if a file changes.
+        images_keys: of each look, key of the images and their transform in the feature
+            cache; changes if a file changes.
     """
 
     entry: Benchmark
     table: FrameTable
     benchmark: Any
     bad_frames: list[str]
-    images_key: str
+    images_keys: tuple[str, ...]
 
 
 def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
@@ -80,7 +82,9 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         table = table.without([row for row, _ in bad])
         skipped += [message for _, message in bad]
     interpolation = preprocessing_of(plan.backbone).interpolation
-    transform = pixel_transform(plan.image_size, interpolation)
+    looks = LookTransform(looks_of_plan(plan), plan.image_size, interpolation)
+    transforms = looks.transforms
+    transform = looks if len(transforms) > 1 else transforms[0]
     benchmark = make_benchmark(
         table,
         "offline" if joint else plan.protocol,
@@ -91,13 +95,19 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         class_groups=entry.class_groups(table, plan.reference_stream),
         reference=plan.reference_stream,
     )
+    key = _images_key(entry, table)
     return Stream(
         entry,
         benchmark.frame_table,
         benchmark,
         skipped,
-        images_key=f"{_images_key(entry, table)} {transform!r}",
+        images_keys=tuple(f"{key} {of_look!r}" for of_look in transforms),
     )
+
+
+def looks_of_plan(plan: RunPlan) -> tuple[float, ...]:
+    """Return the shares of the image that a method looks at; others see the whole."""
+    return shares_of(plan.method.get("looks", WHOLE_IMAGE))
 
 
 def _images_key(entry: Benchmark, table: FrameTable) -> str:
@@ -225,6 +235,8 @@ class Session:
         model.set_precision(plan.precision)
         start = time.perf_counter()
         first_dataset = stream.benchmark.train_stream[0].dataset
+        if len(stream.images_keys) > 1:
+            first_dataset = OneLook(first_dataset, 0)
         if not plan.pretrained:
             calibrate(model, first_dataset, plan.codebook_init, plan.run)
         elif model.codebook is not None:
@@ -291,15 +303,19 @@ def _open_cache(
     folder: str, plan: RunPlan, stream: Stream, model: SplitModel
 ) -> FeatureCache:
     """Open the cache of feature maps in a folder."""
-    store = MapStore(
-        folder,
-        model,
-        len(stream.table),
-        stream.images_key,
-        plan.workers,
-        plan.progress,
-        half=plan.cache_precision == "fp16",
-    )
+    stores = [
+        MapStore(
+            folder,
+            model,
+            len(stream.table),
+            key,
+            plan.workers,
+            plan.progress,
+            half=plan.cache_precision == "fp16",
+        )
+        for key in stream.images_keys
+    ]
+    store = LookStore(stores) if len(stores) > 1 else stores[0]
     return FeatureCache(store, stored_images=plan.capacity or 0)
 
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 
+from crumb_avalanche.models.look_store import LookStore
 from crumb_avalanche.models.map_store import USUAL_CAPACITY, FeatureMemo, MapStore
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.avalanche_fixes import labels_of
@@ -25,8 +26,8 @@ class FeatureCache(StatefulPlugin):
     use, or use the cache as a context manager.
 
     Args:
-        store: holds the maps; its ``seconds``, ``filled`` and ``damaged`` are those of
-            all processes of a resumed run.
+        store: holds the maps, a ``LookStore`` those of several looks; its ``seconds``,
+            ``filled`` and ``damaged`` are those of all processes of a resumed run.
         stored_images: capacity of the replay buffer in images. The cache keeps this
             number of their maps in memory, at least 512 and at most 2 GiB.
 
@@ -36,7 +37,7 @@ class FeatureCache(StatefulPlugin):
         ValueError: in training or evaluation, a data set has no ``frame_row``.
     """
 
-    def __init__(self, store: MapStore, stored_images: int = 0):
+    def __init__(self, store: MapStore | LookStore, stored_images: int = 0):
         super().__init__()
         self.store = store
         # Images of a replay buffer have no row in the store: their maps are looked up
@@ -85,6 +86,8 @@ class FeatureCache(StatefulPlugin):
         rows = np.asarray(list(images.frame_row))
         maps = self.store.dataset(images, rows, labels)
         attributes = [DataAttribute(labels, "targets")]
+        if hasattr(images, "clip"):
+            attributes.append(DataAttribute(list(images.clip), "clip"))
         if hasattr(images, "targets_task_labels"):
             tasks = list(map(int, images.targets_task_labels))
             attributes.append(

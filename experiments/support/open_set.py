@@ -88,8 +88,7 @@ def cached_features(
     path = None if folder is None else folder / f"{name}.npy"
     if path is not None and path.exists():
         return torch.from_numpy(np.load(path)).float()
-    compute = learner._classifier.compute
-    features = torch.cat([compute(network.model, batch) for batch in images()])
+    features = torch.cat([learner._compute(batch, learner.looks) for batch in images()])
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, features.half().numpy())

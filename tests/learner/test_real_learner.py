@@ -12,12 +12,12 @@ from PIL import Image
 from real_data import TEST_DATA
 from torch.nn import functional
 
-from crumb_avalanche.images.looks import Looks
 from crumb_avalanche.images.sources import batches, clips_of
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import learn
+from crumb_avalanche.methods.looks import Looks
 
 ARCHIVE = TEST_DATA / "eth80" / "eth80_128.zip"
 WEIGHTS = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"

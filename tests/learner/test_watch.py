@@ -103,7 +103,7 @@ def test_a_window_has_the_evidence_of_a_clip(learner):
     learner.teach_nothing(images(3, 4, seed=9))  # the evidence has that, too
     classifier = learner._classifier
     pixels = [learner._transform(Image.fromarray(image)) for image in images(1, 5)]
-    features = learner._compute(torch.stack(pixels))
+    features = learner._compute(torch.stack(pixels), learner.looks_used)
     of_each = [classifier.evidence(row[None]) for row in features]
     joined = watch.together(of_each)
     assert joined.apart is not None

@@ -80,7 +80,7 @@ class Streamed:
     def learn_features(self, experience):
         images = torch.stack([image for image, *_ in experience.dataset])
         labels = torch.tensor([label for _, label, *_ in experience.dataset])
-        features = self.learner.features(self.learner.model, images)
+        features = self.learner.features(self.learner.model, [images], [0])
         learn_in_batches(self.expected, features, labels, size=6)
 
     def weights(self):

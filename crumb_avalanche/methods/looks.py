@@ -1,0 +1,398 @@
+"""The parts of an image that a closed form looks at, and how much each counts.
+
+A close look leaves out the surroundings of an object in the middle of the image, a wide
+one shows an object that fills the image. Which of them is more accurate depends on the
+stream, so their weights are learned, and a look that is not needed is given up. The
+maps of the closest look have two views, towards the middle and close to it, which finds
+small objects without another pass of the network.
+"""
+
+import copy
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.features import FeatureMoments
+from crumb_avalanche.methods.look_shares import check_shares, shares_of, text_of
+from crumb_avalanche.models.split_model import SplitModel
+
+# Windows of a look that is not the whole image, in units of those of the features.
+TOWARDS_MIDDLE = 0.8  # of the map that enters the plastic layers
+MIDDLE_WINDOW = 0.18  # of the head's input, in units of its side
+CLOSE = 0.65  # of the second view of the closest look, in units of its first
+# Of the weights that are tried, by number of views.
+STEPS = {1: 1, 2: 10, 3: 6, 4: 5}
+# Cost of the squared distance from equal weights, in units of the log-likelihood of a
+# clip.
+PRIOR = 8.0
+LEAST_CLIPS = 20  # observed before a look is given up
+# A look is enough alone that costs no more than this log-likelihood of a clip.
+ENOUGH = 0.02
+# The copy that is asked before a clip is learned is brought up to date when so many
+# times more images were learned.
+GROWTH = 1.5
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Middle parts of an image, each resized to what the network takes.
+
+    Args:
+        shares: sides of the parts in units of the image's sides, one to three numbers
+            from 0.1 to 1.
+
+    Raises:
+        ValueError: they are none of these, or one comes twice.
+    """
+
+    shares: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        shares = tuple(float(share) for share in self.shares)
+        check_shares(shares)
+        object.__setattr__(self, "shares", shares)
+
+    @classmethod
+    def of_text(cls, text: str) -> "Looks":
+        """Return the looks of a text such as ``1,0.6``."""
+        return cls(shares_of(text))
+
+    def __str__(self) -> str:
+        return text_of(self.shares)
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """The numbers of all looks."""
+        return tuple(range(len(self.shares)))
+
+    @property
+    def views(self) -> int:
+        """Number of views: one of each look, and a second one of the closest.
+
+        The whole image has no second view.
+        """
+        return len(self.look_of_views)
+
+    @property
+    def look_of_views(self) -> list[int]:
+        """The number of the look that each view is of."""
+        closest = self._closest
+        return sorted([*self.all, *closest])
+
+    @property
+    def _closest(self) -> list[int]:
+        """The number of the closest look; none if it is the whole image."""
+        closest = min(self.shares)
+        if closest == 1:
+            return []
+        return [self.shares.index(closest)]
+
+    def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:
+        """Return for each look what is computed of its maps, an item for each view."""
+        windows = []
+        for number, share in enumerate(self.shares):
+            if share == 1:
+                windows.append([features])
+                continue
+            middle = _narrowed(features, TOWARDS_MIDDLE, MIDDLE_WINDOW)
+            of_look = [middle]
+            if number in self._closest:
+                of_look.append(_narrowed(middle, CLOSE, CLOSE * middle.window))
+            windows.append(of_look)
+        return windows
+
+
+WHOLE = Looks()
+
+
+def _narrowed(features: FeatureMoments, inner: float, window: float) -> FeatureMoments:
+    """Return features of a smaller part of the maps.
+
+    Args:
+        features: of the larger part.
+        inner: factor of ``inner``.
+        window: taken if it is less, or if there is none.
+    """
+    if features.window:
+        window = min(window, features.window)
+    return replace(features, inner=max(0.1, inner * features.inner), window=window)
+
+
+@dataclass(frozen=True)
+class ViewFeatures:
+    """Features of the views of images, which a closed form learns and scores.
+
+    Attributes:
+        moments: what is computed of the maps of a view.
+        looks: the parts of an image that views are of.
+    """
+
+    moments: FeatureMoments = FeatureMoments()  # noqa: RUF009 - it never changes
+    looks: Looks = WHOLE
+
+    def __call__(
+        self, model: SplitModel, looks: Sequence[Tensor], used: Sequence[int]
+    ) -> Tensor:
+        """Compute ``(B, V * D)`` float32 features of ``V`` views.
+
+        Args:
+            model: a model in any mode, which is restored.
+            looks: images or maps of each look that is used, as for
+                ``SplitModel.features``.
+            used: number of each of these; features of the views of others are 0.
+        """
+        # All looks pass the network together, which is faster than alone.
+        layers = self._layers(model, model.features(torch.cat(list(looks))))
+        layers_of_looks = zip(*(layer.chunk(len(looks)) for layer in layers))
+        layers_by_look = dict(zip(used, layers_of_looks, strict=True))
+        views: list[Tensor | None] = []
+        for number, windows in enumerate(self.looks.windows(self.moments)):
+            for window in windows:
+                of_view = None
+                if number in layers_by_look:
+                    of_view = window.of_layers(list(layers_by_look[number]))
+                views.append(of_view)
+        return torch.cat(list(_without_gaps(views)), 1)
+
+    def _layers(self, model: SplitModel, maps: Tensor) -> list[Tensor]:
+        """Return the layers of all views, with locations where a view has a window."""
+        if self.looks == WHOLE:
+            return self.moments.layers(model, maps)
+        ((windowed, *_), *_) = self.looks.windows(self.moments)[::-1]
+        if not windowed.window:
+            windowed = replace(windowed, window=MIDDLE_WINDOW)
+        return windowed.layers(model, maps)
+
+    def length(self, model: SplitModel) -> int:
+        """Return ``D``, the number of features of a view."""
+        maps = model.pixel_mean.new_zeros(1, *model.map_shape)
+        return self.moments.of_layers(self._layers(model, maps)).shape[1]
+
+    def of_head(self) -> "ViewFeatures":
+        """Return the features of the head's input alone: the last ones of each view."""
+        return replace(self, moments=self.moments.of_head())
+
+
+def parts_of(settings: Any) -> tuple[ViewFeatures, dict[str, Any]]:
+    """Divide the settings of a closed form.
+
+    Returns:
+        Its features, and the arguments of its constructor.
+    """
+    of_form = asdict(settings)
+    looks = Looks.of_text(of_form.pop("looks"))
+    of_moments = {
+        moment.name: of_form.pop(moment.name) for moment in fields(FeatureMoments)
+    }
+    return ViewFeatures(FeatureMoments(**of_moments), looks), of_form
+
+
+def _without_gaps(views: Sequence[Tensor | None]) -> Iterator[Tensor]:
+    """Yield the features of views, 0 for those that were not computed."""
+    computed = next(values for values in views if values is not None)
+    for values in views:
+        yield torch.zeros_like(computed) if values is None else values
+
+
+class LookWeights:
+    """Weights of the scores of ``V`` views, and which looks are needed at all.
+
+    They follow how well each weighting predicted clips before they were learned: they
+    are the mean over a grid of weightings, by their likelihood of the clips' true
+    classes, with a prior for equal weights. Losses are sums over clips, so that those
+    of two learners are added.
+
+    From 20 clips on, ``settle`` gives the other looks up where one look alone has at
+    most 0.02 less mean log-likelihood than the best weighting of all.
+
+    Args:
+        looks: what the views are of.
+
+    Attributes:
+        losses: of each weighting, the sum over clips, float64.
+        clips: number of clips that were observed.
+        used: numbers of the looks that are needed; those of all at first.
+    """
+
+    def __init__(self, looks: Looks):
+        self.looks = looks
+        views = looks.views
+        steps = STEPS[views]
+        steps_of_views = itertools.product(range(steps + 1), repeat=views)
+        weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
+        self._grid = torch.tensor(weightings, dtype=torch.float64) / steps
+        self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
+        self.clips = 0
+        self.used = looks.all
+
+    def __deepcopy__(self, memo: dict) -> "LookWeights":
+        return copy.copy(self)  # tensors are replaced, never changed in place
+
+    @property
+    def used_views(self) -> list[int]:
+        """The numbers of the views of the looks that are used."""
+        return self._views_of(self.used)
+
+    def _views_of(self, looks: Sequence[int]) -> list[int]:
+        """Return the numbers of the views of some looks."""
+        of_views = enumerate(self.looks.look_of_views)
+        return [view for view, look in of_views if look in looks]
+
+    def views_in(self, features: Tensor) -> list[int]:
+        """Return the numbers of the views that answer for images.
+
+        These are the used ones. Features of before a look was given up, or taken again,
+        may lack some.
+
+        Args:
+            features: ``(n, V, D)``, 0 where a view was not computed.
+        """
+        used = self.used_views
+        if torch.jit.is_tracing() or len(used) == 1 or not len(features):
+            return used
+        computed = features.any(2).all(0).tolist()
+        return [view for view in used if computed[view]] or used
+
+    def weights(self, views: Sequence[int] | None = None) -> Tensor:
+        """Return the weights of some views.
+
+        Args:
+            views: numbers of the views; default the used ones.
+
+        Returns:
+            ``(len(views),)`` float64 with the sum 1.
+        """
+        chosen = self.used_views if views is None else list(views)
+        grid = self._grid[:, chosen]
+        of_chosen = grid.sum(1) > 1 - 1e-9
+        distances = (grid - 1 / len(chosen)).square().sum(1)
+        logits = (-self.losses - PRIOR * distances)[of_chosen]
+        return logits.softmax(0) @ grid[of_chosen]
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether clips still change the weights."""
+        return self.looks.views > 1 and self.used == self.looks.all
+
+    def losses_of(self, scores: Tensor, column: int) -> Tensor:
+        """Return what a clip that was predicted adds to the losses.
+
+        Args:
+            scores: ``(n, V', C)`` float64 of its frames, of the views that answer,
+                divided by the temperature of the closed form. Where these are not all,
+                nothing is compared, and the losses are 0.
+            column: the true class.
+        """
+        if not self.is_learning or scores.shape[1] < self.looks.views:
+            return torch.zeros_like(self.losses)
+        shares = torch.einsum("gv,nvc->gnc", self._grid, scores).log_softmax(2)
+        return -shares[:, :, column].mean(1)
+
+    def observe(self, scores: Tensor, column: int) -> None:
+        """Take in a clip that was predicted before it is learned; see ``losses_of``."""
+        self.add(self.losses_of(scores, column))
+
+    def add(self, losses: Tensor) -> None:
+        """Take in what ``losses_of`` returned of a clip."""
+        if not losses.any():
+            return
+        self.losses = self.losses + losses
+        self.clips += 1
+
+    def settle(self) -> None:
+        """Give up the other looks where one is enough."""
+        if len(self.used) == 1 or self.clips < LEAST_CLIPS:
+            return
+        alone = [self._least_loss(number) for number in self.used]
+        least = min(alone)
+        if least <= float(self.losses.min()) + ENOUGH * self.clips:
+            self.used = (self.used[alone.index(least)],)
+
+    def _least_loss(self, look: int) -> float:
+        """Return the least loss of a weighting of the views of one look alone."""
+        on_look = self._grid[:, self._views_of([look])].sum(1) > 1 - 1e-9
+        return float(self.losses[on_look].min())
+
+    def merge(self, other: "LookWeights") -> None:
+        """Add the losses of another instance with the same looks.
+
+        Looks that one of the two uses are used.
+        """
+        self.losses = self.losses + other.losses
+        self.clips += other.clips
+        self.used = tuple(sorted({*self.used, *other.used}))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return losses, number of clips, and the looks that are used."""
+        return {"losses": self.losses, "clips": self.clips, "used": list(self.used)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+        self.losses = state["losses"]
+        self.clips = state["clips"]
+        self.used = tuple(state["used"])
+
+
+class EarlierForm:
+    """An earlier copy of a closed form, which answers for clips that are not learned.
+
+    It is made anew in each lesson, and within one whenever there are half as many
+    images again: each change of the statistics needs a new solution, which takes longer
+    than an answer.
+    """
+
+    def __init__(self) -> None:
+        self._form: ClosedForm | None = None
+        self._images = 0
+
+    def __deepcopy__(self, memo: dict) -> "EarlierForm":
+        return copy.copy(self)  # the copy is replaced, never changed
+
+    def forget(self) -> None:
+        """Drop the copy, so that all that was learned so far answers next."""
+        self._form = None
+
+    def knowing(self, statistics: ClosedForm, label: int) -> ClosedForm | None:
+        """Return the form that answers for a clip of a class.
+
+        Args:
+            statistics: what was learned so far.
+            label: of the clip.
+
+        Returns:
+            ``None`` if the form does not know the class, or no other one.
+        """
+        learned = int(statistics.image_counts.sum())
+        if self._form is None or learned >= GROWTH * self._images:
+            self._form = copy.deepcopy(statistics)
+            self._images = max(1, learned)
+        known = self._form.image_counts > 0
+        if int(known.sum()) < 2 or label >= len(known) or not known[label]:
+            return None
+        return self._form
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the copy, and how many images it learned."""
+        form = None if self._form is None else self._form.state_dict()
+        return {"form": form, "images": self._images}
+
+    def load_state_dict(self, state: dict[str, Any], statistics: ClosedForm) -> None:
+        """Load what ``state_dict`` returned.
+
+        Args:
+            state: see above.
+            statistics: a form with the same settings.
+        """
+        self._form = None
+        self._images = state["images"]
+        if state["form"] is not None:
+            self._form = statistics.like(state["form"])
+            self._form.load_state_dict(state["form"])
