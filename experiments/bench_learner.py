@@ -11,7 +11,8 @@ Ratios are printed last, because times depend on the machine; with --json, they 
                           the same
   ..._over_whole          time of Learner.predict and teach / that of a learner that
                           looks at the whole image
-  ..._two_looks           the same of a learner with two looks, 0.75 and 0.5
+  ..._settled             the same of a learner that found that of its looks the whole
+                          image is enough
   cold_start_over_torch   time of the process "crumb predict MODEL photo.jpg" / time of
                           a process that imports torch and torchvision and runs the
                           network once
@@ -39,7 +40,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +69,7 @@ AVERAGED = 8  # lessons of one image
 SIDE = 480  # pixels of the photos
 # Names of learners that look otherwise.
 WHOLE = ", whole image"
-TWO_LOOKS = ", two looks"
+SETTLED = ", settled"
 # Not resource.getrusage, whose peak includes that of the process that starts this one.
 PEAK = "print(int(open('/proc/self/status').read().partition('VmHWM:')[2].split()[0]) * 1024)"
 CLI = (
@@ -111,10 +112,19 @@ def taught(options: argparse.Namespace, looks: list[float], tree: Path) -> Learn
     return learner
 
 
+def settled(learner: Learner) -> Learner:
+    """A copy of a learner for which its first look is enough."""
+    classifier = copy.deepcopy(learner._classifier)
+    classifier.look_weights.used = (0,)
+    copied = copy.deepcopy(learner)
+    copied._state = replace(learner._state, classifier=classifier)
+    return copied
+
+
 def time_batches(
     options: argparse.Namespace, learner: Learner, tree: Path
 ) -> dict[str, float]:
-    """Time a batch in the bare network, and in learners of several looks.
+    """Time a batch in the bare network, and in learners of other looks.
 
     Returns:
         Seconds of ``bare``, and of ``predict`` and ``teach`` of the learner and of
@@ -123,7 +133,7 @@ def time_batches(
     learners = {
         "": learner,
         WHOLE: taught(options, [1.0], tree),
-        TWO_LOOKS: taught(options, [0.75, 0.5], tree),
+        SETTLED: settled(learner),
     }
     batch = noise(options.batch)
     functions = {"bare": partial(bare, learner, noise_tensor(options.batch))}
@@ -321,7 +331,7 @@ def figures_of(
         total = batch[f"{name}{WHOLE}"]
         figures[f"{name}_over_bare"] = batch[name] / batch["bare"]
         figures[f"{name}_over_whole"] = batch[name] / total
-        figures[f"{name}_two_looks"] = batch[f"{name}{TWO_LOOKS}"] / total
+        figures[f"{name}_settled"] = batch[f"{name}{SETTLED}"] / total
     seconds = process.seconds
     figures["cold_start_over_torch"] = seconds["predict"] / seconds["torch"]
     figures["predict_bytes"] = process.predict_bytes

@@ -7,13 +7,14 @@ In each run the training objects of the split are taught, and held-out ones are 
 photo by photo:
 
   run       `crumb run --preset recommended` on the split
-  taught    `Learner("recommended", looks=(1.0,))`, taught half of the classes in one
-            lesson and the others in a second
+  taught    `Learner("recommended")`, taught half of the classes in one lesson and the
+            others in a second
   merged    two learners, each taught half of the objects of every class, merged into
             one
-  own ...   the same statistics of classes of 1 to 200 images, geometric, in another
-            order of classes in each run, with other shares of a class's own covariance;
-            `small` are classes of less than 20 images; mean over classes
+  own ...   the same statistics of whole images of classes of 1 to 200 images,
+            geometric, in another order of classes in each run, with other shares of a
+            class's own covariance; `small` are classes of less than 20 images; mean
+            over classes
 
 Differences are in the same runs, with 95 % interval by Student's t over runs, or over
 splits where runs share one. The features of a learner are computed once for all runs.
@@ -153,10 +154,11 @@ def unequal_rows(given: Taught, frames: FrameTable, run: int) -> dict[str, float
     """Accuracy in percent of each rule on small classes and on all."""
     classes = UnequalClasses.draw(frames, run)
     count = len(classes.rows)
-    features = given.features[np.concatenate(classes.rows)]
+    length = given.empty.length
+    of_whole_images = given.features[:, :length]  # the first view
+    features = of_whole_images[np.concatenate(classes.rows)]
     test = frames.rows("test")
     budget = given.empty.budget_bytes
-    length = given.features.shape[1]
     usual = RegularizedDiscriminant.for_budget(length, budget, given.empty.kept)
     accuracies = {}
     for rule, changes in RULES.items():
@@ -164,7 +166,7 @@ def unequal_rows(given: Taught, frames: FrameTable, run: int) -> dict[str, float
         statistics = RegularizedDiscriminant(**settings)
         statistics.make_room(count, budget, length)
         statistics.update(features, classes.labels)
-        answers = statistics.scores(given.features[test]).argmax(1).numpy()
+        answers = statistics.scores(of_whole_images[test]).argmax(1).numpy()
         is_right = answers == frames.labels[test]
         of_class = np.array(
             [
@@ -221,9 +223,7 @@ def given_of(options: CommonOptions) -> Taught:
     benchmark = options.benchmark
     plan = RunPlan.of(options.settings(benchmark))
     weights = None if plan.weights == "none" else plan.weights
-    learner = Learner(
-        "recommended", plan.backbone, weights, plan.image_size, looks=(1.0,)
-    )
+    learner = Learner("recommended", plan.backbone, weights, plan.image_size)
     frames = get_benchmark(benchmark).table(options.roots[benchmark], 0)
     features = features_of(learner, frames, None)
     return Taught(learner._classifier, features)

@@ -30,6 +30,8 @@ STEPS = {1: 1, 2: 10, 3: 6, 4: 5}
 # Cost of the squared distance from equal weights, in units of the log-likelihood of a
 # clip.
 PRIOR = 8.0
+# Largest loss of an image: classes of few images are sure of what they do not know.
+MOST_LOSS = 3.0
 LEAST_CLIPS = 20  # observed before a look is given up
 # A look is enough alone that costs no more than this log-likelihood of a clip.
 ENOUGH = 0.02
@@ -207,8 +209,8 @@ class LookWeights:
 
     They follow how well each weighting predicted clips before they were learned: they
     are the mean over a grid of weightings, by their likelihood of the clips' true
-    classes, with a prior for equal weights. Losses are sums over clips, so that those
-    of two learners are added.
+    classes, with a prior for equal weights; of an image it is at least ``exp(-3)``.
+    Losses are sums over clips, so that those of two learners are added.
 
     From 20 clips on, ``settle`` gives the other looks up where one look alone has at
     most 0.02 less mean log-likelihood than the best weighting of all.
@@ -294,7 +296,7 @@ class LookWeights:
         if not self.is_learning or scores.shape[1] < self.looks.views:
             return torch.zeros_like(self.losses)
         shares = torch.einsum("gv,nvc->gnc", self._grid, scores).log_softmax(2)
-        return -shares[:, :, column].mean(1)
+        return (-shares[:, :, column]).clamp_max(MOST_LOSS).mean(1)
 
     def observe(self, scores: Tensor, column: int) -> None:
         """Take in a clip that was predicted before it is learned; see ``losses_of``."""

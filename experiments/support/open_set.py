@@ -158,8 +158,10 @@ def taught(
     classifier = copy.deepcopy(empty)
     for label, features in lessons:
         number, _ = classifier.number_of(names[label])
+        classifier.begin_lesson()
         classifier.predict_before_learning(features, number)
         classifier.learn(features, number)
+        classifier.end_lesson()
     return classifier
 
 

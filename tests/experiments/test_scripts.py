@@ -111,7 +111,7 @@ FIGURES = {
     ),
     "bench_learner": (
         ["--quick", "--backbone", "efficientnet_lite0"],
-        ["predict_over_bare", "teach_two_looks", "teach_bytes", "undo_last_seconds"],
+        ["predict_over_bare", "teach_settled", "teach_bytes", "undo_last_seconds"],
     ),
     "bench_streams": (
         ["--quick"],

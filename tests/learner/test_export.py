@@ -118,10 +118,10 @@ def test_the_file_answers_as_the_learner_for_any_size_and_batch(
             bool
         ] and scores.shape == (len(images), 4)
         pixels = torch.stack(
-            [pixel_transform(32)(Image.fromarray(one)) for one in images]
+            [learner._transform(Image.fromarray(one)) for one in images]
         )
         found = learner._classifier.evidence(
-            learner._classifier.compute(learner.network.model, pixels)
+            learner._compute(pixels, learner.looks_used)
         )
         expected = found.scores.numpy() * learner._classifier.statistics.temperature
         # Pillow may resize a tall image along its height first: some pixels differ by
