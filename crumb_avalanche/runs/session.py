@@ -107,7 +107,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
 
 def looks_of_plan(plan: RunPlan) -> tuple[float, ...]:
     """Return the shares of the image that a method looks at; others see the whole."""
-    return shares_of(plan.method.get("looks", WHOLE_IMAGE))
+    return shares_of(str(plan.method.get("looks", WHOLE_IMAGE)))
 
 
 def _images_key(entry: Benchmark, table: FrameTable) -> str:
