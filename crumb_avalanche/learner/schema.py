@@ -106,6 +106,7 @@ KNOWN = {
     "images": each(IMAGES),
     "look_weights": record(
         losses=array(torch.float64, None, low=0),
+        squares=array(torch.float64, None, low=0),
         clips=IMAGES,
         used=each(whole(0, MOST_LOOKS - 1), most=MOST_LOOKS),
     ),
@@ -289,6 +290,8 @@ def _check_look_weights(stored: dict[str, Any], looks: Looks, path: str) -> None
     weightings = len(LookWeights(looks).losses)
     fits = len(stored["losses"]) == weightings
     require(fits, f"{path}.losses", f"{weightings} values")
+    agrees = len(stored["squares"]) == len(looks)
+    require(agrees, f"{path}.squares", "one for each look")
     used = stored["used"]
     exist = used and set(used) <= set(looks.all) and used == sorted(set(used))
     require(bool(exist), f"{path}.used", "numbers of looks, in order")

@@ -3,8 +3,8 @@
 A close look leaves out the surroundings of an object in the middle of the image, a wide
 one shows an object that fills the image. Which of them is more accurate depends on the
 stream, so their weights are learned, and a look that is not needed is given up. The
-maps of the closest look have two views, towards the middle and close to it, which finds
-small objects without another pass of the network.
+maps of a look may have two views, of which the second one lies closer to the middle: it
+finds small objects without another pass of the network.
 """
 
 import copy
@@ -21,20 +21,26 @@ from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.look_shares import check_shares, shares_of, text_of
 from crumb_avalanche.models.split_model import SplitModel
 
-# Windows of a look that is not the whole image, in units of those of the features.
-TOWARDS_MIDDLE = 0.8  # of the map that enters the plastic layers
-MIDDLE_WINDOW = 0.18  # of the head's input, in units of its side
-CLOSE = 0.65  # of the second view of the closest look, in units of its first
+# Share of the side of the map that enters the plastic layers, and deviation of the
+# weights of the head's input, in units of its side.
+Window = tuple[float, float]
+TOWARDS_MIDDLE: Window = (0.8, 0.18)  # of a look that is not the whole image
+CLOSE: Window = (0.52, 0.117)  # of the second view of the closest look
+MIDDLE_OF_WHOLE: Window = (0.6, 0.18)  # of the second view of the whole image
 # Of the weights that are tried, by number of views.
-STEPS = {1: 1, 2: 10, 3: 6, 4: 5}
+STEPS = {1: 1, 2: 10, 3: 6, 4: 4, 5: 4}
 # Cost of the squared distance from equal weights, in units of the log-likelihood of a
 # clip.
 PRIOR = 8.0
-# Largest loss of an image: classes of few images are sure of what they do not know.
+# Of an image; 0 is of what was not compared. Classes of few images are sure of what
+# they do not know, which is worth no more than other mistakes.
+LEAST_LOSS = 1e-9
 MOST_LOSS = 3.0
 LEAST_CLIPS = 20  # observed before a look is given up
-# A look is enough alone that costs no more than this log-likelihood of a clip.
+# A look is enough alone if it costs less log-likelihood of a clip than this, for
+# certain: by so many standard errors.
 ENOUGH = 0.02
+CERTAIN = 2.0
 # The copy that is asked before a clip is learned is brought up to date when so many
 # times more images were learned.
 GROWTH = 1.5
@@ -77,55 +83,51 @@ class Looks:
 
     @property
     def views(self) -> int:
-        """Number of views: one of each look, and a second one of the closest.
-
-        The whole image has no second view.
-        """
+        """Number of views."""
         return len(self.look_of_views)
 
     @property
     def look_of_views(self) -> list[int]:
         """The number of the look that each view is of."""
-        closest = self._closest
-        return sorted([*self.all, *closest])
+        windows = enumerate(self._windows)
+        return [number for number, of_look in windows for _ in of_look]
 
     @property
-    def _closest(self) -> list[int]:
-        """The number of the closest look; none if it is the whole image."""
+    def _windows(self) -> list[list[Window | None]]:
+        """The windows of the views of each look; nothing for all of the maps.
+
+        The closest look has two views, and beside others so has the whole image.
+        """
         closest = min(self.shares)
-        if closest == 1:
-            return []
-        return [self.shares.index(closest)]
+        windows: list[list[Window | None]] = []
+        for share in self.shares:
+            if share == 1:
+                windows.append([None, MIDDLE_OF_WHOLE] if closest < 1 else [None])
+            elif share == closest:
+                windows.append([TOWARDS_MIDDLE, CLOSE])
+            else:
+                windows.append([TOWARDS_MIDDLE])
+        return windows
 
     def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:
         """Return for each look what is computed of its maps, an item for each view."""
-        windows = []
-        for number, share in enumerate(self.shares):
-            if share == 1:
-                windows.append([features])
-                continue
-            middle = _narrowed(features, TOWARDS_MIDDLE, MIDDLE_WINDOW)
-            of_look = [middle]
-            if number in self._closest:
-                of_look.append(_narrowed(middle, CLOSE, CLOSE * middle.window))
-            windows.append(of_look)
-        return windows
+        return [
+            [_narrowed(features, window) for window in of_look]
+            for of_look in self._windows
+        ]
 
 
 WHOLE = Looks()
 
 
-def _narrowed(features: FeatureMoments, inner: float, window: float) -> FeatureMoments:
-    """Return features of a smaller part of the maps.
-
-    Args:
-        features: of the larger part.
-        inner: factor of ``inner``.
-        window: taken if it is less, or if there is none.
-    """
+def _narrowed(features: FeatureMoments, window: Window | None) -> FeatureMoments:
+    """Return features of a window within that of the features."""
+    if window is None:
+        return features
+    share, deviation = window
     if features.window:
-        window = min(window, features.window)
-    return replace(features, inner=max(0.1, inner * features.inner), window=window)
+        deviation = min(deviation, features.window)
+    return replace(features, inner=max(0.1, share * features.inner), window=deviation)
 
 
 @dataclass(frozen=True)
@@ -168,9 +170,7 @@ class ViewFeatures:
         """Return the layers of all views, with locations where a view has a window."""
         if self.looks == WHOLE:
             return self.moments.layers(model, maps)
-        ((windowed, *_), *_) = self.looks.windows(self.moments)[::-1]
-        if not windowed.window:
-            windowed = replace(windowed, window=MIDDLE_WINDOW)
+        windowed = _narrowed(self.moments, TOWARDS_MIDDLE)
         return windowed.layers(model, maps)
 
     def length(self, model: SplitModel) -> int:
@@ -212,14 +212,17 @@ class LookWeights:
     classes, with a prior for equal weights; of an image it is at least ``exp(-3)``.
     Losses are sums over clips, so that those of two learners are added.
 
-    From 20 clips on, ``settle`` gives the other looks up where one look alone has at
-    most 0.02 less mean log-likelihood than the best weighting of all.
+    From 20 clips on, ``settle`` gives the other looks up where the views of one alone
+    are as good as all views, with equal weights: two standard errors above its mean,
+    the difference of losses is below 0.02.
 
     Args:
         looks: what the views are of.
 
     Attributes:
         losses: of each weighting, the sum over clips, float64.
+        squares: of each look, the sum over clips of the squared difference between the
+            losses of its views alone and of all views, float64.
         clips: number of clips that were observed.
         used: numbers of the looks that are needed; those of all at first.
     """
@@ -230,8 +233,15 @@ class LookWeights:
         steps = STEPS[views]
         steps_of_views = itertools.product(range(steps + 1), repeat=views)
         weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
-        self._grid = torch.tensor(weightings, dtype=torch.float64) / steps
+        of_steps = torch.tensor(weightings, dtype=torch.float64) / steps
+        of_looks = torch.zeros(1 + len(looks), views, dtype=torch.float64)
+        of_looks[0] = 1 / views
+        for number in looks.all:
+            of_look = self._views_of([number])
+            of_looks[1 + number, of_look] = 1 / len(of_look)
+        self._grid = torch.cat([of_looks, of_steps])
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
+        self.squares = torch.zeros(len(looks), dtype=torch.float64)
         self.clips = 0
         self.used = looks.all
 
@@ -296,7 +306,7 @@ class LookWeights:
         if not self.is_learning or scores.shape[1] < self.looks.views:
             return torch.zeros_like(self.losses)
         shares = torch.einsum("gv,nvc->gnc", self._grid, scores).log_softmax(2)
-        return (-shares[:, :, column]).clamp_max(MOST_LOSS).mean(1)
+        return (-shares[:, :, column]).clamp(LEAST_LOSS, MOST_LOSS).mean(1)
 
     def observe(self, scores: Tensor, column: int) -> None:
         """Take in a clip that was predicted before it is learned; see ``losses_of``."""
@@ -307,21 +317,22 @@ class LookWeights:
         if not losses.any():
             return
         self.losses = self.losses + losses
+        self.squares = self.squares + self._excess(losses).square()
         self.clips += 1
+
+    def _excess(self, losses: Tensor) -> Tensor:
+        """Return the losses of each look alone minus that of all views: ``(L,)``."""
+        return losses[1 : 1 + len(self.looks)] - losses[0]
 
     def settle(self) -> None:
         """Give up the other looks where one is enough."""
         if len(self.used) == 1 or self.clips < LEAST_CLIPS:
             return
-        alone = [self._least_loss(number) for number in self.used]
-        least = min(alone)
-        if least <= float(self.losses.min()) + ENOUGH * self.clips:
-            self.used = (self.used[alone.index(least)],)
-
-    def _least_loss(self, look: int) -> float:
-        """Return the least loss of a weighting of the views of one look alone."""
-        on_look = self._grid[:, self._views_of([look])].sum(1) > 1 - 1e-9
-        return float(self.losses[on_look].min())
+        means = self._excess(self.losses) / self.clips
+        variances = (self.squares / self.clips - means.square()).clamp_min(0)
+        most = means + CERTAIN * (variances / self.clips).sqrt()
+        if float(most.min()) <= ENOUGH:
+            self.used = (int(most.argmin()),)
 
     def merge(self, other: "LookWeights") -> None:
         """Add the losses of another instance with the same looks.
@@ -329,16 +340,23 @@ class LookWeights:
         Looks that one of the two uses are used.
         """
         self.losses = self.losses + other.losses
+        self.squares = self.squares + other.squares
         self.clips += other.clips
         self.used = tuple(sorted({*self.used, *other.used}))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return losses, number of clips, and the looks that are used."""
-        return {"losses": self.losses, "clips": self.clips, "used": list(self.used)}
+        """Return what was observed, and the looks that are used."""
+        return {
+            "losses": self.losses,
+            "squares": self.squares,
+            "clips": self.clips,
+            "used": list(self.used),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
         self.losses = state["losses"]
+        self.squares = state["squares"]
         self.clips = state["clips"]
         self.used = tuple(state["used"])
 

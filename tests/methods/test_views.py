@@ -57,7 +57,7 @@ def test_the_middle_of_an_axis(length, share, expected):
 
 @pytest.mark.parametrize(
     ("shares", "views"),
-    [((1.0,), 1), ((0.6,), 2), ((1.0, 0.5), 3), ((0.9, 0.7, 0.5), 4)],
+    [((1.0,), 1), ((0.6,), 2), ((1.0, 0.5), 4), ((0.9, 0.7, 0.5), 4)],
 )
 def test_number_of_views(shares, views):
     assert Looks(shares).views == views
@@ -107,19 +107,25 @@ def test_the_closest_look_has_a_second_view():
     (wide,), (near, close) = Looks((0.75, 0.5)).windows(MOMENTS)
     assert wide == near
     assert (near.inner, near.window) == (0.8, 0.18)
-    assert (close.inner, close.window) == pytest.approx((0.52, 0.117))
+    assert (close.inner, close.window) == (0.52, 0.117)
     assert close.cells == 2
 
 
-def test_the_whole_image_has_one_view():
+def test_the_whole_image_alone_has_one_view():
     assert Looks((1.0,)).windows(MOMENTS) == [[MOMENTS]]
+
+
+def test_the_whole_image_beside_another_look_has_two_views():
+    (whole, middle), _ = Looks((1.0, 0.6)).windows(MOMENTS)
+    assert whole == MOMENTS
+    assert (middle.inner, middle.window) == (0.6, 0.18)
 
 
 def test_windows_of_the_middle_are_within_those_of_the_features():
     moments = FeatureMoments(inner=0.5, window=0.1)
     _, (near, close) = Looks((1.0, 0.6)).windows(moments)
-    assert (near.inner, near.window) == pytest.approx((0.4, 0.1))
-    assert (close.inner, close.window) == pytest.approx((0.26, 0.065))
+    assert (near.inner, near.window) == (0.4, 0.1)
+    assert (close.inner, close.window) == (0.26, 0.1)
 
 
 def pixels_of_two_looks():
@@ -134,9 +140,11 @@ def test_features_are_those_of_each_crop(weights_file, shares):
     classifier = learner._classifier
     model = learner.network.model
     pixels = pixels_of_two_looks()
-    wide, near = pixels.unbind(1)
-    (first,), (second, third) = classifier.looks.windows(classifier.features)
-    slow = torch.cat([first(model, wide), second(model, near), third(model, near)], 1)
+    views = []
+    windows_of_looks = classifier.looks.windows(classifier.features)
+    for look, windows in zip(pixels.unbind(1), windows_of_looks):
+        views += [window(model, look) for window in windows]
+    slow = torch.cat(views, 1)
     torch.testing.assert_close(classifier.compute(model, pixels, shares), slow)
 
 
@@ -144,8 +152,9 @@ def test_views_that_are_not_looked_at_are_0(learner):
     features = ViewFeatures(MOMENTS, Looks((1.0, 0.5)))
     images = pixels_of_two_looks()[:, 0]
     model = learner.network.model
-    whole, near, close = features(model, [images], [0]).chunk(3, 1)
+    whole, middle, near, close = features(model, [images], [0]).chunk(4, 1)
     assert whole.any(1).all()
+    assert middle.any(1).all()
     assert not near.any()
     assert not close.any()
 
@@ -303,7 +312,7 @@ def test_undo_takes_losses_of_looks_back(noise_learner):
 def settled(weights_file, monkeypatch):
     """A learner that found in its third lesson that one look is enough."""
     monkeypatch.setattr(looks_module, "LEAST_CLIPS", 1)
-    monkeypatch.setattr(looks_module, "ENOUGH", 100)
+    monkeypatch.setattr(looks_module, "ENOUGH", 100.0)
     learner = learner_of(weights_file, (1.0, 0.5))
     learner.teach(pictures(RED, BLUE), "red")
     learner.teach(pictures(GREEN, GREY), "green")

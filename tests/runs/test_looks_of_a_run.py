@@ -73,7 +73,7 @@ class Taught:
             n_classes=3,
             codebook=None,
             image_size=SIDE,
-            paper_training=True,
+            fine_tuning=False,
         )
         plugins = []
         if cache is not None:
