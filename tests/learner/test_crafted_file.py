@@ -288,7 +288,7 @@ COUNTS = [
         -3,
         "lessons[1].images.c1 is -3, but has to be greater than",
     ),
-    ("lessons.1.images.c1", 5, "statistics.counts does not agree with the rest"),
+    ("lessons.1.images.c1", 5, "images does not agree with the rest"),
     (
         "lessons.0.right",
         7,
@@ -300,6 +300,31 @@ COUNTS = [
         lambda lessons: [{**lesson, "id": 5} for lesson in lessons],
         "lessons does not agree with the rest, but has to be each with an id of its "
         "own",
+    ),
+    (
+        "state.images",
+        lambda images: images[1:],
+        "images does not agree with the rest, but has to be what the lessons add up",
+    ),
+    (
+        "state.statistics.counts",
+        with_first(1),
+        "statistics.counts does not agree with the rest, but has to be of the views",
+    ),
+    (
+        "state.look_weights.used",
+        [1, 0],
+        "look_weights.used does not agree with the rest, but has to be numbers of",
+    ),
+    (
+        "state.look_weights.squares",
+        lambda squares: squares[1:],
+        "look_weights.squares does not agree with the rest, but has to be one for",
+    ),
+    (
+        "state.look_weights.losses",
+        lambda losses: losses[1:],
+        "look_weights.losses does not agree with the rest, but has to be",
     ),
     (
         "state.statistics.direction_counts",
