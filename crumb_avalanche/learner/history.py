@@ -47,15 +47,15 @@ class History:
     Attributes:
         room: see above.
         lessons: all lessons, in order.
-        before: the classifier before the lessons that can be taken back; ``None`` if
-            none can be.
+        classifier_before: what was learned before the lessons that can be taken back;
+            ``None`` if none can be.
         features: of the lessons that can be taken back, in order; ``None`` for a lesson
             of too many features, which is the only one then.
     """
 
     room: int
     lessons: tuple[Lesson, ...] = ()
-    before: Classifier | None = None
+    classifier_before: Classifier | None = None
     features: tuple[LessonFeatures | None, ...] = ()
 
     @property
@@ -74,27 +74,32 @@ class History:
         return len(self.lessons) - len(self.features)
 
     def with_lesson(
-        self, lesson: Lesson, before: Classifier, features: LessonFeatures | None
+        self,
+        lesson: Lesson,
+        classifier_before: Classifier,
+        features: LessonFeatures | None,
     ) -> "History":
         """Return the history with a lesson more; oldest features go if room is short.
 
         Args:
             lesson: the new lesson.
-            before: the classifier before the new lesson.
+            classifier_before: what was learned before the new lesson.
             features: of the new lesson; ``None`` if they are too many.
         """
         lessons = (*self.lessons, lesson)
-        last_undoable_alone = History(self.room, lessons, before, (features,))
+        last_undoable_alone = History(
+            self.room, lessons, classifier_before, (features,)
+        )
         if features is None or None in self.features:
             return last_undoable_alone
         recent = [*filter(None, self.features), features]
         n_dropped = _excess(recent, self.room)
         if n_dropped >= len(self.features):
             return last_undoable_alone
-        before_recent = self.before
+        before_recent = self.classifier_before
         if n_dropped:
             # Lessons that can no longer be taken back move into the classifier.
-            before_recent = copy.deepcopy(self.before)
+            before_recent = copy.deepcopy(self.classifier_before)
             assert before_recent is not None
             for lesson_features in recent[:n_dropped]:
                 lesson_features.repeat(before_recent)
@@ -154,7 +159,7 @@ class History:
             changed: one that can be taken back.
             features: what is learned in its place; ``None`` leaves it out.
         """
-        classifier = copy.deepcopy(self.before)
+        classifier = copy.deepcopy(self.classifier_before)
         assert classifier is not None
         lessons = list(self.lessons[: self._first])
         replayed: list[LessonFeatures | None] = []
@@ -176,10 +181,10 @@ class History:
             relearned = lesson_features.learn(classifier)
             lessons.append(lesson.learned_again(relearned.lesson))
             replayed.append(relearned.features)
-        before = None
+        classifier_before = None
         if replayed:
-            before = self.before
-        history = History(self.room, tuple(lessons), before, tuple(replayed))
+            classifier_before = self.classifier_before
+        history = History(self.room, tuple(lessons), classifier_before, tuple(replayed))
         return Replay(history, classifier)
 
     def without_picture_of(self, lesson: Lesson, image: int) -> "History":
@@ -196,12 +201,12 @@ class History:
 
         If there is a class ``new``, the two become one.
         """
-        before = copy.deepcopy(self.before)
-        if before is not None and old in before.names:
-            if new in before.names:
-                before.move(old, new)
+        classifier_before = copy.deepcopy(self.classifier_before)
+        if classifier_before is not None and old in classifier_before.names:
+            if new in classifier_before.names:
+                classifier_before.move(old, new)
             else:
-                before.rename(old, new)
+                classifier_before.rename(old, new)
         features: list[LessonFeatures | None] = []
         two_become_one = self._shows(new)
         for recorded in self.features:
@@ -210,7 +215,7 @@ class History:
                 renamed = renamed.unobserved()
             features.append(renamed)
         lessons = [lesson.renamed(old, new) for lesson in self.lessons]
-        return History(self.room, tuple(lessons), before, tuple(features))
+        return History(self.room, tuple(lessons), classifier_before, tuple(features))
 
     def _shows(self, name: str) -> bool:
         """Whether a class was shown in any lesson."""
@@ -218,12 +223,12 @@ class History:
 
     def without_class(self, name: str) -> "History":
         """Return the history without a class."""
-        before = copy.deepcopy(self.before)
-        if before is not None and name in before.names:
-            before.forget(name)
+        classifier_before = copy.deepcopy(self.classifier_before)
+        if classifier_before is not None and name in classifier_before.names:
+            classifier_before.forget(name)
         features = [recorded and recorded.without(name) for recorded in self.features]
         lessons = [lesson.without(name) for lesson in self.lessons]
-        return History(self.room, tuple(lessons), before, tuple(features))
+        return History(self.room, tuple(lessons), classifier_before, tuple(features))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what takes lessons back, for the learner file; without the lessons.
@@ -234,7 +239,7 @@ class History:
         for recorded in filter(None, self.features):
             observations += recorded.observations
         return {
-            "before": self.before and self.before.state_dict(),
+            "before": self.classifier_before and self.classifier_before.state_dict(),
             "kept": [recorded and recorded.state_dict() for recorded in self.features],
             "observations": observations_state(observations),
         }

@@ -177,20 +177,20 @@ class Learner(Predictor):
         """Numbers of the lessons that ``undo`` takes back, which are the last ones."""
         return self._state.history.undoable
 
-    def _replace_state(self, before: State, after: State) -> None:
+    def _replace_state(self, old: State, new: State) -> None:
         """Assign the state that a change led to, which is all that a change assigns.
 
         Raises:
             LearnerError: another change was made since this one began, by a function
                 that it called, such as ``progress``: two threads take turns.
         """
-        if self._state is not before:
+        if self._state is not old:
             raise LearnerError(
                 "the learner was changed by what a lesson called while it was learned, "
                 "so the lesson is dropped and the other change stays: change a learner "
                 "before a lesson or after it"
             )
-        self._state = after
+        self._state = new
 
     # Teaching
 
@@ -370,9 +370,9 @@ class Learner(Predictor):
         unread: list[BadImage] = []
         with self._lock:
             self._take_fastest_runtime()
-            before = self._state_with_nothing()
-            classifier = copy.deepcopy(before.classifier)
-            recorder = FeatureRecorder(before.history.room)
+            state = self._state_with_nothing()
+            classifier = copy.deepcopy(state.classifier)
+            recorder = FeatureRecorder(state.history.room)
             lesson = learn(
                 classifier,
                 features_of(classifier.names, unread),
@@ -384,15 +384,15 @@ class Learner(Predictor):
             picture = strip.picture()
             lesson = replace(
                 lesson,
-                number=before.history.next_number,
+                number=state.history.next_number,
                 source=name_of(source),
                 runtime=str(self.runtime),
                 picture=picture.jpeg,
                 pictured=picture.shows,
                 id=secrets.randbits(63),
             )
-            after = before.with_lesson(lesson, classifier, recorder.recorded())
-            self._replace_state(before, after)
+            new_state = state.with_lesson(lesson, classifier, recorder.recorded())
+            self._replace_state(state, new_state)
             return lesson
 
     def batches(
@@ -435,10 +435,10 @@ class Learner(Predictor):
         self.check_teachable()
         new = check_name(new)
         with self._lock:
-            before = self._state
+            state = self._state
             if not new_class:
                 self._check_other_names(old, new)
-            self._replace_state(before, before.renamed(old, new))
+            self._replace_state(state, state.renamed(old, new))
 
     def _check_other_names(self, old: str, new: str) -> None:
         """Raise DoubtfulNameError if ``new`` is nearly the name of another class."""
@@ -458,10 +458,10 @@ class Learner(Predictor):
         """
         self.check_teachable()
         with self._lock:
-            before = self._state
-            after = before.without_class(name)
-            self._replace_state(before, after)
-            return after.classifier.statistics.remains_after_forget
+            state = self._state
+            new_state = state.without_class(name)
+            self._replace_state(state, new_state)
+            return new_state.classifier.statistics.remains_after_forget
 
     def undo(self, lesson: int | None = None) -> Lesson:
         """Take a lesson back and return it.
@@ -481,9 +481,9 @@ class Learner(Predictor):
         """
         self.check_teachable()
         with self._lock:
-            before = self._state
-            taken_back = before.history.undoable_lesson(lesson)
-            self._replace_state(before, before.without_lesson(taken_back))
+            state = self._state
+            taken_back = state.history.undoable_lesson(lesson)
+            self._replace_state(state, state.without_lesson(taken_back))
             return taken_back
 
     def remove_image(self, lesson: int, image: int) -> None:
@@ -502,9 +502,9 @@ class Learner(Predictor):
         """
         self.check_teachable()
         with self._lock:
-            before = self._state
-            changed = before.history.undoable_lesson(lesson)
-            self._replace_state(before, before.without_image(changed, image))
+            state = self._state
+            changed = state.history.undoable_lesson(lesson)
+            self._replace_state(state, state.without_image(changed, image))
 
     def move(
         self, old: str, new: str, lesson: int | None = None, new_class: bool = False
@@ -529,8 +529,8 @@ class Learner(Predictor):
         self.check_teachable()
         new = check_name(new)
         with self._lock:
-            before = self._state
-            before.classifier.find(old)
+            state = self._state
+            state.classifier.find(old)
             if new == old:
                 raise ValueError(
                     f"the images are those of {old} already; give the name of another "
@@ -539,11 +539,11 @@ class Learner(Predictor):
             if not new_class:
                 self._check_other_names(old, new)
             if lesson is None:
-                after = before.moved(old, new)
+                new_state = state.moved(old, new)
             else:
-                moved = before.history.undoable_lesson(lesson)
-                after = before.with_lesson_moved(moved, old, new)
-            self._replace_state(before, after)
+                moved = state.history.undoable_lesson(lesson)
+                new_state = state.with_lesson_moved(moved, old, new)
+            self._replace_state(state, new_state)
 
     def merge(self, other: "Learner", new_class: bool = False) -> None:
         """Add what another learner learned, as if this one had been taught its lessons.
@@ -576,13 +576,13 @@ class Learner(Predictor):
                     "apart"
                 )
             self.network.check_same(other.network)
-            before = self._state_with_nothing()
+            state = self._state_with_nothing()
             added = other._state  # once: another thread may teach it meanwhile
-            before.check_mergeable(added)
+            state.check_mergeable(added)
             if not new_class:
                 names = [info.name for info in added.classifier.classes]
                 check_near(names, self._names)
-            self._replace_state(before, before.merged(added))
+            self._replace_state(state, state.merged(added))
 
     def take_over(self, other: "Learner") -> None:
         """Know what another learner knows, and nothing of what was known before.

@@ -24,21 +24,21 @@ def grown(rows: Tensor, count: int) -> Tensor:
     return rows.as_strided(shape, rows.stride())
 
 
-def copy_tensors(new: dict[str, Tensor], present: dict[str, Tensor]) -> None:
-    """Copy values into tensors of the same names.
+def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
+    """Copy values into the tensors of the target, by name.
 
     Raises:
         StateError: a shape differs; nothing is copied then.
     """
-    for name, tensor in present.items():
-        if new[name].shape != tensor.shape:
+    for name, tensor in target.items():
+        if source[name].shape != tensor.shape:
             raise StateError(
-                f"{name} of the state has the shape {tuple(new[name].shape)}, not "
+                f"{name} of the state has the shape {tuple(source[name].shape)}, not "
                 f"{tuple(tensor.shape)}; it does not belong to the settings of the "
                 "state"
             )
-    for name, tensor in present.items():
-        tensor.copy_(new[name])
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

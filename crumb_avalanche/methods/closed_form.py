@@ -180,10 +180,10 @@ class ClosedForm(BudgetedStatistics):
         Raises:
             ValueError: there are more classes already.
         """
-        present = self.settings["n_classes"]
-        if n_classes < present:
+        n_present = self.settings["n_classes"]
+        if n_classes < n_present:
             raise ValueError(
-                f"n_classes is {n_classes}, but there are {present} classes already; "
+                f"n_classes is {n_classes}, but there are {n_present} classes already; "
                 "give at least as many, and remove single classes with forget"
             )
         self._grow(n_classes)
@@ -373,16 +373,16 @@ def _merged_numbers(
     image_counts: Tensor, labels: Mapping[int, int] | None
 ) -> dict[int, int]:
     """Return the new number of each class with images; see ``ClosedForm.merge``."""
-    present = image_counts.nonzero().flatten().tolist()
+    with_images = image_counts.nonzero().flatten().tolist()
     if labels is None:
-        return {label: label for label in present}
-    for label in present:
+        return {label: label for label in with_images}
+    for label in with_images:
         if label not in labels:
             raise ValueError(
                 f"labels has no number for class {label}, which has images; give one "
                 "for each class"
             )
-    numbers = {label: labels[label] for label in present}
+    numbers = {label: labels[label] for label in with_images}
     if numbers and min(numbers.values()) < 0:
         raise ValueError(
             f"labels holds {min(numbers.values())}; give class numbers from 0"

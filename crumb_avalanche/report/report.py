@@ -73,10 +73,10 @@ def main(settings: ReportSettings) -> None:
         ValueError: there is no finished run, or a run cannot be read; the others are
             reported first. Or the report cannot be written, and then no file of it is.
     """
-    found = find_runs(settings.folders)
-    problems = found.problems
+    run_folders = find_runs(settings.folders)
+    problems = run_folders.problems
     runs = []
-    for folder in found.finished:
+    for folder in run_folders.finished:
         try:
             runs.append(read_run(folder))
         except DamagedRunError as error:
@@ -92,7 +92,7 @@ def main(settings: ReportSettings) -> None:
     summary = group_tables.summary_table(groups)
     unfinished = [
         f"unfinished and left out, without {RESULT}: {path}"
-        for path in found.unfinished
+        for path in run_folders.unfinished
     ]
     _write_files(output, _contents(groups, summary, output, [*problems, *unfinished]))
     if len(runs) == 1:
@@ -102,8 +102,8 @@ def main(settings: ReportSettings) -> None:
     print(f"\nwritten to {output}:\n{', '.join(FILES)}")
     for line in usage_of(runs[0].folder, runs[0].settings["strategy"]):
         print(line)
-    if found.unfinished:
-        folders = ", ".join(map(str, found.unfinished))
+    if run_folders.unfinished:
+        folders = ", ".join(map(str, run_folders.unfinished))
         print(f"unfinished and left out, without {RESULT}: {folders}")
     if problems:
         raise ListedError(
