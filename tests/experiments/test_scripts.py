@@ -87,6 +87,7 @@ QUICK = {
         ["taught_learner.csv", "taught_learner.md"],
     ),
     "memory_picture": ([], ["memory.csv", "memory.png"]),
+    "named_unknown": ([], ["named_unknown.csv", "named_unknown_means.csv"]),
     "novelty": ([], ["novelty.csv"]),
     "open_set": (
         ["--methods", "rda", "ncm"],

@@ -1,0 +1,394 @@
+r"""What a learner states of its answers, and how often that holds.
+
+    python experiments/named_unknown.py --eth80 ETH80 --backbone efficientnet_lite0 \
+        --weights package --features FOLDER
+
+A learner is taught one, two and five objects of each class. *All classes* of a stream
+are taught, and asked are held-out objects: how many answers are right, their mean
+confidence and its calibration error, and of the wrong answers their confidence and how
+many are called known. *Look-alikes*: of each group of classes that look alike one is
+taught, drawn by the seed, and the others are asked, too; of streams without groups,
+other classes: how many of both are called known, AUROC of the confidence, and the mean
+confidence of those never taught.
+
+ETH-80 (every fifth view) and the odd classes of --grocery (a folder with `teach` and
+`ask`) are reported; its even classes, --cifar100 and --tiny-imagenet are for
+development. Photos have no objects: a group of four counts as one. Writes
+`named_unknown.csv` (each seed) and `named_unknown_means.csv` to --output.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from open_set import photos
+from support.common_options import QUICK_BENCHMARK, run_script
+from support.open_set import (
+    add_network_options,
+    auroc,
+    features_of,
+    learner_of,
+    right,
+    taught,
+)
+
+from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.confidence import expected_calibration_error
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.runs.run_folder import write_csv
+from crumb_avalanche.runs.tables import number, table
+
+OBJECTS = (1, 2, 5)  # of a class that are taught
+HELD_OUT = 4  # objects of each class that are asked
+MOST_ASKED = 400  # images of each side
+EVERY = 5  # view of an object of ETH-80 is used: neighbours are alike
+PHOTOS_OF_OBJECT = 4  # where a stream has no objects
+# Classes that look alike, by stream: one of each group is taught.
+LOOK_ALIKES = {
+    "eth80": (
+        ("apple", "pear", "tomato"),
+        ("cow", "dog", "horse"),
+        ("car",),
+        ("cup",),
+    ),
+    "grocery, development": (
+        (
+            "Alpro_Fresh_Soy_Milk",
+            "Arla_Ecological_Medium_Fat_Milk",
+            "Arla_Lactose_Medium_Fat_Milk",
+            "Oatly_Oat_Milk",
+        ),
+        (
+            "Arla_Natural_Mild_Low_Fat_Yoghurt",
+            "Arla_Sour_Cream",
+            "Yoggi_Strawberry_Yoghurt",
+        ),
+        ("Bravo_Orange_Juice", "God_Morgon_Orange_Juice", "Tropicana_Juice_Smooth"),
+        ("Orange_Bell_Pepper", "Red_Bell_Pepper"),
+        ("Golden_Delicious", "Peach", "Satsumas"),
+        ("Cabbage", "Honeydew_Melon"),
+    ),
+    "grocery, reported": (
+        (
+            "Alpro_Shelf_Soy_Milk",
+            "Arla_Medium_Fat_Milk",
+            "Arla_Sour_Milk",
+            "Garant_Ecological_Medium_Fat_Milk",
+        ),
+        (
+            "Arla_Ecological_Sour_Cream",
+            "Arla_Natural_Yoghurt",
+            "Yoggi_Vanilla_Yoghurt",
+        ),
+        ("God_Morgon_Red_Grapefruit_Juice", "Tropicana_Golden_Grapefruit"),
+        ("Beef_Tomato", "Orange", "Royal_Gala"),
+        ("Cantaloupe", "Watermelon"),
+    ),
+}
+CLASSES = (4, 6, 8, 10)  # taught of streams of many classes, by seed in turn
+
+
+@dataclass(frozen=True)
+class Objects:
+    """The images of a stream as features, by class and object.
+
+    Attributes:
+        name: of the stream.
+        features: of all images, `(N, ...)`.
+        rows: rows of each object, by the name of its class.
+    """
+
+    name: str
+    features: torch.Tensor
+    rows: dict[str, list[np.ndarray]]
+
+    @classmethod
+    def of_eth80(cls, learner: Learner, chosen: argparse.Namespace) -> "Objects":
+        """The objects of ETH-80, or with --quick rendered shapes."""
+        benchmark = "eth80"
+        if chosen.quick:
+            benchmark = QUICK_BENCHMARK
+        frames = get_benchmark(benchmark).table(chosen.eth80, 0)
+        dropped = [row for row in range(len(frames)) if row % EVERY]
+        frames = frames.without(dropped)
+        rows: dict[str, dict[str, list[int]]] = {}
+        for row, frame in enumerate(frames):
+            objects = rows.setdefault(frame.class_name, {})
+            objects.setdefault(frame.object_name, []).append(row)
+        by_class = {
+            name: [np.array(of_object) for of_object in objects.values()]
+            for name, objects in rows.items()
+        }
+        features = features_of(learner, frames, chosen.features)
+        return cls(benchmark, features, by_class)
+
+    @classmethod
+    def of_photos(
+        cls,
+        name: str,
+        learner: Learner,
+        tables: list[FrameTable],
+        features: Path | None,
+    ) -> "Objects":
+        """Photos of tables with the same classes, in groups drawn at random."""
+        computed = [features_of(learner, frames, features) for frames in tables]
+        labels = np.concatenate([frames.class_name for frames in tables])
+        draws = np.random.default_rng(0)
+        rows = {}
+        for label in np.unique(labels):
+            of_class = draws.permutation(np.flatnonzero(labels == label))
+            groups = max(1, len(of_class) // PHOTOS_OF_OBJECT)
+            rows[str(label)] = np.array_split(of_class, groups)
+        return cls(name, torch.cat(computed), rows)
+
+    def every_second(self, first: int, name: str) -> "Objects":
+        """Every second class, from the first or the second on, by another name."""
+        names = sorted(self.rows)[first::2]
+        return Objects(name, self.features, {key: self.rows[key] for key in names})
+
+
+def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects]:
+    """Yield the streams of the command line.
+
+    Raises:
+        ValueError: it names no data.
+    """
+    roots = (chosen.eth80, chosen.grocery, chosen.cifar100, chosen.tiny_imagenet)
+    if not any(roots) and not chosen.quick:
+        raise ValueError(
+            "there is no data: give --eth80, --grocery, --cifar100 or --tiny-imagenet, "
+            "or --quick"
+        )
+    if chosen.eth80 or chosen.quick:
+        yield Objects.of_eth80(learner, chosen)
+    of_photos = partial(Objects.of_photos, learner=learner, features=chosen.features)
+    if chosen.grocery:
+        tables = [ClipFolderFrames(chosen.grocery / use) for use in ("teach", "ask")]
+        groceries = of_photos("grocery", tables=tables)
+        yield groceries.every_second(0, "grocery, development")
+        yield groceries.every_second(1, "grocery, reported")
+    for name in ("cifar100", "tiny_imagenet"):
+        root = getattr(chosen, name)
+        if root:
+            yield of_photos(name, tables=[photos(root / "train")])
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is taught and asked.
+
+    Attributes:
+        lessons: class and rows of each object taught, in order.
+        held_out: class and row of each image of another object of these classes.
+        never_taught: rows of images of other classes; may be empty.
+    """
+
+    lessons: list[tuple[str, np.ndarray]]
+    held_out: list[tuple[str, int]]
+    never_taught: np.ndarray
+
+    @classmethod
+    def draw(
+        cls, stream: Objects, objects: int, look_alikes: bool, seed: int
+    ) -> "Trial":
+        """Draw a trial.
+
+        Args:
+            stream: objects of all classes.
+            objects: number of objects of each class that are taught.
+            look_alikes: whether other classes are asked, too.
+            seed: of what is drawn.
+        """
+        draws = np.random.default_rng(100 * objects + seed)
+        names, others = _classes(stream, look_alikes, seed, draws)
+        lessons = []
+        held_out = []
+        for name in names:
+            order = draws.permutation(len(stream.rows[name]))
+            for index in order[:objects]:
+                lessons.append((name, stream.rows[name][index]))
+            for index in order[objects : objects + HELD_OUT]:
+                held_out += [(name, int(row)) for row in stream.rows[name][index]]
+        strange: list[int] = []
+        for name in others:
+            for index in draws.permutation(len(stream.rows[name]))[:HELD_OUT]:
+                strange += stream.rows[name][index].tolist()
+        return cls(
+            lessons=[lessons[index] for index in draws.permutation(len(lessons))],
+            held_out=_drawn(held_out, draws),
+            never_taught=np.array(_drawn(strange, draws), dtype=int),
+        )
+
+    def taught_to(self, empty: Classifier, stream: Objects) -> Classifier:
+        """Teach a copy of a classifier without classes."""
+        names = sorted({name for name, _ in self.lessons})
+        lessons = (
+            (names.index(name), stream.features[rows]) for name, rows in self.lessons
+        )
+        return taught(empty, names, lessons)
+
+
+def _classes(
+    stream: Objects, look_alikes: bool, seed: int, draws: np.random.Generator
+) -> tuple[list[str], list[str]]:
+    """The classes that are taught, and those that are not but asked."""
+    names = sorted(stream.rows)
+    groups = LOOK_ALIKES.get(stream.name)
+    if groups is not None and look_alikes:
+        drawn = [str(draws.choice(group)) for group in groups]
+        alike = sorted(itertools.chain.from_iterable(groups))
+        return drawn, [name for name in alike if name not in drawn]
+    if stream.name == "eth80":
+        return names, []
+    count = min(CLASSES[seed % len(CLASSES)], len(names) // 2)
+    order = draws.permutation(names).tolist()
+    others = order[count : 2 * count] if look_alikes else []
+    return order[:count], others
+
+
+def _drawn(values: list, draws: np.random.Generator) -> list:
+    """At most `MOST_ASKED` of some values, drawn at random."""
+    order = draws.permutation(len(values))[:MOST_ASKED]
+    return [values[index] for index in order]
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a trial measures; shares from 0 to 1, NaN where nothing was asked.
+
+    Attributes:
+        right: share of answers to held-out images with the right name.
+        confidence: their mean confidence.
+        ece: their expected calibration error.
+        wrong_confidence: mean confidence of those that are wrong.
+        wrong_known: share of those that are wrong which is called known.
+        known: share of the held-out images that is called known.
+        strange_known: share of the images never taught that is called known.
+        strange_confidence: their mean confidence.
+        auroc: of the confidence, for held-out images against those never taught.
+    """
+
+    right: float
+    confidence: float
+    ece: float
+    wrong_confidence: float
+    wrong_known: float
+    known: float
+    strange_known: float
+    strange_confidence: float
+    auroc: float
+
+
+def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
+    """Teach and ask."""
+    classifier = trial.taught_to(empty, stream)
+    answered = classifier.confidence
+    held_out = classifier.evidence(stream.features[[row for _, row in trial.held_out]])
+    true_names = [name for name, _ in trial.held_out]
+    correct = torch.from_numpy(right(classifier, held_out, true_names))
+    confidence = answered.probabilities(held_out).amax(1)
+    known = answered.known(held_out).double()
+    strange_known = torch.zeros(0)
+    strange_confidence = torch.zeros(0)
+    area = float("nan")
+    if len(trial.never_taught):
+        strange = classifier.evidence(stream.features[trial.never_taught])
+        strange_known = answered.known(strange).double()
+        strange_confidence = answered.probabilities(strange).amax(1)
+        area = auroc(confidence, strange_confidence)
+    return Measures(
+        right=float(correct.double().mean()),
+        confidence=float(confidence.mean()),
+        ece=expected_calibration_error(confidence, correct),
+        wrong_confidence=float(confidence[~correct].mean()),
+        wrong_known=float(known[~correct].mean()),
+        known=float(known.mean()),
+        strange_known=float(strange_known.mean()),
+        strange_confidence=float(strange_confidence.mean()),
+        auroc=area,
+    )
+
+
+HEADER = ["stream", "objects", "asked", "seed"]
+
+
+def rows_of(
+    stream: Objects, empty: Classifier, seeds: int, numbers: Sequence[int]
+) -> Iterator[tuple[list, Measures]]:
+    """Yield what each row of a stream is of, see `HEADER`, and what it measures."""
+    for objects in numbers:
+        for asked in ("all classes", "look-alikes"):
+            for seed in range(seeds):
+                trial = Trial.draw(stream, objects, asked == "look-alikes", seed)
+                key = [stream.name, objects, asked, seed]
+                measures = measured(trial, stream, empty)
+                print(*key, measures, file=sys.stderr)
+                yield key, measures
+
+
+def means_of(rows: list[tuple[list, Measures]]) -> list[list[str]]:
+    """Mean of each measure over seeds, for each stream, objects and what is asked."""
+    groups: dict[tuple, list[list[float]]] = {}
+    for key, measures in rows:
+        groups.setdefault(tuple(key[:3]), []).append(list(astuple(measures)))
+    lines = []
+    for key, values in groups.items():
+        means = [
+            float(np.mean(column[~np.isnan(column)]))
+            if (~np.isnan(column)).any()
+            else None
+            for column in np.array(values).T
+        ]
+        lines.append([*map(str, key), *(number(mean, ".3f") for mean in means)])
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--eth80", metavar="DIR", help="folder of the images of ETH-80")
+    add("--grocery", type=Path, metavar="DIR", help="folder with teach/ and ask/")
+    add("--cifar100", type=Path, metavar="DIR", help="folder with train/class/")
+    add("--tiny-imagenet", type=Path, metavar="DIR", help="folder with train/class/")
+    add("--method", default="rda", help="closed form of the learner")
+    add(
+        "--objects",
+        type=int,
+        nargs="+",
+        default=OBJECTS,
+        help="of each class that are taught",
+    )
+    add("--seeds", type=int, default=8, help="trials of each row")
+    add("--output", default="runs/named_unknown", help="folder of the tables")
+    add_network_options(parser)
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.seeds = 1
+        chosen.objects = [1]
+    learner = learner_of(chosen, chosen.method)
+    rows = []
+    for stream in streams_of(learner, chosen):
+        rows += rows_of(stream, learner._classifier, chosen.seeds, chosen.objects)
+    names = [field.name for field in fields(Measures)]
+    cells = [[*key, *(f"{value:.5f}" for value in astuple(row))] for key, row in rows]
+    output = Path(chosen.output)
+    write_csv(output / "named_unknown.csv", [[*HEADER, *names], *cells])
+    header = [*HEADER[:3], *names]
+    lines = means_of(rows)
+    write_csv(output / "named_unknown_means.csv", [header, *lines])
+    print(table(header, lines))
+
+
+if __name__ == "__main__":
+    run_script(main)
