@@ -148,10 +148,16 @@ def command_function(name: str) -> Callable[[Any], None]:
 
 
 def lost_output(arguments: list[str]) -> int:
-    """Return the exit code of a command whose standard output takes no more.
+    """Flush standard output, and return the exit code if it takes no more.
 
-    It says so, but not of a reader that has read enough of an answer. Returns 0 if the
-    output takes all.
+    What is lost is said on stderr, but not where the reader of an answer has read
+    enough.
+
+    Args:
+        arguments: of the command line.
+
+    Returns:
+        ``CLOSED_PIPE``, ``OUTPUT_LOST``, or 0 if the output took all.
     """
     output: Any = sys.stdout
     try:

@@ -36,7 +36,7 @@ class ExperienceShares(SelectionRule):
     ``Slots`` are experiences here.
 
     Attributes:
-        experience: number of the current experience.
+        experience: number of the current experience, from 0; -1 before the first.
         share: most memories of one experience.
         offered: images of the current experience so far.
     """
@@ -53,16 +53,17 @@ class ExperienceShares(SelectionRule):
         Raises:
             ValueError: there are fewer slots than experiences.
         """
-        experiences = self.experience + 2
-        if experiences > slots.capacity:
+        number = self.experience + 1
+        n_experiences = number + 1
+        if n_experiences > slots.capacity:
             raise ValueError(
                 f"mem_size={slots.capacity} cannot hold a memory of each of "
-                f"{experiences} experiences; raise mem_size (or the budget) to at "
-                f"least {experiences}, or put more classes into an experience"
+                f"{n_experiences} experiences; raise mem_size (or the budget) to at "
+                f"least {n_experiences}, or put more classes into an experience"
             )
-        self.experience += 1
+        self.experience = number
         self.offered = 0
-        self.share = slots.capacity // experiences
+        self.share = slots.capacity // n_experiences
         return slots.trim(self.share)
 
     def choose(self, slots, labels):
