@@ -212,6 +212,18 @@ def difference_text(lines: Lines, reference: Lines) -> str:
     return text
 
 
+def vyntri() -> str:
+    """Return the accuracies of vyntri and of closed forms on the same features."""
+    rows: dict[str, list[str]] = {}
+    streams: dict[str, None] = {}
+    groups = grouped(read(RECORDED / "vyntri.csv"), "stream", "method")
+    for (stream, method), lines in groups.items():
+        streams[stream] = None
+        cells = rows.setdefault(method, [f"`{method}`"])
+        cells.append(mean_text(floats(lines, "accuracy")))
+    return markdown(["method", *streams], rows.values())
+
+
 def bytes_dial() -> str:
     """Return the table of accuracies by budget; a method of fixed size counts from its bytes on."""
     lines = read(RECORDED / "bytes_dial.csv")

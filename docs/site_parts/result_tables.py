@@ -397,6 +397,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "open_scenes": recorded_tables.open_scenes,
     "crumb_as_expert": recorded_tables.crumb_as_expert,
     "bytes_dial": recorded_tables.bytes_dial,
+    "vyntri": recorded_tables.vyntri,
     "rival_settings": recorded_tables.rival_settings,
     "test_or_development": recorded_tables.test_or_development,
 }
