@@ -1,5 +1,7 @@
 """The strategy of the closed forms: settings, features, budget, bytes, classes."""
 
+from types import SimpleNamespace
+
 import pytest
 import small_models
 import torch
@@ -463,3 +465,33 @@ def test_cells_take_the_place_of_the_means(deviations, make_model):
     usual = FeatureMoments(**moments).of_maps(model, maps)
     torch.testing.assert_close(cells[:, : 4 * channels], cell_means(maps, 2))
     torch.testing.assert_close(cells[:, 4 * channels :], usual[:, channels:])
+
+
+# Clips, which are predicted before they are learned
+
+
+def of_batch(number, clips, in_order=True):
+    """A strategy at a batch of three images of an experience, and its clips."""
+    learner = built("rda", small_models.make_model(codebook=False), 20_000, 4)
+    learner.train_mb_size = 3
+    learner.frames_in_order = in_order
+    learner.adapted_dataset = SimpleNamespace(clip=clips)
+    learner.clock.train_exp_iterations = number
+    return list(learner._new_clips(3))
+
+
+@pytest.mark.parametrize(
+    ("number", "clips", "expected"),
+    [
+        (0, [5, 5, 5, 5, 7, 7], [[0, 1, 2]]),
+        (1, [5, 5, 5, 5, 7, 7], [[1, 2]]),
+        (1, [5, 7, 5, 7, 5, 8], [[2]]),
+    ],
+    ids=["begins", "goes on", "shuffled"],
+)
+def test_clips_that_begin_in_a_batch(number, clips, expected):
+    assert of_batch(number, clips) == expected
+
+
+def test_each_image_is_a_clip_where_their_order_is_not_known():
+    assert of_batch(0, [5, 5, 5], in_order=False) == [[0], [1], [2]]

@@ -11,7 +11,13 @@ from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods import looks as looks_module
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
-from crumb_avalanche.methods.looks import Looks, LookWeights, ViewFeatures
+from crumb_avalanche.methods.looks import (
+    EarlierForm,
+    Looks,
+    LookWeights,
+    ViewFeatures,
+)
+from crumb_avalanche.methods.ncm import ClassMeans
 
 SIDE = 32
 CHOSEN = (0.75, 0.5)
@@ -246,6 +252,43 @@ def test_views_that_were_not_computed_do_not_answer(look_weights):
     features = torch.ones(3, 2, 4)
     features[1, 1] = 0
     assert look_weights().views_in(features) == [0]
+
+
+# What answers for clips before they are learned
+
+
+@pytest.fixture
+def nearest_means():
+    """Two of three classes with two images each."""
+    form = ClassMeans(3, 4)
+    form.update(torch.eye(4)[[0, 1, 0, 1]], torch.tensor([0, 1, 0, 1]))
+    return form
+
+
+@pytest.mark.parametrize(("label", "knows"), [(0, True), (2, False)])
+def test_a_class_has_to_be_known_to_be_predicted(nearest_means, label, knows):
+    form = EarlierForm().knowing(nearest_means, label)
+    assert (form is not None) == knows
+
+
+def test_the_earlier_form_follows_when_there_are_half_as_many_again(nearest_means):
+    earlier = EarlierForm()
+    first = earlier.knowing(nearest_means, 0)
+    nearest_means.update(torch.eye(4)[:1], torch.tensor([0]))
+    assert earlier.knowing(nearest_means, 0) is first
+    nearest_means.update(torch.eye(4)[:1], torch.tensor([0]))
+    assert earlier.knowing(nearest_means, 0) is not first
+
+
+def test_the_earlier_form_is_restored(nearest_means):
+    earlier = EarlierForm()
+    expected = earlier.knowing(nearest_means, 0).scores(torch.eye(4))
+    state = earlier.state_dict()
+    nearest_means.update(torch.eye(4)[:1], torch.tensor([0]))
+    restored = EarlierForm()
+    restored.load_state_dict(state, nearest_means)
+    scores = restored.knowing(nearest_means, 0).scores(torch.eye(4))
+    assert torch.equal(scores, expected)
 
 
 # Learners with looks
