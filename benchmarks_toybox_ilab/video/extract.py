@@ -115,7 +115,7 @@ class Job:
         return files_digest([folder / name for name in names])
 
     def extract(self, threads: int = 0) -> list[str]:
-        """Write the frames as players show them, unless that is `finished`.
+        """Write the frames, turned as players show them, unless they are there.
 
         They are written to a hidden folder and moved at the end.
 

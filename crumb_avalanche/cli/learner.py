@@ -250,7 +250,7 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
 
 
 def _of_run(header: LearnerHeader) -> Iterator[str]:
-    """Yield what ``crumb run`` wrote, in lines."""
+    """Describe a learner that ``crumb run`` left, line by line."""
     size = header.transform["size"]
     yield f"method    {header.strategy}, of a run"
     yield f"network   {header.network['name']} at {size} pixels"
@@ -262,8 +262,8 @@ def _of_run(header: LearnerHeader) -> Iterator[str]:
         "It holds what the method answers with, no replay memories, and no paths of "
         "images."
     )
-    taught_on = cannot_be_taught(header) or "can be taught on, in a copy"
-    yield f"It can be asked; it {taught_on}."
+    teaching = cannot_be_taught(header) or "can be taught on, in a copy"
+    yield f"It can predict; it {teaching}."
 
 
 def _written(

@@ -522,15 +522,16 @@ class Learner(Predictor):
                 another class.
 
         Raises:
-            ValueError: there is no class ``old`` or no such lesson, or it has none of
-                its images or can no longer be taken back; or ``new`` is ``old``, not
-                allowed, or, unless ``new_class``, nearly another name.
+            ValueError: there is no class ``old``; the lesson does not exist, has no
+                images of ``old`` or can no longer be undone; ``new`` is ``old`` or is
+                not allowed as a name; ``new`` is nearly the name of another class and
+                ``new_class`` is not set.
         """
         self.check_teachable()
         new = check_name(new)
         with self._lock:
             state = self._state
-            state.classifier.find(old)
+            state.classifier.find(old)  # raises if there is none
             if new == old:
                 raise ValueError(
                     f"the images are those of {old} already; give the name of another "
@@ -541,8 +542,8 @@ class Learner(Predictor):
             if lesson is None:
                 new_state = state.moved(old, new)
             else:
-                moved = state.history.undoable_lesson(lesson)
-                new_state = state.with_lesson_moved(moved, old, new)
+                undoable = state.history.undoable_lesson(lesson)
+                new_state = state.with_lesson_moved(undoable, old, new)
             self._replace_state(state, new_state)
 
     def merge(self, other: "Learner", new_class: bool = False) -> None:

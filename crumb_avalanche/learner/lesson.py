@@ -226,17 +226,17 @@ def check_not_empty(lesson: Lesson) -> None:
     raise ValueError(f"there was no image to learn{reason}; give photos or videos")
 
 
-def check_apart(lessons: Sequence[Lesson], others: Sequence[Lesson]) -> None:
+def check_apart(lessons: Sequence[Lesson], other_lessons: Sequence[Lesson]) -> None:
     """Raise ValueError if two learners that are merged share a lesson.
 
     Lessons of which one side forgot all images do not count.
 
     Args:
         lessons: of one learner.
-        others: of the other learner.
+        other_lessons: of the other learner.
     """
-    ids = {lesson.id for lesson in others if lesson.has_images}
-    ids.discard(0)  # which is not known
+    ids = {lesson.id for lesson in other_lessons if lesson.has_images}
+    ids.discard(0)  # stands for an id that is not known
     common = [lesson for lesson in lessons if lesson.has_images and lesson.id in ids]
     if not common:
         return
@@ -246,13 +246,13 @@ def check_apart(lessons: Sequence[Lesson], others: Sequence[Lesson]) -> None:
     ]
     if len(common) > MOST_LISTED:
         listed.append(f"and {len(common) - MOST_LISTED} more")
-    count = "the same lesson"
+    shared = "the same lesson"
     if len(common) > 1:
-        count = f"{len(common)} of the same lessons"
+        shared = f"the same {len(common)} lessons"
     raise ValueError(
-        f"both learners hold {count} ({'; '.join(listed)}); their images would count "
-        "twice: teach a new learner what one of the two was taught apart and merge "
-        "that, or teach it to the other one"
+        f"both learners hold {shared} ({'; '.join(listed)}); their images would count "
+        "twice: teach a new learner only the lessons that they do not share and merge "
+        "that one, or teach these lessons to one of the two"
     )
 
 

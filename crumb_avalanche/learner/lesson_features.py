@@ -166,21 +166,21 @@ class LessonFeatures:
 
         Args:
             state: see above.
-            observations: of the clips that were predicted, and further ones; none for
-                clips that were not learned yet.
+            observations: those of the clips that have one, in their order; further
+                ones are left in an iterator. Empty if no clip was predicted.
         """
-        lengths = list(itertools.chain.from_iterable(state["pieces"]))
-        pieces = iter(state["features"].split(lengths))
+        all_lengths = list(itertools.chain.from_iterable(state["pieces"]))
+        pieces = iter(state["features"].split(all_lengths))
         remaining = iter(observations)
         clips = []
-        for label, lengths, count in zip(
+        for label, clip_lengths, has_observation in zip(
             state["labels"], state["pieces"], state["records"], strict=True
         ):
-            of_clip = tuple(next(pieces) for _ in lengths)
+            clip_pieces = tuple(next(pieces) for _ in clip_lengths)
             observation = None
-            if count:
+            if has_observation:
                 observation = next(remaining)
-            clips.append(ClipFeatures(label, of_clip, observation))
+            clips.append(ClipFeatures(label, clip_pieces, observation))
         return cls(tuple(clips), state["observed"])
 
 

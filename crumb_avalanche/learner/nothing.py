@@ -49,11 +49,11 @@ def drawn_images(side: int, number: int = DRAWN) -> Tensor:
     Returns:
         ``(number, 3, side, side)`` uint8.
     """
-    draws = np.random.default_rng(0)
-    kinds = itertools.cycle((_shapes, _noise))
-    images = np.stack([draw(draws) for draw in itertools.islice(kinds, number)])
-    maps = torch.from_numpy(images).permute(0, 3, 1, 2)
-    pixels = functional.interpolate(maps, size=side, mode="bilinear")
+    rng = np.random.default_rng(0)
+    painters = itertools.cycle((_shapes, _noise))
+    images = np.stack([paint(rng) for paint in itertools.islice(painters, number)])
+    channels_first = torch.from_numpy(images).permute(0, 3, 1, 2)
+    pixels = functional.interpolate(channels_first, size=side, mode="bilinear")
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 

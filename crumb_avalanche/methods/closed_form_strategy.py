@@ -171,11 +171,13 @@ class ClosedFormStrategy(StreamStrategy):
         """
         for rows in self._new_clips(len(labels)):
             label = int(labels[rows[0]])
+            # The statistics of before the clip, if they know its class.
             form = self._earlier.knowing(self.statistics, label)
             if form is None:
                 continue
-            scores = self._scores_of_views(form, views[rows], form.image_counts > 0)
-            column = int((form.image_counts[:label] > 0).sum())
+            is_known = form.image_counts > 0
+            scores = self._scores_of_views(form, views[rows], is_known)
+            column = int(is_known[:label].sum())  # of the label among known classes
             self.look_weights.observe(scores / form.temperature, column)
 
     def _new_clips(self, images: int) -> Iterable[list[int]]:

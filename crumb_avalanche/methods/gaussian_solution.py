@@ -248,33 +248,39 @@ class ProductGroup(NamedTuple):
         isotropic: Tensor,
         length: int,
     ) -> "ProductGroup":
-        """Solve for some classes.
+        """Solve for classes whose covariance is ``isotropic I + spread^2 R^T R``.
+
+        ``R`` are ``k`` of the ``K`` rows that all classes share. By the identity of
+        Woodbury and the matrix determinant lemma, all follows from the Cholesky factor
+        of the ``k x k`` matrix ``isotropic I + spread^2 R R^T``.
 
         Args:
             members: see the class.
-            columns: ``(C, k)``.
+            columns: ``(C, k)`` int64, which of the ``K`` rows each class has.
             spreads: factor of the rows of each class, ``(C,)``.
             inner: ``(C, k, k)``, products of the rows of each class, unscaled.
             means: ``(C, K)``, products of the class means with all rows.
             isotropic: see the class.
             length: ``D``, number of features.
         """
-        inner = spreads.square()[:, None, None] * inner
-        inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
-        root = torch.linalg.cholesky(inner)
-        unit = torch.eye(columns.shape[1], dtype=torch.float64)
-        scaled = spreads[:, None, None] * unit
-        factors = torch.linalg.solve_triangular(root, scaled, upper=False)
+        rank = columns.shape[1]
+        matrix = spreads.square()[:, None, None] * inner
+        matrix.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
+        cholesky = torch.linalg.cholesky(matrix)
+        scaled = spreads[:, None, None] * torch.eye(rank, dtype=torch.float64)
+        # spread * L^-1
+        factors = torch.linalg.solve_triangular(cholesky, scaled, upper=False)
         of_means = means.gather(1, columns)
-        logs = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        logs += (length - columns.shape[1]) * isotropic.log()
+        log_determinants = 2 * cholesky.diagonal(dim1=1, dim2=2).log().sum(1)
+        # The other D - k directions have the isotropic variance.
+        log_determinants += (length - rank) * isotropic.log()
         return cls(
             members=members,
             columns=columns.flatten(),
             factors=factors,
             offsets=(factors @ of_means.unsqueeze(2)).squeeze(2),
             isotropic=isotropic,
-            log_determinants=logs,
+            log_determinants=log_determinants,
         )
 
     def scores(self, products: Tensor, distances: Tensor) -> Tensor:

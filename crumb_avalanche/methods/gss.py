@@ -150,10 +150,18 @@ class GreedyDiversity(SelectionRule):
         return chosen
 
     def _enter(self, slots: Slots, label: int, score: float) -> int | None:
-        """Return the slot for a frame, or ``None`` if it is not stored."""
+        """Return the slot for a frame, or ``None`` if it is not stored.
+
+        In a full buffer the frame may take the slot of a stored frame, which is drawn.
+
+        Args:
+            slots: of the buffer.
+            label: class of the frame.
+            score: largest cosine of its gradient with those of memories, plus 1.
+        """
         if slots.free:
             return slots.take(label)
-        if score >= 1:
+        if score >= 1:  # it resembles a memory
             return None
         slot = self._draw_in_proportion(slots)
         stored_score = self.scores.double().numpy()[slot]

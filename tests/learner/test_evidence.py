@@ -576,7 +576,7 @@ def test_a_merge_takes_what_was_shown_as_nothing(make, shown_first):
 def test_nothing_is_merged_once(make, shown_first):
     learner = taught(make("rda"), 2)
     learner.merge(shown_first)
-    with pytest.raises(ValueError, match="of the same lessons"):
+    with pytest.raises(ValueError, match="hold the same"):
         learner.merge(shown_first)
 
 

@@ -279,7 +279,7 @@ def test_merge_of_copies(make, tmp_path, saved):
     """It is refused, whatever names their classes have now."""
     learner, copied = apart(make, tmp_path / "a.safetensors", saved)
     before = copy_of(learner)
-    line = r"2 of the same lessons \(\S+Z?: cup; .*: c1\).*twice: teach a new learner"
+    line = r"the same 2 lessons \(\S+Z?: cup; .*: c1\).*twice: teach a new learner"
     with pytest.raises(ValueError, match=line):
         learner.merge(copied)
     assert same(learner, before)
@@ -290,7 +290,7 @@ def test_merge_of_the_same_twice(make, tmp_path):
     _, copied = apart(make, tmp_path, saved=False)
     learner = make()
     learner.merge(copied)
-    with pytest.raises(ValueError, match="hold 3 of the same lessons"):
+    with pytest.raises(ValueError, match="hold the same 3 lessons"):
         learner.merge(copied)
 
 

@@ -331,7 +331,7 @@ def unchanged(runs):
         "small_cnn at 32",
         "apple: ",
         "8 at most",
-        "can be asked",
+        "can predict",
         "learned by er",
     ],
 )

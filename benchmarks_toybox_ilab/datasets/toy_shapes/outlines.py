@@ -488,40 +488,37 @@ def _tree(uniform: Uniform) -> list[Part]:
 
 
 def _umbrella(uniform: Uniform) -> list[Part]:
-    """Draw an umbrella."""
+    """Draw an umbrella: a dome with a scalloped hem, a pole with a hook, a tip, ribs.
+
+    The middle of the hem is at (0, 0), and y points down.
+    """
     height = uniform(0.65, 0.95)
     pole = uniform(0.07, 0.11)
     scallops = int(uniform(3, 6))
-    hook = uniform(0.15, 0.24)
-    side = 1 if uniform(0, 1) < 0.5 else -1
-    end = uniform(0.75, 0.95)
+    hook_radius = uniform(0.15, 0.24)
+    hook_side = 1 if uniform(0, 1) < 0.5 else -1  # -1 is left
+    pole_end = uniform(0.75, 0.95)
     dome = arc(0, 0, 1, height, 180, 360, 28)
     radius = 1 / scallops
     hem = [
         arc(
             1 - radius * (2 * i + 1), 0, radius, radius * uniform(0.4, 0.7), 0, -180, 9
-        )[1:-1]
+        )[1:-1]  # neighbours share their ends
         for i in range(scallops)
     ]
-    curl = arc(hook, end, hook, hook, 180, 0, 12)
+    hook = arc(hook_radius, pole_end, hook_radius, hook_radius, 180, 0, 12)
+    straight = [(0, -0.2), (0, pole_end - 0.2)]
+    pole_line = np.concatenate([straight, hook]) * (hook_side, 1)
+    tip = box(-pole * 0.6, -height - 0.14, pole * 0.6, -height + 0.1)
     shapes = [
         filled(np.concatenate([dome, *hem])),
-        filled(
-            ribbon(
-                np.concatenate([[(0, -0.2), (0, end - 0.2)], curl]) * (side, 1), pole
-            )
-        ),
-        filled(box(-pole * 0.6, -height - 0.14, pole * 0.6, -height + 0.1)),
+        filled(ribbon(pole_line, pole)),
+        filled(tip),
     ]
     for i in range(1, scallops):
         x = 1 - 2 * radius * i
-        shapes.append(
-            painted(
-                ribbon(
-                    [(x * 0.1, -height * 0.95), (x * 0.8, -height * 0.45), (x, 0)], 0.05
-                )
-            )
-        )
+        rib = [(x * 0.1, -height * 0.95), (x * 0.8, -height * 0.45), (x, 0)]
+        shapes.append(painted(ribbon(rib, 0.05)))
     return shapes
 
 

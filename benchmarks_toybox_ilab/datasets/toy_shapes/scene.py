@@ -392,12 +392,15 @@ def _draw_object(
     on_surface = ImageDraw.Draw(surface)
     on_mask = ImageDraw.Draw(mask)
     outlines = [part.points for part in toy.parts]
-    placed = _corners(
+    corners_of_all = _corners(
         [*toy.pattern, *outlines], lambda points: _placed(points, pose, mask.width)
     )
-    for corners in islice(placed, len(toy.pattern)):
+    polygons = list(corners_of_all)
+    pattern_polygons = polygons[: len(toy.pattern)]
+    part_polygons = polygons[len(toy.pattern) :]
+    for corners in pattern_polygons:
         on_surface.polygon(corners, fill=toy.print)
-    for part, corners in zip(toy.parts, placed):
+    for part, corners in zip(toy.parts, part_polygons, strict=True):
         if part.role == DETAIL:
             on_surface.polygon(corners, fill=toy.detail)
         else:
