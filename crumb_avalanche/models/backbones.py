@@ -30,7 +30,7 @@ from crumb_avalanche.models.backbone_names import (
 from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.layers import AveragingConv2d, Layout
 from crumb_avalanche.models.networks import NETWORKS
-from crumb_avalanche.models.row_length import largest_divisor
+from crumb_avalanche.models.row_length import largest_divisor, row_length
 from crumb_avalanche.models.split_at import CutError, split_after
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import (
@@ -204,6 +204,7 @@ def register_backbone(
 
 
 CODEBOOK_DIM = 16  # the paper's
+MEMORIES_PER_IMAGE = 28  # of SqueezeNet, with the paper's rows
 
 
 @lru_cache(maxsize=64)
@@ -235,11 +236,12 @@ def usual_codebook(model: SplitModel, is_fine_tuned: bool) -> Codebook:
 
     It is the paper's for SqueezeNet. The paper's codes keep a tenth to a quarter of the
     maps of fine-tuned networks, so that P learns from other maps than it is tested on;
-    rows chosen by distance keep more.
+    rows chosen by distance keep more. They are as long as makes memories of the bytes
+    of the paper's.
     """
-    length = usual_codebook_dim(model)
     if not is_fine_tuned:
-        return Codebook(codebook_dim=length)
+        return Codebook(codebook_dim=usual_codebook_dim(model))
+    length = row_length(model.map_shape, model.input_side, MEMORIES_PER_IMAGE)
     return Codebook(codebook_dim=length, search="distance", filtered=True)
 
 
@@ -302,7 +304,8 @@ def split_backbone(
         n_classes: outputs of the new head.
         codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256
             memory blocks of 16 values (see ``usual_codebook_dim``), unless F is empty;
-            for a fine-tuned P one that chooses rows by distance.
+            for a fine-tuned P one that chooses rows by distance, of so few values that
+            28 memories take the bytes of an image.
             ``None`` makes a model without one.
         cut_layer: number of leading ``features`` modules (ResNet-18: of conv1, bn1,
             relu, maxpool, layer1 to layer3 and the two blocks of layer4; timm: of

@@ -134,6 +134,12 @@ def test_rows_are_chosen_by_distance(model):
     assert model.codebook.search == "distance"
 
 
+def test_28_memories_take_the_bytes_of_an_image(model):
+    channels, height, width = model.map_shape
+    codes = channels // model.codebook.codebook_dim * height * width
+    assert 28 * codes >= 3 * model.input_side**2
+
+
 # what is left as it is
 
 

@@ -34,7 +34,8 @@ class Family:
         cut: name of the last stage of F.
         map_shape: of one map.
         grid: of the image's locations in it.
-        codebook_dim: usual length of a memory block.
+        codebook_dim: length of a memory block with which 28 memories take at least the
+            12,288 bytes of an image: the largest divisor of C up to 28 C H W / 12288.
         features: number of features of the closed forms.
     """
 
@@ -47,25 +48,25 @@ class Family:
 
 
 FAMILIES = {
-    "ResNet": Family("test_resnet", "layer3", (192, 4, 4), (4, 4), 16, 2 * 192 + 96),
-    "ConvNeXt": Family("test_convnext", "stages.2", (48, 4, 4), (4, 4), 16, 160),
+    "ResNet": Family("test_resnet", "layer3", (192, 4, 4), (4, 4), 6, 2 * 192 + 96),
+    "ConvNeXt": Family("test_convnext", "stages.2", (48, 4, 4), (4, 4), 1, 160),
     "MobileNetV3": Family(
-        "mobilenetv3_small_050", "blocks.3", (24, 4, 4), (4, 4), 12, 2 * 24 + 1024
+        "mobilenetv3_small_050", "blocks.3", (24, 4, 4), (4, 4), 1, 2 * 24 + 1024
     ),
     "MobileNetV4": Family(
-        "mobilenetv4_conv_small_035", "blocks.2", (32, 4, 4), (4, 4), 16, 64 + 1280
+        "mobilenetv4_conv_small_035", "blocks.2", (32, 4, 4), (4, 4), 1, 64 + 1280
     ),
     "EfficientNet": Family(
-        "test_efficientnet", "blocks.3", (48, 4, 4), (4, 4), 16, 2 * 48 + 256
+        "test_efficientnet", "blocks.3", (48, 4, 4), (4, 4), 1, 2 * 48 + 256
     ),
-    "RegNet": Family("regnetx_002", "s3", (152, 4, 4), (4, 4), 8, 2 * 152 + 368),
-    "ViT": Family("test_vit", "blocks.4", (64, 1 + 16, 1), (4, 4), 16, 2 * 64 + 64),
+    "RegNet": Family("regnetx_002", "s3", (152, 4, 4), (4, 4), 4, 2 * 152 + 368),
+    "ViT": Family("test_vit", "blocks.4", (64, 1 + 16, 1), (4, 4), 2, 2 * 64 + 64),
     "DINOv2": Family(
-        "small_dinov2", "blocks.1", (32, 1 + 4 + 64, 1), (8, 8), 16, 2 * 32 + 32
+        "small_dinov2", "blocks.1", (32, 1 + 4 + 64, 1), (8, 8), 4, 2 * 32 + 32
     ),
-    "CLIP": Family("small_clip", "blocks.1", (32, 1 + 64, 1), (8, 8), 16, 2 * 32 + 32),
-    "SigLIP": Family("small_siglip", "blocks.1", (32, 8, 8), (8, 8), 16, 2 * 32 + 32),
-    "Swin": Family("small_swin", "layers.2", (64, 4, 4), (4, 4), 16, 2 * 64 + 128),
+    "CLIP": Family("small_clip", "blocks.1", (32, 1 + 64, 1), (8, 8), 4, 2 * 32 + 32),
+    "SigLIP": Family("small_siglip", "blocks.1", (32, 8, 8), (8, 8), 4, 2 * 32 + 32),
+    "Swin": Family("small_swin", "layers.2", (64, 4, 4), (4, 4), 2, 2 * 64 + 128),
 }
 
 
