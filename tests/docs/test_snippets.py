@@ -91,8 +91,10 @@ def test_plain_onnx_runtime_answers_as_the_learner(weights_file, tmp_path, monke
 
 @pytest.fixture(scope="module")
 def names():
-    """What the examples of adding things define."""
-    return run_blocks("extend.md", blocks_of("extend.md"))
+    """What the examples of adding things define; their methods are removed again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(STRATEGIES, "_entries", dict(STRATEGIES._entries))
+        yield run_blocks("extend.md", blocks_of("extend.md"))
 
 
 def test_the_data_set_has_its_classes(names):
