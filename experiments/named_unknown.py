@@ -251,8 +251,10 @@ def _classes(
         return names, []
     count = min(CLASSES[seed % len(CLASSES)], len(names) // 2)
     order = draws.permutation(names).tolist()
-    others = order[count : 2 * count] if look_alikes else []
-    return order[:count], others
+    untaught: list[str] = []
+    if look_alikes:
+        untaught = order[count : 2 * count]
+    return order[:count], untaught
 
 
 def _drawn(values: list, draws: np.random.Generator) -> list:
