@@ -152,7 +152,8 @@ class TeachSettings(NewLearnerSettings):
             one.
         resources: of engine slurm or ray: YAML file of what a shard needs: partition,
             gpus, time, cpus, memory.
-        shards: parts of the clips that workers compute.
+        shards: parts of the clips that workers compute; default 16 on a cluster, else
+            two for each process.
     """
 
     model: str
@@ -168,7 +169,7 @@ class TeachSettings(NewLearnerSettings):
     engine: EngineName = "processes"
     processes: ranges.Workers = 1
     resources: str | None = None
-    shards: ranges.Count = 16
+    shards: ranges.Count | None = None
     progress: bool = True
 
 

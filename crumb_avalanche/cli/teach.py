@@ -29,6 +29,9 @@ from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.words import counted
 
 MOST_NAMES = 3  # of folders, in what is said about them
+WORK_OF_SHARDS = "crumb_avalanche.learner.shards"
+SHARDS_OF_A_PROCESS = 2  # so that none waits long for the last one
+SHARDS_ON_A_CLUSTER = 16
 
 
 def main(settings: TeachSettings) -> None:
@@ -101,6 +104,13 @@ def shards_folder(settings: TeachSettings) -> Path:
     return path.with_name(f"{path.name}.shards")
 
 
+def shards_by_default(engine: EngineSettings) -> int:
+    """Return the number of shards; a process loads the network for each of its own."""
+    if engine.engine == "processes":
+        return SHARDS_OF_A_PROCESS * engine.processes
+    return SHARDS_ON_A_CLUSTER
+
+
 def taught_in_shards(
     learner: Learner, settings: TeachSettings, engine: EngineSettings
 ) -> Lesson:
@@ -123,7 +133,7 @@ def taught_in_shards(
     plan = ShardedLesson.plan(
         learner,
         LessonSource.of(source, label, settings.on_bad_frame),
-        settings.shards,
+        settings.shards or shards_by_default(engine),
         folder.resolve(),
         new_class=settings.new_class,
         threads=settings.threads or engine.cpus,
@@ -132,7 +142,10 @@ def taught_in_shards(
         WorkUnit(shard.folder, shard.compute, shard.is_done) for shard in plan.shards
     ]
     failed = do_all(
-        units, engine_of(engine, folder), title="shards", progress=settings.progress
+        units,
+        engine_of(engine, folder, preload=WORK_OF_SHARDS),
+        title="shards",
+        progress=settings.progress,
     )
     if failed:
         folder_of_first, message = next(iter(failed.items()))

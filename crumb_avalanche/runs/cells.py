@@ -76,7 +76,7 @@ def sweep(
 
     Args:
         cells: settings of the runs in the order in which they start; ``output`` is the
-            folder of each.
+            folder of each. Where ``threads`` is 0, a run takes its share of the cores.
         settings: of the engine. On a cluster, all runs keep checkpoints.
         folder: that all workers see, for what the engine writes. On a cluster, a
             feature cache of the runs is filled before them.
@@ -89,6 +89,7 @@ def sweep(
         Folders of the failed runs with the last line of the error; see ``do_all``, also
         for what is raised.
     """
+    cells = [replace(cell, threads=cell.threads or settings.threads) for cell in cells]
     if settings.engine != "processes":
         cells = [replace(cell, checkpoint=True) for cell in cells]
     by_folder = {Path(cell.output): cell for cell in cells}

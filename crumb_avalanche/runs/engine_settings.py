@@ -3,6 +3,7 @@
 Imports neither torch nor Avalanche.
 """
 
+import os
 import re
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -64,6 +65,18 @@ class EngineSettings(ranges.InRange):
             raise ValueError(
                 f"options is {self.options!r}; give lines such as account: NAME"
             )
+
+    @property
+    def threads(self) -> int:
+        """CPU threads of a run that sets none: its share of the cores.
+
+        On a cluster these are ``cpus``: a job sees all cores of its node, but may use
+        no more.
+        """
+        if self.engine != "processes":
+            return self.cpus
+        cores = os.cpu_count() or 1
+        return max(1, cores // max(1, self.processes))
 
     @property
     def minutes(self) -> int | None:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.runs.engine_settings import EngineSettings
-from crumb_avalanche.runs.local_engines import Processes, ThisProcess
+from crumb_avalanche.runs.local_engines import RUN, Processes, ThisProcess
 from crumb_avalanche.runs.ray_engine import RayEngine
 from crumb_avalanche.runs.slurm_engine import SlurmEngine
 from crumb_avalanche.runs.work import DONE, ERROR, Ended, Engine, WorkUnit, is_done
@@ -25,12 +25,14 @@ RETRIES = 2  # times that a lost unit is done again
 MOST_DUE = 100  # times that a unit goes on that met a time limit
 
 
-def engine_of(settings: EngineSettings, folder: Path) -> Engine:
+def engine_of(settings: EngineSettings, folder: Path, preload: str = RUN) -> Engine:
     """Return the engine that settings name.
 
     Args:
         settings: of the engine.
         folder: that all workers see; engines keep notes and logs in its subfolder.
+        preload: module that the work needs; processes of this computer import it once
+            for all.
 
     Raises:
         EngineError: the cluster is not there or has no such partition, or others may
@@ -43,7 +45,7 @@ def engine_of(settings: EngineSettings, folder: Path) -> Engine:
         return RayEngine(settings, folder)
     if settings.processes == 0:
         return ThisProcess()
-    return Processes(settings.processes)
+    return Processes(settings.processes, preload=preload)
 
 
 def do_all(

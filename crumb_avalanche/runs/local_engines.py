@@ -16,7 +16,7 @@ from crumb_avalanche.runs.work import LOG, Ended, Engine, WorkUnit, work_on
 METHOD = "spawn"
 if "forkserver" in multiprocessing.get_all_start_methods():
     METHOD = "forkserver"
-PRELOADED = "crumb_avalanche.runs.run"  # imported once, by the server
+RUN = "crumb_avalanche.runs.run"
 
 
 class ThisProcess(Engine):
@@ -61,13 +61,14 @@ class Processes(Engine):
     Args:
         count: most processes at a time.
         method: how multiprocessing starts processes.
+        preload: module that each process needs; a server imports it once for all.
     """
 
-    def __init__(self, count: int = 1, method: str = METHOD):
+    def __init__(self, count: int = 1, method: str = METHOD, preload: str = RUN):
         self.count = count
         self.context: Any = multiprocessing.get_context(method)
         if method == "forkserver":
-            self.context.set_forkserver_preload([PRELOADED])
+            self.context.set_forkserver_preload([preload])
         self._running: dict[Connection, _Running] = {}  # by what the process answers to
 
     def room(self) -> int:

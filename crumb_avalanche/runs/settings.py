@@ -142,7 +142,8 @@ class RunSettings(ranges.InRange):
             .safetensors or .pth file, or 'none' for random weights.
         budget_images: memory budget, in raw images; default the benchmark's.
         feature_cache: folder for the cached F(x), which all runs share.
-        threads: CPU threads of torch and faiss; 0 takes one per core.
+        threads: CPU threads of torch and faiss; 0 takes one per core, or where runs
+            are done at a time, the run's share of them.
         device: cpu or cuda.
         method: settings that only the chosen strategy has, as --method.NAME VALUE;
             crumb strategies lists them.

@@ -1,5 +1,7 @@
 """Settings of an engine, from a command line and a file of resources."""
 
+import os
+
 import pytest
 
 from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
@@ -30,6 +32,22 @@ def test_a_file_of_resources(tmp_path):
 )
 def test_minutes(time, minutes):
     assert EngineSettings("slurm", time=time).minutes == minutes
+
+
+@pytest.mark.parametrize(
+    ("settings", "threads"),
+    [
+        (EngineSettings(processes=0), 8),
+        (EngineSettings(processes=1), 8),
+        (EngineSettings(processes=3), 2),
+        (EngineSettings(processes=9), 1),
+        (EngineSettings("slurm"), 1),
+        (EngineSettings("ray", cpus=4), 4),
+    ],
+)
+def test_threads_of_a_run(settings, threads, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert settings.threads == threads
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import shutil
 
 import numpy as np
@@ -12,6 +13,8 @@ from support.runs import differences
 from crumb_avalanche.cli import main
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.runs.cache_units import cache_units
+from crumb_avalanche.runs.cells import sweep
+from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import ThisProcess
 from crumb_avalanche.runs.run_folder import SUMMARY
@@ -103,6 +106,23 @@ def filled(cells, folder, shards):
 
 def test_runs_of_one_network_share_a_cache(cells, tmp_path):
     assert len(cache_units(cells, tmp_path, 4)) == 4
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(0, 6), (2, 2)])
+def test_a_run_takes_its_share_of_the_cores(tmp_path, monkeypatch, threads, expected):
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    seen = []
+    cell = RunSettings(threads=threads, output=str(tmp_path))
+    failed = sweep(
+        [cell],
+        EngineSettings(processes=0),
+        tmp_path,
+        progress=False,
+        work=lambda settings: seen.append(settings.threads),
+        is_done=lambda settings: bool(seen),
+    )
+    assert not failed
+    assert seen == [expected]
 
 
 def test_runs_without_a_cache_fill_none(tmp_path):
