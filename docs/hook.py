@@ -1,4 +1,4 @@
-"""Hook of MkDocs: adds the pages that are made from code and recorded runs, and fills in tables."""
+"""Hook of MkDocs: adds the pages that are made from code, and draws the figures of the others."""
 
 import re
 import sys
@@ -9,9 +9,8 @@ from mkdocs.structure.files import File, Files
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from site_parts import commands, equations, figures, links, notebooks, reference
+from site_parts import commands, equations, links, marks, notebooks, reference
 from site_parts.csv_tables import ROOT
-from site_parts.result_tables import MARK, TABLES
 
 PICTURE = re.compile(r'(<img alt="[^"]+" src="([^"]+\.(?:png|jpg|webp))"[^>]*>)')
 
@@ -54,10 +53,10 @@ def add(files: Files, config, path: str) -> None:
 
 
 def on_page_markdown(markdown: str, page, config, files) -> str:
-    """Fill in tables, rewrite links to files outside docs/, and rank the page in the search."""
+    """Draw figures, rewrite links to files outside docs/, and rank the page in the search."""
     section = page.ancestors[-1].title if page.ancestors else ""
     page.meta.setdefault("search", {"boost": BOOST.get(section, 1)})
-    text = MARK.sub(lambda mark: made_text(mark[1], mark[2].split()), markdown)
+    text = marks.shown(markdown)
     if page.file.generated_by:
         return text
     path = page.file.src_uri
@@ -72,10 +71,3 @@ def on_page_content(page_html: str, page, config, files) -> str:
         r"<code>([^<\n]{1,24})</code>", r'<code class="whole">\1</code>', linked
     )
     return equations.with_mathml(in_one_line)
-
-
-def made_text(kind: str, arguments: list[str]) -> str:
-    """Return what stands in the place of a mark ``<!-- build: KIND ARGUMENT ... -->``."""
-    if kind == "figure":
-        return figures.figure(*arguments)
-    return TABLES[kind](*arguments)

@@ -1,6 +1,7 @@
 """Figures drawn when the site is built, as SVG in the colours of the page; here those of "How CRUMB works"."""
 
 import html
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,7 +18,7 @@ from site_parts.result_figures import Drawn
 from crumb_avalanche.memory.selection import EveryJth
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.models.codebook import Codebook
-from crumb_avalanche.report.pictures import COLOURS, STYLE, inline_svg
+from crumb_avalanche.report.pictures import COLOURS, FORMATS, STYLE, inline_svg
 
 HEIGHT = 1.1  # of a box
 GREY = "#595959"
@@ -234,14 +235,35 @@ FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
 }
 
 
+def drawn(name: str) -> Drawn:
+    """Draw a figure of ``FIGURES``."""
+    draw, _ = FIGURES[name]
+    with matplotlib.rc_context(STYLE):
+        return draw()
+
+
+def caption(name: str) -> str:
+    """Return the caption of a figure."""
+    _, text = drawn(name)
+    return text
+
+
+def picture(name: str) -> str:
+    """Return a figure as an SVG file on white, with its text as text."""
+    figure, _ = drawn(name)
+    file = io.StringIO()
+    with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
+        figure.savefig(file, **FORMATS["svg"], format="svg")
+    return file.getvalue()
+
+
 def figure(name: str) -> str:
     """Return a figure with its caption as an element of the page."""
-    draw, least = FIGURES[name]
-    with matplotlib.rc_context(STYLE):
-        drawn, caption = draw()
-    width = int(drawn.get_figwidth() * 72)
-    svg = inline_svg(drawn, f"{name}-", caption, [])
+    _, least = FIGURES[name]
+    plot, text = drawn(name)
+    width = int(plot.get_figwidth() * 72)
+    svg = inline_svg(plot, f"{name}-", text, [])
     return (
         f'<figure class="drawn" style="max-width: {width}px; --least: {min(least, width)}px">'
-        f'<div tabindex="0">{svg}</div><figcaption>{html.escape(caption)}</figcaption></figure>\n'
+        f'<div tabindex="0">{svg}</div><figcaption>{html.escape(text)}</figcaption></figure>\n'
     )

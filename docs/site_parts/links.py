@@ -1,4 +1,4 @@
-"""Links of Markdown pages to files of the repository that lie outside ``docs/``."""
+"""Links of Markdown pages to files of the repository, which the site has elsewhere."""
 
 import posixpath
 import re
@@ -15,6 +15,15 @@ PAGES = {
     "SECURITY.md": "security.md",
     "experiments/README.md": "scripts.md",
 }
+# Files of which the site makes pages: a link to the file leads to the page there.
+MADE_OF = {
+    "crumb_avalanche/__init__.pyi": "api/index.md",
+    "crumb_avalanche/cli/settings.py": "cli/index.md",
+    "crumb_avalanche/runs/settings.py": "cli/run.md",
+    "docs/notebooks/compare_strategies.py": "notebooks/compare_strategies.md",
+    "docs/notebooks/repeat_a_table.py": "notebooks/repeat_a_table.md",
+    "docs/notebooks/teach_from_clips.py": "notebooks/teach_from_clips.md",
+}
 FOLDER = "repository"  # of the site, for all other files
 
 
@@ -22,6 +31,8 @@ def site_path(path: str) -> str:
     """Return where a file of the repository lies in the site."""
     if path in PAGES:
         return PAGES[path]
+    if path in MADE_OF:
+        return MADE_OF[path]
     if path.startswith("docs/"):
         return path.removeprefix("docs/")
     return f"{FOLDER}/{path}"

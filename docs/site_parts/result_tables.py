@@ -1,20 +1,8 @@
-"""Tables of recorded runs, made from the CSV files of the repository, so that each number is stored once.
+"""Tables of recorded runs, made from the CSV files of the repository."""
 
-    python docs/site_parts/result_tables.py readme
-
-prints a table: the one of the README, which a test compares with the runs, or another
-of ``TABLES`` with its arguments.
-"""
-
-import re
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from site_parts import paper_tables, recorded_tables, reference
 from site_parts.csv_tables import (
@@ -38,9 +26,6 @@ from site_parts.csv_tables import (
 
 from crumb_avalanche.report.paired import interval
 
-# What a page puts in the place of a mark: a figure or a table, and its arguments. The line
-# after a mark is for readers of the pages as they are written.
-MARK = re.compile(r"^<!-- build: (\w+)((?: \w+)*) -->(?:\n(.+))?$", re.MULTILINE)
 # What the budget buys on ETH-80, the only table with this row.
 PROJECTIONS = {"ranpac": "(640 projections)"}
 RECOMMENDED_ROWS = LABELS["recommended"]
@@ -401,7 +386,3 @@ TABLES: dict[str, Callable[..., str]] = {
     "rival_settings": recorded_tables.rival_settings,
     "test_or_development": recorded_tables.test_or_development,
 }
-
-
-if __name__ == "__main__":
-    print(TABLES[sys.argv[1]](*sys.argv[2:]), end="")

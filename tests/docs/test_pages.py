@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib
 import pytest
 import yaml
 from page_commands import ROOT, blocks, commands, pages, prose, script_flags
@@ -15,11 +16,11 @@ from site_parts import (
     csv_tables,
     figures,
     links,
+    marks,
     notebooks,
     reference,
     result_tables,
 )
-from site_parts.result_tables import MARK
 
 from crumb_avalanche.cli.commands import COMMANDS
 from crumb_avalanche.cli.parser import parsed
@@ -67,27 +68,6 @@ FOREIGN_FLAGS = set(
 )
 
 
-@dataclass(frozen=True)
-class Site:
-    """The texts of pages by their paths.
-
-    Attributes:
-        written: in the repository, relative to its root.
-        built: when the site is, relative to `docs/`.
-    """
-
-    written: dict[str, str]
-    built: dict[str, str]
-
-    def text(self, path: str) -> str | None:
-        """The text of a page, or None where there is none."""
-        if path.startswith("docs/"):
-            built = self.built.get(path.removeprefix("docs/"))
-            if built is not None:
-                return built
-        return self.written.get(path)
-
-
 def read_pages() -> dict[str, str]:
     texts = {}
     for path in pages():
@@ -105,9 +85,9 @@ def texts():
 
 
 @pytest.fixture(scope="module")
-def site(texts):
-    built = {**command_pages.pages(), **notebooks.pages(), **reference.pages()}
-    return Site(texts, built)
+def built():
+    """The pages that only the site has, by their paths in it."""
+    return {**command_pages.pages(), **notebooks.pages(), **reference.pages()}
 
 
 # The README
@@ -132,11 +112,6 @@ def test_the_readme_has_the_test_command(readme):
     assert 'pip install -e ".[test]" && pytest' in readme.splitlines()
 
 
-def test_the_readme_has_the_recorded_table(readme):
-    # python docs/site_parts/result_tables.py readme  prints it.
-    assert result_tables.readme() in readme
-
-
 @pytest.mark.parametrize("package", reference.PACKAGES)
 def test_the_table_of_rooms_has_all_rooms(package):
     table = result_tables.rooms()
@@ -154,20 +129,10 @@ def test_a_list_has_an_empty_line_before_it(texts, page):
     assert glued.findall(prose(texts[page])) == []
 
 
-def with_tables(text: str) -> str:
-    """A page with its tables, and without its figures."""
-
-    def put_in(match):
-        if match[1] == "figure":
-            return ""
-        return result_tables.TABLES[match[1]](*match[2].split())
-
-    return MARK.sub(put_in, text)
-
-
 @EVERY_PAGE
-def test_a_page_has_at_most_1400_words(texts, page):
-    without_targets = re.sub(r"\]\([^)]*\)", "", with_tables(texts[page]))
+def test_a_page_has_at_most_1400_words_besides_tables(texts, page):
+    without_tables = marks.MARK.sub("", texts[page])
+    without_targets = re.sub(r"\]\([^)]*\)", "", without_tables)
     words = [word for word in without_targets.split() if re.search(r"\w", word)]
     assert len(words) <= 1400
 
@@ -186,8 +151,8 @@ def anchors(text: str) -> set[str]:
     return set(map(slug, re.findall(r"^#+ (.*)$", prose(text), re.MULTILINE)))
 
 
-def dead_links(page: str, text: str, site: Site) -> list[str]:
-    """Relative links of a page that lead nowhere."""
+def dead_links(page: str, text: str, texts: dict[str, str]) -> list[str]:
+    """Relative links of a page that lead nowhere in the repository."""
     dead = []
     for match in links.LINK.finditer(prose(text)):
         target = match[2]
@@ -195,10 +160,11 @@ def dead_links(page: str, text: str, site: Site) -> list[str]:
         if re.match(r"[a-z]+:", target):
             continue
         path = (ROOT / page).parent.joinpath(target).resolve()
-        linked = site.text(path.relative_to(ROOT).as_posix())
-        if linked is None and not path.is_file():
+        if not path.is_file():
             dead.append(target)
-        elif anchor and anchor not in anchors(linked or ""):
+            continue
+        linked = texts.get(path.relative_to(ROOT).as_posix(), "")
+        if anchor and anchor not in anchors(linked):
             dead.append(f"{target}#{anchor}")
     for anchor in re.findall(r"\]\(#([^)]*)\)", prose(text)):
         if anchor not in anchors(text):
@@ -207,8 +173,8 @@ def dead_links(page: str, text: str, site: Site) -> list[str]:
 
 
 @EVERY_PAGE
-def test_links_lead_somewhere(site, page):
-    assert dead_links(page, site.written[page], site) == []
+def test_links_lead_to_files(texts, page):
+    assert dead_links(page, texts[page], texts) == []
 
 
 @pytest.mark.parametrize(
@@ -217,12 +183,19 @@ def test_links_lead_somewhere(site, page):
         ("[a](none.md)", ["none.md"]),
         ("[b](how.md#nowhere)", ["how.md#nowhere"]),
         ("[c](how.md#start)", []),
-        ("[d](cli/run.md#your-data)", []),
+        ("[d](notebooks/repeat_a_table.py)", []),
         ("[e](#here)", ["#here"]),
+        ("[only the site has it](cli/run.md)", ["cli/run.md"]),
     ],
 )
-def test_dead_links_are_found(site, link, dead):
-    assert dead_links("docs/x.md", link, site) == dead
+def test_dead_links_are_found(texts, link, dead):
+    assert dead_links("docs/x.md", link, texts) == dead
+
+
+@pytest.mark.parametrize(("path", "page"), links.MADE_OF.items())
+def test_a_page_is_made_of_the_file(built, path, page):
+    assert (ROOT / path).is_file()
+    assert page in built
 
 
 NAMED_FILE = re.compile(
@@ -232,11 +205,21 @@ NAMED_FILE = re.compile(
 )
 
 
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
 # The page on contributing to Avalanche names files of Avalanche.
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/contrib.md"])
 def test_named_files_exist(texts, page):
     paths = NAMED_FILE.findall(texts[page])
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("name", [path.name for path in EXAMPLES])
+def test_pages_that_an_example_names_exist(name):
+    text = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    named = re.findall(r"\bdocs/\w+\.md", text)
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 # Commands
@@ -327,8 +310,8 @@ def test_flags_in_the_text_exist(texts, page, known_flags):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_setting_stands_on_a_page(site, command):
-    page = site.built[f"cli/{command}.md"]
+def test_every_setting_stands_on_a_page(built, command):
+    page = built[f"cli/{command}.md"]
     actions = command_pages.subparsers()[command]._actions
     positional = {action.dest for action in actions if not action.option_strings}
     for field in dataclasses.fields(COMMANDS[command].settings):
@@ -337,8 +320,8 @@ def test_every_setting_stands_on_a_page(site, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_are_written_as_in_a_terminal(site, command):
-    page = site.built[f"cli/{command}.md"]
+def test_commands_are_written_as_in_a_terminal(built, command):
+    page = built[f"cli/{command}.md"]
     assert not re.search(r"^crumb .*'", page, re.MULTILINE)
 
 
@@ -346,13 +329,13 @@ def test_commands_are_written_as_in_a_terminal(site, command):
 
 
 @pytest.mark.parametrize("package", reference.PACKAGES)
-def test_every_exported_name_is_in_the_reference(site, package):
+def test_every_exported_name_is_in_the_reference(built, package):
     for name, target in reference.exported()[package].items():
-        assert f"`{name}`" in site.built["api/index.md"]
+        assert f"`{name}`" in built["api/index.md"]
         room = target.removeprefix(f"{package}.").split(".")[0]
         module = target.rpartition(".")[0]
         if name in reference.public(reference.source(module)):
-            assert f"::: {module}\n" in site.built[f"api/{package}/{room}.md"]
+            assert f"::: {module}\n" in built[f"api/{package}/{room}.md"]
 
 
 def navigation_entries(part):
@@ -366,10 +349,10 @@ def navigation_entries(part):
     return entries
 
 
-def test_every_page_is_once_in_the_navigation(site):
+def test_every_page_is_once_in_the_navigation(texts, built):
     settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    expected = list(site.built)
-    for page in site.written:
+    expected = list(built)
+    for page in texts:
         if page.startswith("docs/"):
             expected.append(page.removeprefix("docs/"))
         else:
@@ -377,40 +360,84 @@ def test_every_page_is_once_in_the_navigation(site):
     assert sorted(navigation_entries(settings["nav"])) == sorted(expected)
 
 
-def marks_of(texts):
-    """What is put into pages, its arguments, and the line after each mark."""
-    marks = []
-    for text in texts.values():
-        for name, arguments, line in MARK.findall(text):
-            marks.append((name, arguments.split(), line))
-    return marks
+@dataclass(frozen=True)
+class Marked:
+    """A mark of a page.
+
+    Attributes:
+        kind: "figure", or the name of a table.
+        arguments: the name of the figure, or arguments of the table.
+        lines: what stands below it.
+        following: the first line after that.
+    """
+
+    kind: str
+    arguments: list[str]
+    lines: str
+    following: str
 
 
-MARKS = marks_of(read_pages())
-TABLES_SHOWN = [mark for mark in MARKS if mark[0] != "figure"]
+def marks_of(text: str) -> list[Marked]:
+    """The marks of a page."""
+    found = []
+    for match in marks.MARK.finditer(text):
+        following, _, _ = text[match.end() :].lstrip("\n").partition("\n")
+        found.append(Marked(match[1], match[2].split(), match[3], following))
+    return found
+
+
+MARKS = [mark for text in read_pages().values() for mark in marks_of(text)]
+TABLES = [mark for mark in MARKS if mark.kind != "figure"]
+FIGURES = [mark for mark in MARKS if mark.kind == "figure"]
+
+
+def name_of(mark: Marked) -> str:
+    """The name of a test of a mark."""
+    return " ".join([mark.kind, *mark.arguments])
 
 
 def test_every_table_is_shown():
-    # That of the README is written there.
-    in_pages = {name for name, _, _ in TABLES_SHOWN}
-    assert in_pages | {"readme"} == set(result_tables.TABLES)
+    assert {mark.kind for mark in TABLES} == set(result_tables.TABLES)
 
 
 def test_every_figure_is_shown():
-    in_pages = {arguments[0] for name, arguments, _ in MARKS if name == "figure"}
-    assert in_pages == set(figures.FIGURES)
+    assert {mark.arguments[0] for mark in FIGURES} == set(figures.FIGURES)
 
 
-@pytest.mark.parametrize(("name", "arguments", "line"), TABLES_SHOWN)
-def test_a_table_has_rows_and_columns(name, arguments, line):
-    rows = result_tables.TABLES[name](*arguments).splitlines()
+AGAIN = "write the pages again: python docs/write_pages.py"
+
+
+@pytest.mark.parametrize("mark", MARKS, ids=name_of)
+def test_a_page_has_what_its_marks_name(mark):
+    """The table of the recorded runs, or the picture with its caption."""
+    assert mark.lines == marks.lines_below(mark.kind, mark.arguments), AGAIN
+
+
+@pytest.mark.parametrize("name", figures.FIGURES)
+def test_a_picture_is_of_the_recorded_runs(name):
+    recorded = (marks.PICTURES / f"{name}.svg").read_text(encoding="utf-8")
+    version = f"Matplotlib v{matplotlib.__version__},"
+    if version not in recorded:
+        pytest.skip("another version of Matplotlib draws other lines")
+    assert recorded == figures.picture(name), AGAIN
+
+
+def test_every_picture_is_of_a_figure():
+    assert {path.stem for path in marks.PICTURES.iterdir()} == set(figures.FIGURES)
+
+
+@pytest.mark.parametrize("mark", TABLES, ids=name_of)
+def test_a_table_has_rows_and_columns(mark):
+    rows = mark.lines.splitlines()
     assert len(rows) > 3
     assert len({row.count("|") for row in rows}) == 1
 
 
-@pytest.mark.parametrize(("name", "arguments", "line"), MARKS)
-def test_the_line_after_a_mark_names_its_data(name, arguments, line, monkeypatch):
-    """GitHub shows this line where the site has the table or the figure."""
+# The README has the page of its commands and runs further below.
+@pytest.mark.parametrize(
+    "mark", [mark for mark in MARKS if mark.kind != "readme"], ids=name_of
+)
+def test_the_line_after_a_mark_names_its_data(mark, monkeypatch):
     opened = []
 
     def noting(path, *rest, **more):
@@ -418,12 +445,20 @@ def test_the_line_after_a_mark_names_its_data(name, arguments, line, monkeypatch
         return open(path, *rest, **more)
 
     monkeypatch.setattr(csv_tables, "open", noting, raising=False)
-    if name == "figure":
-        figures.figure(*arguments)
-    else:
-        result_tables.TABLES[name](*arguments)
+    marks.lines_below(mark.kind, mark.arguments)
     recorded = {path for path in opened if path.endswith(".csv")}
-    named = set(re.findall(r"\[([\w.]+\.csv)\]", line))
+    named = set(re.findall(r"\[([\w.]+\.csv)\]", mark.following))
     assert named <= recorded
     if recorded:
         assert named
+
+
+def test_the_site_has_tables_without_marks_and_figures_of_its_own():
+    text = (
+        "Text.\n<!-- build: rooms -->\n| a |\n| :-- |\n\n"
+        "<!-- build: figure memory -->\n![Figure memory](x.svg)\n\nMore.\n"
+    )
+    shown = marks.shown(text)
+    assert shown.startswith("Text.\n\n| a |\n| :-- |\n\n<figure")
+    assert "build:" not in shown and "x.svg" not in shown
+    assert shown.endswith("</figure>\n\nMore.\n")
