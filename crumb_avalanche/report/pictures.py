@@ -30,10 +30,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 LINES = ("-", "--", ":", "-.")
 MARKERS = "osD^vP*"
 
+STRONG = "#262626"  # of intervals and dots on bars
+
 # Colours of text, lines and background follow the page, in light and in dark.
 PAGE_COLOURS = {
     "#000000": "currentColor",
-    "#262626": "currentColor",
+    STRONG: "currentColor",
     "#595959": "var(--faint)",
     "#e6e6e6": "var(--rule)",
     "#ffffff": "var(--panel)",

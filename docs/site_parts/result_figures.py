@@ -95,7 +95,7 @@ def table1() -> Drawn:
         if line["paper"] and line["benchmark"] == line["paper_dataset"]:
             series = panels[DATA_SETS[line["benchmark"]]]
             series.setdefault("the paper", {})[line["row"]] = [float(line["paper"])]
-    figure = bars(panels, "", ACCURACY, (0, 102))
+    figure = bars(panels, "", ACCURACY, (0, 102), columns=1)
     caption = (
         f"The methods of Table 1 at the same bytes: {SPREAD}. Diamonds are the paper's."
     )
@@ -123,6 +123,7 @@ def stream(name: str) -> Drawn:
     figure = curves(
         panels,
         "",
+        columns=1,
         xlabel="after experience",
         ylabel="accuracy over all seen classes, %",
         ylim=(0, 102),
@@ -144,7 +145,13 @@ def codes_and_images(name: str) -> Drawn:
         points = panels.setdefault(protocol_text(protocol), {}).setdefault(curve, {})
         points[int(count)] = unit_means(lines, "final_accuracy", SPLIT)
     figure = curves(
-        panels, "", xlabel="memories", ylabel=ACCURACY, xscale="log", ylim=(0, 100)
+        panels,
+        "",
+        columns=1,
+        xlabel="memories",
+        ylabel=ACCURACY,
+        xscale="log",
+        ylim=(0, 100),
     )
     caption = "Codes and as many raw images: mean and 95 % interval over splits (over runs where there is one split)."
     return figure, caption
@@ -162,6 +169,7 @@ def bytes_dial() -> Drawn:
     figure = curves(
         panels,
         "",
+        columns=1,
         xscale="log",
         xlim=(7e4, 2e7),
         xlabel="bytes kept",
@@ -177,7 +185,7 @@ def bytes_dial() -> Drawn:
 def effects(name: str) -> Drawn:
     """Draw the effect of each ablation with its interval, beside the paper's."""
     lines = [line for line in read(RECORDED / f"{name}.csv") if line["effect"]]
-    figure = Figure(figsize=(6.6, 1.2 + 0.26 * len(lines)), layout="constrained")
+    figure = Figure(figsize=(5.6, 1.2 + 0.26 * len(lines)), layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="#595959", lw=0.8)
     effect = np.array(floats(lines, "effect"))
@@ -216,16 +224,16 @@ def effects(name: str) -> Drawn:
 
 # Each with the least width in pixels in which its text can be read.
 FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
-    "competitors_eth80": (partial(competitors, "eth80"), 420),
-    "competitors_cifar100": (partial(competitors, "cifar100"), 420),
+    "competitors_eth80": (partial(competitors, "eth80"), 340),
+    "competitors_cifar100": (partial(competitors, "cifar100"), 340),
     "recommended_eth80": (recommended, 340),
-    "table1": (table1, 640),
-    "bytes_dial": (bytes_dial, 480),
+    "table1": (table1, 340),
+    "bytes_dial": (bytes_dial, 340),
 }
 for _name in ("fig3", "figS1", "figS2"):
-    FIGURES[_name] = (partial(stream, _name), 560)
+    FIGURES[_name] = (partial(stream, _name), 340)
 for _name in ("table3", "table3_tiny_imagenet", "table3_cifar100"):
-    FIGURES[_name] = (partial(codes_and_images, _name), 380)
+    FIGURES[_name] = (partial(codes_and_images, _name), 340)
 for _name in (
     "",
     "_class_iid",
@@ -233,4 +241,4 @@ for _name in (
     "_tiny_imagenet_class_iid",
     "_cifar100",
 ):
-    FIGURES[f"table4{_name}"] = (partial(effects, f"table4{_name}"), 420)
+    FIGURES[f"table4{_name}"] = (partial(effects, f"table4{_name}"), 340)

@@ -12,13 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from crumb_avalanche.report.paired import interval
-from crumb_avalanche.report.pictures import COLOURS, LINES, MARKERS, STYLE
+from crumb_avalanche.report.pictures import COLOURS, LINES, MARKERS, STRONG, STYLE
 
 Series = Mapping[str, Mapping[str, Sequence[float]]]  # values by series and row
 # Values at each place of the x axis, by the name of the line.
 Lines = Mapping[str, Mapping[float, Sequence[float]]]
 BAR_HEIGHT = 0.7  # of all bars of a row
-MOST_COLUMNS = 3  # of panels of curves
+MOST_COLUMNS = 3  # of panels
 
 
 def bars(
@@ -26,6 +26,7 @@ def bars(
     title: str,
     label: str = "",
     xlim: tuple[float | None, float | None] = (None, None),
+    columns: int = MOST_COLUMNS,
 ) -> Figure:
     """Plot panels of rows.
 
@@ -38,15 +39,20 @@ def bars(
         title: of the figure.
         label: of all x axes; without one, the titles of the panels are theirs.
         xlim: limits of all x axes.
+        columns: most panels beside one another; 1 for the width of a phone.
     """
     rows = rows_of(panels)
     names = _names_of_bars(panels)
     count = max(1, len(names))
     with matplotlib.rc_context(STYLE):
-        height = 1.8 + max(0.28, 0.18 * count) * len(rows)
-        figure = Figure(figsize=(3 + 4.2 * len(panels), height), layout="constrained")
+        lines, columns = grid_of(len(panels), columns)
+        height = 1.2 + max(0.28, 0.18 * count) * len(rows)
+        size = (2 + 3.4 * columns, 0.6 + height * lines)
+        figure = Figure(figsize=size, layout="constrained")
         set_title(figure, title)
-        grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+        grid = figure.subplots(lines, columns, sharey=True, squeeze=False).flat
+        for axes in grid[len(panels) :]:
+            axes.set_axis_off()
         for axes, (name, series) in zip(grid, panels.items()):
             _plot_series(axes, series, rows, names)
             axes.set(
@@ -113,7 +119,7 @@ def _plot_series(
             height=BAR_HEIGHT / len(names),
             color=COLOURS[number % len(COLOURS)],
             alpha=0.6,
-            ecolor="0.3",
+            ecolor=STRONG,
             capsize=2,
             label=name,
         )
@@ -124,7 +130,7 @@ def _plot_series(
 def _plot_dots(axes: Axes, values: Sequence[float], height: float) -> None:
     """Plot a dot for each value of a bar."""
     heights = np.full(len(values), height)
-    style = dict(ms=2.5, mfc="white", mec="0.2", mew=0.6)
+    style = dict(ms=2.5, mfc="white", mec=STRONG, mew=0.6)
     axes.plot(values, heights, "o", **style)
 
 
@@ -141,7 +147,20 @@ def _add_legend_of_axes(figure: Figure) -> None:
         )
 
 
-def curves(panels: Mapping[str, Lines], title: str, **settings) -> Figure:
+def grid_of(count: int, columns: int) -> tuple[int, int]:
+    """Return the lines and columns of a grid of panels, as full as possible.
+
+    Args:
+        count: of the panels.
+        columns: most beside one another.
+    """
+    lines = max(1, math.ceil(count / columns))
+    return lines, max(1, math.ceil(count / lines))
+
+
+def curves(
+    panels: Mapping[str, Lines], title: str, columns: int = MOST_COLUMNS, **settings
+) -> Figure:
     """Plot panels of lines through means, with their 95 % intervals.
 
     A line of one place is horizontal. Values are those of independent units, as for
@@ -150,14 +169,14 @@ def curves(panels: Mapping[str, Lines], title: str, **settings) -> Figure:
     Args:
         panels: lines by the title of the panel.
         title: of the figure.
+        columns: most panels beside one another; 1 for the width of a phone.
         settings: of all axes; the label of the y axis stands once.
     """
     names: dict[str, None] = {}
     for lines in panels.values():
         names |= dict.fromkeys(lines)
     styles = {name: _line_style(index) for index, name in enumerate(names)}
-    rows = math.ceil(len(panels) / MOST_COLUMNS)
-    columns = math.ceil(len(panels) / rows)
+    rows, columns = grid_of(len(panels), columns)
     handles: dict[str, Any] = {}
     with matplotlib.rc_context(STYLE):
         size = (1.5 + 4.3 * columns, 0.8 + 3.6 * rows)
@@ -174,10 +193,14 @@ def curves(panels: Mapping[str, Lines], title: str, **settings) -> Figure:
             axes.locator_params("x", integer=True)
             axes.set(title=name, **settings)
             axes.grid(axis="y", color="0.9", lw=0.6)
-            axes.label_outer()
+            if columns > 1:  # panels below one another may have other scales
+                axes.label_outer()
         if handles:
             figure.legend(
-                handles.values(), handles.keys(), loc="outside lower center", ncols=5
+                handles.values(),
+                handles.keys(),
+                loc="outside lower center",
+                ncols=min(5, 1 + 2 * columns),
             )
     return figure
 
