@@ -379,11 +379,11 @@ class Marked:
 
 def marks_of(text: str) -> list[Marked]:
     """The marks of a page."""
-    found = []
+    of_page = []
     for match in marks.MARK.finditer(text):
         following, _, _ = text[match.end() :].lstrip("\n").partition("\n")
-        found.append(Marked(match[1], match[2].split(), match[3], following))
-    return found
+        of_page.append(Marked(match[1], match[2].split(), match[3], following))
+    return of_page
 
 
 MARKS = [mark for text in read_pages().values() for mark in marks_of(text)]
