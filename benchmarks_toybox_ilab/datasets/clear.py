@@ -118,17 +118,18 @@ def CLEARFrames(
     _check_name("data_name", data_name, LAYOUTS)
     _check_name("evaluation_protocol", evaluation_protocol, EVALUATION)
     root, images = LAYOUTS[data_name].find_images(root, paths)
-    frames = [
-        Frame(
-            path=image[0],
-            class_name=image["class_name"],
-            object_name=image["name"],
-            session=image["bucket"],
-            frame=0,
-            split=_split_of(image, evaluation_protocol),
+    frames = []
+    for image in images:
+        frames.append(
+            Frame(
+                path=image[0],
+                class_name=image["class_name"],
+                object_name=image["name"],
+                session=image["bucket"],
+                frame=0,
+                split=_split_of(image, evaluation_protocol),
+            )
         )
-        for image in images
-    ]
     frames.sort(key=_position)
     return LAYOUTS[data_name].table(frames, root)
 

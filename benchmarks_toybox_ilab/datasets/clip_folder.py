@@ -415,25 +415,24 @@ def _video_images(
     for video in videos:
         frames = folder / video.relative_to(root)
         jobs.append(Job(video, frames, digits=6, fps=fps, size=SHORT_SIDE))
-    bad = set()
-    if any(job.finished() is None for job in jobs):
+    failures: dict[Path, str] = {}
+    if not all(job.is_finished for job in jobs):
         failures = extract_many(jobs)
-        if bad_videos is not None:
-            bad = {video for video, _ in failures}
-            bad_videos += [message for _, message in failures]
-        elif failures:
-            listed = "".join(f"\n  {message}" for _, message in failures)
-            raise FrameTableError(
-                f"{len(failures)} of {len(jobs)} videos below {root} cannot be read to "
-                "their end; remove or replace them, or leave them out with "
-                "--on-bad-frame skip. The frames of the others are kept."
-                f"{listed}"
-            )
+    if failures and bad_videos is None:
+        lines = [
+            f"{len(failures)} of {len(jobs)} videos below {root} cannot be read to "
+            "their end; remove or replace them, or leave them out with "
+            "--on-bad-frame skip. The frames of the others are kept.",
+            *failures.values(),
+        ]
+        raise FrameTableError("\n  ".join(lines))
+    if bad_videos is not None:
+        bad_videos += failures.values()
     images = {}
     for job in jobs:
-        if job.video in bad:
+        if job.video in failures:
             continue
-        names = job.finished()
+        names = job.finished_frames()
         if names is None:
             raise FrameTableError(
                 f"video {job.video} was changed while it was read; run the same again."

@@ -21,11 +21,11 @@ from benchmarks_toybox_ilab.datasets.layout import (
     read_lists,
 )
 from benchmarks_toybox_ilab.datasets.registry import (
-    DRAWN,
     Benchmark,
     FrameBenchmark,
     StreamKeywords,
     Unpack,
+    given_keywords,
     register,
     shows_keywords,
 )
@@ -56,8 +56,10 @@ LISTS = {
     "ni": ("batches_filelists/NI_inc", 8),
     "nc": ("batches_filelists/NC_inc", 9),
     "nic": ("batches_filelists/NIC_inc", 79),
+    "nicv2_79": ("NIC_v2_79", 79),
+    "nicv2_196": ("NIC_v2_196", 196),
+    "nicv2_391": ("NIC_v2_391", 391),
 }
-LISTS |= {f"nicv2_{number}": (f"NIC_v2_{number}", number) for number in (79, 196, 391)}
 _PAGE = "https://vlomonaco.github.io/core50/data"
 # Address and MD5 checksum of the lists of ni and nc, and of those of nicv2; of the
 # small images.
@@ -276,7 +278,7 @@ def CORe50(
         raise ValueError(
             f"unknown scenario {scenario!r}; known are paper, {', '.join(LISTS)}."
         )
-    drawn = [name for name in DRAWN if host.get(name) is not None]
+    drawn = given_keywords(host)
     if reference:
         drawn.append("reference")
     if drawn:

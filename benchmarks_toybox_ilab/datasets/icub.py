@@ -91,10 +91,12 @@ def ICubFrames(
         for number, clips in sorted(objects.items()):
             for transformation, files in sorted(clips.items()):
                 split = "test" if transformation == TEST_TRANSFORMATION else "train"
-                days = {day for day, _ in files}
-                first_day = min(days) if reference else min(days, key=natural_key)
-                numbers = sorted(frame for day, frame in files if day == first_day)
-                for frame in numbers[::STEP]:
+                numbers_of_day: dict[str, list[int]] = {}
+                for day, number_of_file in files:
+                    numbers_of_day.setdefault(day, []).append(number_of_file)
+                key = None if reference else natural_key
+                first_day = min(numbers_of_day, key=key)
+                for frame in sorted(numbers_of_day[first_day])[::STEP]:
                     frames.append(
                         Frame(
                             path=files[first_day, frame],

@@ -9,9 +9,7 @@ See `ilab` and `core50` for the two data sets and their references.
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -85,8 +83,7 @@ def ILabCORe50Frames(
     )
     frames: list[Frame] = []
     for table in tables:
-        prefix = cast(Path, table.root).relative_to(root).as_posix()
-        frames += [replace(row, path=f"{prefix}/{row.path}") for row in table]
+        frames += table.frames_below(root)
     joined = FrameTable(frames, root, name="ilab_core50")
     balanced: list[np.ndarray] = []
     for split in SPLITS:

@@ -97,13 +97,18 @@ class Layout:
         """
         for inner_folder in ("", *self.inner_folders, self.name):
             folder = root / inner_folder
-            is_present = [(folder / name).is_dir() for name in self.folders]
-            is_enough = all(is_present) if every else any(is_present)
-            if is_enough:
+            present = self._folders_in(folder)
+            if every and len(present) == len(self.folders):
+                return folder
+            if present and not every:
                 return folder
         if self.inside and root.absolute().name in self.folders:
             return root
         return None
+
+    def _folders_in(self, root: Path) -> list[str]:
+        """Return those of `folders` that a root has."""
+        return [name for name in self.folders if (root / name).is_dir()]
 
     def folder(self, root: Path) -> Path:
         """Return the folder of the data set, which has all that a table needs.
@@ -121,7 +126,8 @@ class Layout:
         )
         if not root.is_dir():
             raise FrameTableError(f"there is no folder {root}. {advice}")
-        missing = [name for name in self.folders if not (root / name).is_dir()]
+        present = self._folders_in(root)
+        missing = [name for name in self.folders if name not in present]
         if not self.whole:
             missing = missing[:1]
         raise FrameTableError(
@@ -186,7 +192,7 @@ class Layout:
         """List the files in that of `folders` which are there, or all files."""
         names: list[str] = []
         if self.whole:
-            names = [name for name in self.folders if (folder / name).is_dir()]
+            names = self._folders_in(folder)
         paths: list[str] = []
         for name in names or [""]:  # "" is the folder itself
             paths += files_below(folder, name)
@@ -335,9 +341,11 @@ def _count_by_class(table: FrameTable) -> Counter[tuple[str, str]]:
     numbers = Counter((name, "classes") for name in table.classes)
     numbers.update(zip(table.class_name, table.split))
     clips = set(zip(table.class_name, table.split, table.session, table.object_name))
-    numbers.update((name, f"{split}_clips") for name, split, _, _ in clips)
+    for name, split, _, _ in clips:
+        numbers[name, f"{split}_clips"] += 1
     sessions = set(zip(table.class_name, table.split, table.session))
-    numbers.update((name, f"{split}_sessions") for name, split, _ in sessions)
+    for name, split, _ in sessions:
+        numbers[name, f"{split}_sessions"] += 1
     return numbers
 
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.datasets.layout import Layout, Listed, read_lists
 from benchmarks_toybox_ilab.datasets.registry import (
-    DRAWN,
     Benchmark,
     FrameBenchmark,
     StreamKeywords,
     Unpack,
+    given_keywords,
     register,
     shows_keywords,
 )
@@ -231,7 +231,7 @@ def OpenLORIS(
         ValueError: If the factor is unknown, or a keyword does not fit it.
     """
     if factor == MIXTURE:
-        drawn = [name for name in DRAWN if host.get(name) is not None]
+        drawn = given_keywords(host)
         if drawn:
             raise ValueError(
                 f"{' and '.join(drawn)} cannot be given with factor {MIXTURE!r}: its "

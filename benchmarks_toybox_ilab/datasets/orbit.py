@@ -69,14 +69,17 @@ def _archived(name: str) -> str | None:
     return image and image[1]
 
 
+def _objects(root: Path, user: str, kind: str) -> set[str]:
+    """Return the names of a test user's objects with videos of a kind."""
+    return {path.parent.name for path in root.glob(f"test/{user}/*/{kind}")}
+
+
 def _lacks(table: FrameTable) -> list[str]:
     """List the test users without all of their objects."""
     root = cast(Path, table.root)
     lines = []
     for user, count in USERS.items():
-        clean = {path.parent.name for path in root.glob(f"test/{user}/*/clean")}
-        clutter = {path.parent.name for path in root.glob(f"test/{user}/*/clutter")}
-        complete = len(clean & clutter)
+        complete = len(_objects(root, user, "clean") & _objects(root, user, "clutter"))
         if complete < count:
             lines.append(f"user {user}: {complete} of {count} objects")
     return lines

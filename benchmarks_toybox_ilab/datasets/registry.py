@@ -45,6 +45,11 @@ NOT_HERE = {
 Generator = TypeVar("Generator", bound=Callable)
 
 
+def given_keywords(host: StreamKeywords, names: Iterable[str] = DRAWN) -> list[str]:
+    """Return the names of those keywords that a call gives a value."""
+    return [name for name in names if host.get(name) is not None]
+
+
 def shows_keywords(generator: Generator) -> Generator:
     """Put the keywords of every stream into the signature of a generator.
 

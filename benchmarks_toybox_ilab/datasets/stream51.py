@@ -28,6 +28,7 @@ from benchmarks_toybox_ilab.datasets.registry import (
     FrameBenchmark,
     StreamKeywords,
     Unpack,
+    given_keywords,
     register,
     shows_keywords,
 )
@@ -436,7 +437,7 @@ def _check_no_effect(names: Sequence[str], host: StreamKeywords, keyword: str) -
         host: all keywords of a call.
         keyword: the other one.
     """
-    useless = [name for name in names if host.get(name) is not None]
+    useless = given_keywords(host, names)
     if useless:
         raise ValueError(
             f"{' and '.join(useless)} cannot be given with {keyword}; leave one of "

@@ -103,8 +103,7 @@ def unpack(
             if not _is_unpacked(member, target):
                 missing.append(member)
         _check_ratio(archive, chosen_members)
-        needed = sum(member.size for member in missing)
-        check_room(target, needed, f"unpacking {archive}")
+        check_room(target, _total_size(missing), f"unpacking {archive}")
         remove_abandoned(target)
         unpacked = len(chosen_members) - len(missing)
         title = f"unpacking {archive.name}"
@@ -148,10 +147,15 @@ def _is_unpacked(member: Member, target: Path) -> bool:
     return path.exists() and path.stat().st_size == member.size
 
 
+def _total_size(members: list[Member]) -> int:
+    """Return the bytes of members when they are unpacked."""
+    return sum(member.size for member in members)
+
+
 def _check_ratio(archive: Path, members: list[Member]) -> None:
     """Raise for an archive that would become far larger than images do."""
     packed = archive.stat().st_size
-    unpacked = sum(member.size for member in members)
+    unpacked = _total_size(members)
     if unpacked > max(_SMALL, MOST_RATIO * packed):
         raise _refused(
             archive,

@@ -4,17 +4,15 @@ This holds for every data set that declares its files.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS, Benchmark
 from benchmarks_toybox_ilab.prepare.archives import archives_in
 from benchmarks_toybox_ilab.prepare.cifar100 import write_cifar100
 from benchmarks_toybox_ilab.prepare.download import DownloadError
-from benchmarks_toybox_ilab.prepare.job import Gaps, Job, counted
+from benchmarks_toybox_ilab.prepare.job import Inventory, Job, counted
 from benchmarks_toybox_ilab.prepare.toybox_videos import bring_toybox
 from benchmarks_toybox_ilab.tables.frame import (
     BadFrameError,
@@ -100,26 +98,20 @@ def prepare(
     return failures
 
 
-def check(name: str, root: str | Path) -> tuple[list[str], bool]:
-    """Compare what lies below a root with the whole data set.
-
-    Returns:
-        Lines that say what exists and what is missing, and whether nothing is.
+def take_inventory(name: str, root: str | Path) -> Inventory:
+    """Say what a folder holds of a data set, and what it lacks.
 
     Raises:
         FrameTableError: If there is no data set of that name.
     """
-    data = _data_set(name)
-    gaps = Gaps.of(data, Path(root))
-    if gaps.missing:
-        return [*gaps.exists, *gaps.missing], False
-    owner = data.files.owner
-    verb = "uses" if owner == Layout.owner else "has"
-    return [*gaps.exists, f"complete: everything that {owner} {verb}"], True
+    return Inventory.of(_data_set(name), Path(root))
 
 
 def _data_set(name: str) -> Benchmark:
-    known = [known for known, data in BENCHMARKS.items() if data.files.folders]
+    known = []
+    for known_name, data in BENCHMARKS.items():
+        if data.files.folders:
+            known.append(known_name)
     if name not in known:
         raise FrameTableError(
             f"there is no data set {name!r} to prepare; there are {', '.join(known)}."
@@ -167,9 +159,8 @@ def _relative_to(root: Path, table: FrameTable) -> FrameTable:
     """Return the table with paths relative to `root`, above its own root."""
     if table.root == root:
         return table
-    prefix = cast(Path, table.root).relative_to(root).as_posix()
-    rows = [replace(row, path=f"{prefix}/{row.path}") for row in table]
-    return FrameTable(rows, root, name=table.name, padded=table.padded)
+    frames = table.frames_below(root)
+    return FrameTable(frames, root, name=table.name, padded=table.padded)
 
 
 def _not_whole(data: Benchmark, root: str | Path) -> str:

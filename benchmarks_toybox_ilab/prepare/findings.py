@@ -41,13 +41,13 @@ def _describe_folder(source: Path, layout: Layout) -> str:
     inner = _folder_with_layout(source, layout)
     if inner is not None:
         return f"But {inner} has its layout: give that folder."
-    deeper = [name for name in names if "/" in name and _ends(name, ENDINGS)]
+    deeper = [name for name in _with_ending(names, ENDINGS) if "/" in name]
     if deeper:
         folders = {str((source / name).parent) for name in deeper}
         return (
             f"Archives lie deeper in it ({_listed(deeper)}): give {_listed(folders)}."
         )
-    unread = [name for name in names if _ends(name, _OTHER_ENDINGS)]
+    unread = _with_ending(names, _OTHER_ENDINGS)
     if unread:
         return (
             f"It holds archives of kinds that are not read ({_listed(unread)}): unpack "
@@ -67,7 +67,7 @@ def _describe_archives(archives: list[Path], layout: Layout) -> str:
             names += names_in(archive)
         except (FrameTableError, OSError):  # is reported where it is unpacked
             continue
-    inner = [name for name in names if _ends(name, (*ENDINGS, *_OTHER_ENDINGS))]
+    inner = _with_ending(names, (*ENDINGS, *_OTHER_ENDINGS))
     if inner:
         return (
             f"It holds archives in an archive ({_listed(inner)}): unpack the outer "
@@ -134,8 +134,9 @@ def _fits_in_other_case(name: str, layout: Layout) -> bool:
     return any(map(pattern.fullmatch, without_outer_folders(name)))
 
 
-def _ends(name: str, endings: tuple[str, ...]) -> bool:
-    return name.lower().endswith(endings)
+def _with_ending(names: Iterable[str], endings: tuple[str, ...]) -> list[str]:
+    """Return the names that end in any of the endings, in any case."""
+    return [name for name in names if name.lower().endswith(endings)]
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.datasets.registry import Benchmark
 from benchmarks_toybox_ilab.prepare.archives import archives_in, unpack
 from benchmarks_toybox_ilab.prepare.download import download, md5_of
@@ -27,21 +28,31 @@ def counted(table: FrameTable) -> str:
 
 
 @dataclass(frozen=True)
-class Gaps:
-    """What exists of a data set below a root, and what is missing, in words."""
+class Inventory:
+    """What a folder holds of a data set, and what it lacks.
 
-    exists: list[str]
+    Attributes:
+        present: lines about what is there, the last of which says if that is all.
+        missing: lines about what is not.
+    """
+
+    present: list[str]
     missing: list[str]
 
     @classmethod
-    def of(cls, data: Benchmark, root: Path) -> "Gaps":
+    def of(cls, data: Benchmark, root: Path) -> "Inventory":
         """Compare the files below a root with the whole data set."""
         try:
             table = data.frames(root)
         except FrameTableError as error:
-            return cls(exists=[], missing=[str(error)])
-        line = f"{data.name} in {table.root}: {counted(table)}"
-        return cls(exists=[line], missing=data.files.missing(table))
+            return cls(present=[], missing=[str(error)])
+        present = [f"{data.name} in {table.root}: {counted(table)}"]
+        missing = data.files.missing(table)
+        if not missing:
+            owner = data.files.owner
+            verb = "uses" if owner == Layout.owner else "has"
+            present.append(f"complete: everything that {owner} {verb}")
+        return cls(present, missing)
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,7 @@ class Job:
             return False
         downloads = (self.root / DOWNLOADS, self.root / self._own_name)
         is_begun = any(path.exists() for path in downloads)
-        return not is_begun or not Gaps.of(self.data, self.root).missing
+        return not is_begun or not Inventory.of(self.data, self.root).missing
 
     def _archives(self) -> list[Path]:
         """Return the archives to unpack; one is downloaded if there is none."""

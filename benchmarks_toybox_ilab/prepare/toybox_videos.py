@@ -39,11 +39,11 @@ def bring_toybox(job: Job) -> list[str]:
         folders.append(unpacked)
     if not folders and job.data.files.find(job.root) is None:
         raise job.nothing_there()
-    failures = []
+    failures: dict[Path, str] = {}
     for folder in folders:
         clips = _clips(folder, job.root)
-        failures += extract.extract_many(clips, job.workers, job.progress)
-    return [f"{video}: {message}" for video, message in failures]
+        failures |= extract.extract_many(clips, job.workers, job.progress)
+    return [f"{video}: {message}" for video, message in failures.items()]
 
 
 def _unpack(job: Job, source: Path, unpacked: Path, archives: list[Path]) -> None:

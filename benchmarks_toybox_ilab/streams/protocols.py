@@ -288,10 +288,11 @@ def _numbered_in_each_experience(
         )
     number_of = _numbers_in_experiences(chunks)
     # Classes that the stream leaves out have no number.
-    numbers = [number_of.get(label, -1) for label in range(len(stream.table.classes))]
+    numbers = np.full(len(stream.table.classes), -1)
+    for label, number in number_of.items():
+        numbers[label] = number
     return _Numbering(
-        labels=np.array(numbers)[by_class.labels],
-        order=[number_of[label] for label in by_class.order],
+        labels=numbers[by_class.labels], order=numbers[by_class.order].tolist()
     )
 
 
@@ -337,7 +338,7 @@ def _numbers_in_experiences(chunks: Iterable[Sequence[int]]) -> dict[int, int]:
 
 def _class_counts(labels: np.ndarray, experiences: Iterable[np.ndarray]) -> list[int]:
     """Return the number of classes of each experience, given by its rows."""
-    return [len(np.unique(labels[rows])) for rows in experiences]
+    return list(map(len, _classes_of(labels, experiences)))
 
 
 @dataclass(frozen=True)
@@ -380,7 +381,7 @@ class _StreamFrames:
         """
         rows = np.concatenate(experiences)
         frames = FrameDataset(self.table, rows, labels=self.labels)
-        sizes = [len(rows) for rows in experiences]
+        sizes = list(map(len, experiences))
         if self.return_task_id:
             # A list cannot be concatenated with the constant labels of datasets that
             # strategies make for their memory (iCaRL).

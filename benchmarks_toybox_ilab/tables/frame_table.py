@@ -11,9 +11,9 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -310,6 +310,11 @@ class FrameTable:
             classes=[name for name in self.classes if name in names],
         )
 
+    def frames_below(self, folder: Path) -> list[Frame]:
+        """Return all frames, with paths relative to a folder above the root."""
+        prefix = cast(Path, self.root).relative_to(folder).as_posix()
+        return [replace(frame, path=f"{prefix}/{frame.path}") for frame in self]
+
     def with_classes(self, classes: Sequence[str]) -> "FrameTable":
         """Return the table with other labels.
 
@@ -327,10 +332,10 @@ class FrameTable:
         number = len(self.classes)
         test = np.bincount(self.labels[self._is_test], minlength=number).tolist()
         train = np.bincount(self.labels[~self._is_test], minlength=number).tolist()
-        return {
-            name: {"train": train[label], "test": test[label]}
-            for label, name in enumerate(self.classes)
-        }
+        counts = {}
+        for label, name in enumerate(self.classes):
+            counts[name] = {"train": train[label], "test": test[label]}
+        return counts
 
     def content_hash(self) -> str:
         """Return the SHA-256 of all columns in row order.
@@ -344,7 +349,7 @@ class FrameTable:
 
         It is the same for every split of the same files.
         """
-        return _sha256((path,) for path in self.path)
+        return _sha256(zip(self.path))
 
     def to_csv(self, path: str | Path) -> None:
         """Write the table to `path` atomically, as UTF-8 CSV.

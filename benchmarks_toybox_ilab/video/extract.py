@@ -94,14 +94,20 @@ class Job:
             "size": list(self.size) if isinstance(self.size, tuple) else self.size,
         }
 
-    def finished(self) -> list[str] | None:
+    @property
+    def is_finished(self) -> bool:
+        """Whether all frames are as written, of this video and this job."""
+        return self.finished_frames() is not None
+
+    def finished_frames(self) -> list[str] | None:
         """Return the names of the frames if the clip is finished, else None.
 
         It is if all are as written, and neither the video nor the job has changed.
         """
         try:
             record = json.loads(self._marker.read_text(encoding="utf-8"))
-            names = [self.name(number + 1) for number in range(record.pop("frames"))]
+            count = record.pop("frames")
+            names = list(map(self.name, range(1, count + 1)))
             digest = record.pop("frames_sha256")
             if not names or record != self._record():
                 return None
@@ -130,7 +136,7 @@ class Job:
             FrameTableError: If the frames cannot be written.
         """
         record = self._record()
-        names = self.finished()
+        names = self.finished_frames()
         if names is not None:
             return names
         sampled = sampled_frames(self.video, self.fps, self.size, threads)
@@ -140,7 +146,7 @@ class Job:
                 return self._write(record, chain([first], images))
             except OSError as error:
                 # Another process may have finished the clip and removed our folder.
-                names = self.finished()
+                names = self.finished_frames()
                 if names is not None:
                     return names
                 raise FrameTableError(
@@ -163,9 +169,9 @@ class Job:
                 _save(image, unfinished / name)
                 names.append(name)
             digest = self._digest(unfinished, names)
-            finished = self.finished()
-            if finished is not None:
-                return finished
+            of_other_process = self.finished_frames()
+            if of_other_process is not None:
+                return of_other_process
             self._marker.unlink(missing_ok=True)
             # Frames of another rate or video, or left by a killed process.
             for entry in self._entries(rf"{re.escape(self.prefix)}\d+\.png"):
@@ -195,7 +201,7 @@ def _save(image: Image.Image, path: Path) -> None:
 
 def extract_many(
     jobs: Iterable[Job], workers: int = 1, progress: Callable[..., Any] = terminal_bar
-) -> list[tuple[Path, str]]:
+) -> dict[Path, str]:
     """Extract the frames of many videos.
 
     Finished clips are skipped, and a bad video does not stop the others.
@@ -211,14 +217,14 @@ def extract_many(
             see `terminal_bar`.
 
     Returns:
-        (video, message) for each video that gave no frames, in the order of the jobs.
+        A message by the path of each video that gave no frames, in the order of the
+        jobs.
 
     Raises:
         FrameTableError, ImportError: As `Job.extract`.
     """
     jobs = list(jobs)
     frames = 0
-    failures: dict[int, str] = {}
 
     def attempt(job: Job) -> int | str:
         try:
@@ -230,19 +236,20 @@ def extract_many(
         progress(len(jobs), "extracting frames", " videos") as bar,
         ThreadPoolExecutor(workers) as threads,
     ):
-        position_of = {
-            threads.submit(attempt, job): position for position, job in enumerate(jobs)
-        }
+        attempts = [threads.submit(attempt, job) for job in jobs]
         try:
-            for future in as_completed(position_of):
+            for future in as_completed(attempts):
                 result = future.result()
                 if isinstance(result, int):
                     frames += result
-                else:
-                    failures[position_of[future]] = result
                 bar.set_postfix_str(f"{frames} images", refresh=False)
                 bar.update()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
-    return [(jobs[position].video, failures[position]) for position in sorted(failures)]
+    failures: dict[Path, str] = {}
+    for job, future in zip(jobs, attempts):
+        result = future.result()
+        if isinstance(result, str):
+            failures[job.video] = result
+    return failures

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from benchmarks_toybox_ilab.prepare.core import check, prepare
+from benchmarks_toybox_ilab.prepare.core import prepare, take_inventory
 from benchmarks_toybox_ilab.tables.progress import progress_bar
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
 from crumb_avalanche.cli.settings import PrepareSettings
@@ -42,12 +42,13 @@ def print_check(settings: PrepareSettings) -> None:
     Raises:
         ListedError: files are missing.
     """
-    lines, complete = check(settings.name, settings.dataset_root)
-    if not complete:
+    inventory = take_inventory(settings.name, settings.dataset_root)
+    if inventory.missing:
         raise ListedError(
-            f"{settings.name} is not complete below {settings.dataset_root}", lines
+            f"{settings.name} is not complete below {settings.dataset_root}",
+            [*inventory.present, *inventory.missing],
         )
-    for line in lines:
+    for line in inventory.present:
         print(printable(line))
 
 

@@ -25,7 +25,7 @@ from benchmarks_toybox_ilab import (
     pixel_transform,
 )
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS
-from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.prepare.core import take_inventory
 from benchmarks_toybox_ilab.streams.orders import class_counts
 
 # What each generator has of its own besides `dataset_root`.
@@ -411,7 +411,8 @@ def test_a_run_on_a_data_set_of_one_file(tmp_path, tree, done, tiny):
 def test_a_data_set_of_one_file_is_checked(tree, done):
     assert "complete" in done("prepare", "toy_tree", "--dataset-root", tree, "--check")
     (tree / "test/dog/2.png").unlink()
-    assert "class dog: 0 of 1 test images" in check("toy_tree", tree)[0]
+    inventory = take_inventory("toy_tree", tree)
+    assert "class dog: 0 of 1 test images" in inventory.missing
 
 
 @pytest.mark.usefixtures("toy_tree")

@@ -43,7 +43,7 @@ from benchmarks_toybox_ilab.datasets.openloris import (
 from benchmarks_toybox_ilab.datasets.orbit import ORBITFrames
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS
 from benchmarks_toybox_ilab.datasets.stream51 import Stream51Frames, Stream51Novel
-from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.prepare.core import take_inventory
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 
@@ -345,9 +345,8 @@ def test_novel_images_of_stream51(stream51_root):
 
 
 def test_what_stream51_lacks(stream51_root):
-    lines, complete = check("stream51", stream51_root)
-    assert "2 classes; the data set has 51" in lines
-    assert not complete
+    inventory = take_inventory("stream51", stream51_root)
+    assert "2 classes; the data set has 51" in inventory.missing
 
 
 @pytest.mark.parametrize(
@@ -412,10 +411,10 @@ def test_enough_frames_of_a_clutter_video(orbit_root):
 
 
 def test_what_orbit_lacks(orbit_root):
-    lines, _ = check("orbit", orbit_root)
-    assert lines[1] == "user P177: 3 of 7 objects"
-    assert lines[2] == "user P198: 0 of 10 objects"
-    assert len(lines) == 18
+    lines = take_inventory("orbit", orbit_root).missing
+    assert lines[0] == "user P177: 3 of 7 objects"
+    assert lines[1] == "user P198: 0 of 10 objects"
+    assert len(lines) == 17
 
 
 def test_a_user_who_is_not_there(orbit_root):

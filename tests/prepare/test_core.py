@@ -26,8 +26,9 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from benchmarks_toybox_ilab.datasets.toybox import ToyboxFrames
 from benchmarks_toybox_ilab.prepare import job
-from benchmarks_toybox_ilab.prepare.core import check
+from benchmarks_toybox_ilab.prepare.core import take_inventory
 from benchmarks_toybox_ilab.prepare.download import DownloadError
+from benchmarks_toybox_ilab.prepare.job import Inventory
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
@@ -401,7 +402,7 @@ def test_errors_say_what_to_give(tmp_path, run, name, source, words):
 
 def test_check_of_an_unknown_data_set(tmp_path):
     with pytest.raises(FrameTableError, match="no data set 'clip_folder'"):
-        check("clip_folder", tmp_path)
+        take_inventory("clip_folder", tmp_path)
 
 
 def test_the_number_of_workers(tmp_path, run):
@@ -435,17 +436,18 @@ def whole(tmp_path):
 
 def test_check_of_the_paper_s_data_set(whole):
     lines = [f"core50 in {whole}: {PAPER}", "complete: everything that the paper uses"]
-    assert check("core50", whole) == (lines, True)
+    assert take_inventory("core50", whole) == Inventory(present=lines, missing=[])
 
 
 def test_check_of_a_data_set_that_lacks_an_image(whole):
     (whole / "s3/o7/C_03_07_050.png").unlink()
-    lines = [
-        f"core50 in {whole}: {PAPER.replace('2250', '2249')}",
-        "2249 test images; the paper has 2250",
-        "class mobile_phone: 224 of 225 test images",
-    ]
-    assert check("core50", str(whole)) == (lines, False)
+    assert take_inventory("core50", str(whole)) == Inventory(
+        present=[f"core50 in {whole}: {PAPER.replace('2250', '2249')}"],
+        missing=[
+            "2249 test images; the paper has 2250",
+            "class mobile_phone: 224 of 225 test images",
+        ],
+    )
 
 
 @pytest.mark.skipif(
@@ -455,7 +457,7 @@ def test_check_of_a_data_set_that_lacks_an_image(whole):
 @pytest.mark.slow
 def test_the_real_cifar100(tmp_path, run, said):
     assert run("cifar100", tmp_path, TEST_DATA / "cifar100/cifar100_png.zip") == []
-    assert check("cifar100", tmp_path)[1]
+    assert not take_inventory("cifar100", tmp_path).missing
 
 
 @pytest.fixture

@@ -412,9 +412,8 @@ def test_a_bad_video_does_not_stop_the_others(clips, tmp_path, workers):
     todo.append(Job(tmp_path / "none.mp4", tmp_path / "frames", "none_"))
     bar = NotedBar()
     failures = extract_many(todo, workers, bar)
-    paths = [path for path, _ in failures]
-    assert [path.name for path in paths] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
-    assert all(str(path) in message for path, message in failures)
+    assert [path.name for path in failures] == ["cut1.mp4", "cut4.mp4", "none.mp4"]
+    assert all(str(path) in message for path, message in failures.items())
     assert bar.numbers == [(number, 6) for number in range(7)]
     assert bar.text == "9 images"
 
@@ -435,9 +434,9 @@ def test_an_interrupt_keeps_finished_clips(clips, tmp_path):
     todo = jobs(clips, tmp_path, [f"whole{number}" for number in range(9)])
     with pytest.raises(KeyboardInterrupt):
         extract_many(todo, 2, NotedBar(stop=(1, 9)))
-    finished = [job for job in todo if job.finished()]
+    finished = [job for job in todo if job.is_finished]
     assert 1 <= len(finished) < 9
     assert len(files(tmp_path / "frames")) == 4 * len(finished)
     bar = NotedBar()
-    assert extract_many(todo, 1, bar) == []
+    assert extract_many(todo, 1, bar) == {}
     assert (bar.numbers[-1], bar.text) == ((9, 9), "27 images")

@@ -500,12 +500,11 @@ def _umbrella(uniform: Uniform) -> list[Part]:
     pole_end = uniform(0.75, 0.95)
     dome = arc(0, 0, 1, height, 180, 360, 28)
     radius = 1 / scallops
-    hem = [
-        arc(
-            1 - radius * (2 * i + 1), 0, radius, radius * uniform(0.4, 0.7), 0, -180, 9
-        )[1:-1]  # neighbours share their ends
-        for i in range(scallops)
-    ]
+    hem = []
+    for i in range(scallops):
+        x = 1 - radius * (2 * i + 1)
+        scallop = arc(x, 0, radius, radius * uniform(0.4, 0.7), 0, -180, 9)
+        hem.append(scallop[1:-1])  # neighbours share their ends
     hook = arc(hook_radius, pole_end, hook_radius, hook_radius, 180, 0, 12)
     straight = [(0, -0.2), (0, pole_end - 0.2)]
     pole_line = np.concatenate([straight, hook]) * (hook_side, 1)
