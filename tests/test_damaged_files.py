@@ -29,7 +29,7 @@ from crumb_avalanche.models.weights import read_weights
 from crumb_avalanche.report.runs import groups_of, read_run
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
-from crumb_avalanche.runs.run_folder import finished_result
+from crumb_avalanche.runs.run_folder import check_finished
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.tensor_file import checksum, flatten
 from crumb_avalanche.training.checkpoint import CheckpointFolder
@@ -180,7 +180,7 @@ def run_of(folder):
     )
     with contextlib.redirect_stdout(io.StringIO()):
         run_once(plan)
-    return folder / "run", lambda: finished_result(folder / "run", plan)
+    return folder / "run", lambda: check_finished(folder / "run", plan)
 
 
 def records(folder):

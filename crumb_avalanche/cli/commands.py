@@ -1,12 +1,13 @@
 """The subcommands of ``crumb``: settings, one line each, and what their help shows."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 from crumb_avalanche.cli import settings as of_commands
 from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.runs.demo_settings import DemoSettings
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
+from crumb_avalanche.system.named_values import field_names
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,9 @@ class Command:
 
     def flagged(self) -> list[str]:
         """Return the names of the settings that have a flag."""
-        names = [setting.name for setting in fields(self.settings)]
-        return [name for name in names if name not in self.positional]
+        return [
+            name for name in field_names(self.settings) if name not in self.positional
+        ]
 
 
 COMMANDS: dict[str, Command] = {

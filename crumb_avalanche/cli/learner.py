@@ -236,7 +236,7 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
     images: Counter[str] = Counter(dict.fromkeys(names, 0))
     for lesson in header["lessons"]:
         images.update(lesson["images"])
-    yield from _written(header["written"], header["versions"], images)
+    yield from _origin_lines(header["written"], header["versions"], images)
     yield "lessons"
     for lesson in header["lessons"]:
         images_text = shown_images(lesson["images"], lesson["nothing"])
@@ -257,7 +257,7 @@ def _of_run(header: LearnerHeader) -> Iterator[str]:
     yield f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}"
     yield f"memories  {header.mem_size} at most; left out of the file"
     images = {info["name"]: info["images"] for info in header.classes}
-    yield from _written(header.written, header.versions, images)
+    yield from _origin_lines(header.written, header.versions, images)
     yield (
         "It holds what the method answers with, no replay memories, and no paths of "
         "images."
@@ -266,7 +266,7 @@ def _of_run(header: LearnerHeader) -> Iterator[str]:
     yield f"It can predict; it {teaching}."
 
 
-def _written(
+def _origin_lines(
     when: str, versions: Mapping[str, str], images: Mapping[str, int]
 ) -> Iterator[str]:
     """Yield when a file was written and by what, and the images of each class."""

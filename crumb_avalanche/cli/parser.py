@@ -22,6 +22,7 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.cli.commands import COMMANDS
 from crumb_avalanche.cli.settings import Action
 from crumb_avalanche.runs.settings import GROUPS, Value, load_yaml, meanings
+from crumb_avalanche.system.named_values import attributes
 
 EXPERT = "expert"  # the group of flags of crumb run that are in no other
 # Flags of every command beside its settings.
@@ -287,9 +288,8 @@ def _needed(name: str) -> list[str]:
 def _print_config(name: str, values: dict[str, Any]) -> None:
     """Print the settings of a command as a file for ``--config``."""
     command = COMMANDS[name]
-    settings = command.settings(**values)
-    values = {key: getattr(settings, key) for key in command.flagged()}
-    print(yaml.safe_dump(values, sort_keys=False), end="")
+    settings = attributes(command.settings(**values), command.flagged())
+    print(yaml.safe_dump(settings, sort_keys=False), end="")
 
 
 def spelled_arguments(arguments: list[str]) -> list[str]:

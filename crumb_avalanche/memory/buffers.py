@@ -78,10 +78,11 @@ class MemoryBuffer(ABC):
                 f"rule is {rule!r}; give an instance of a SelectionRule, such as "
                 "EveryJth()"
             )
-        self.max_size = mem_size
+        self.max_size = mem_size  # the name of Avalanche's buffers
         self.rule = EveryJth() if rule is None else rule
         self.slots = Slots(mem_size, seed)
         self.labels = torch.full((mem_size,), EMPTY, dtype=torch.int16, device="cpu")
+        # Allocated by the first memory, which tells the shape and type of a row.
         self.rows: Tensor | None = None
 
     @abstractmethod
@@ -137,15 +138,14 @@ class MemoryBuffer(ABC):
         Returns:
             The number of memories written.
         """
-        labels = batch.numbers
         position_of_slot: dict[int, int] = {}
-        for position, slot in self.rule.choose(self.slots, labels):
+        for position, slot in self.rule.choose(self.slots, batch.numbers):
             position_of_slot[slot] = position  # of two images the later one is stored
         if position_of_slot:
-            slots = list(position_of_slot)
             positions = list(position_of_slot.values())
             rows = self.to_rows(batch, positions, model).cpu()
-            self._write(slots, rows, [labels[position] for position in positions])
+            labels = [batch.numbers[position] for position in positions]
+            self._write(list(position_of_slot), rows, labels)
         self._wipe_released()
         return len(position_of_slot)
 
@@ -236,6 +236,7 @@ class MemoryBuffer(ABC):
             self._wipe(free[self.labels[free] != EMPTY].tolist())
 
     def _wipe(self, slots: list[int]) -> None:
+        """Set the rows of slots to zero, and their labels to ``EMPTY``."""
         if slots:
             self.labels[slots] = EMPTY
             if self.rows is not None:

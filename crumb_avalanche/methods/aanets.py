@@ -23,6 +23,7 @@ from crumb_avalanche.methods.replay import (
     draw,
     draw_from,
 )
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
@@ -194,12 +195,8 @@ class AggregatedLayers(nn.Module):
 
         They are all but those of the stable branch's own weights.
         """
-        learned = {
-            name
-            for name, parameter in self.named_parameters()
-            if parameter.requires_grad
-        }
-        return learned | {f"plastic.{name}" for name, _ in self.plastic.named_buffers()}
+        buffers = {f"plastic.{name}" for name, _ in self.plastic.named_buffers()}
+        return trainable(self).keys() | buffers
 
 
 def _copy_own_tensors(source: dict, target: dict) -> None:
@@ -261,7 +258,7 @@ class AANetsPlugin(HerdingPlugin):
         temperature: temperature of the distillation.
     """
 
-    state_names = ("random", "_old", "_steps", "_branch_bytes", "old_network")
+    state_names = ("random", "old_classes", "_steps", "_branch_bytes", "old_network")
 
     def __init__(
         self,
@@ -283,7 +280,7 @@ class AANetsPlugin(HerdingPlugin):
         recipe.model.head = layers.head
         self.random = np.random.default_rng(recipe.seed)
         self.old_network = OldBranches()
-        self._old: list[int] = []  # classes of earlier experiences
+        self.old_classes: list[int] = []  # classes of earlier experiences
         self._steps = 0  # inner steps in this experience
         self._branch_bytes = 0
 
@@ -302,7 +299,7 @@ class AANetsPlugin(HerdingPlugin):
 
     def before_backward(self, strategy, **kwargs):
         """Add the loss of memories and the distillation from the old network."""
-        if not self._old:
+        if not self.old_classes:
             return
         model = strategy.model
         with model.stopwatch.measure("replay"):
@@ -314,7 +311,9 @@ class AANetsPlugin(HerdingPlugin):
             logits = torch.cat([strategy.mb_output, memory_logits])
             maps = torch.cat([self.current.feature_map, memory_maps])
             old_logits = self.old_network.logits(model, maps)
-            loss = distillation_loss(logits, old_logits, self._old, self.temperature)
+            loss = distillation_loss(
+                logits, old_logits, self.old_classes, self.temperature
+            )
             weight = self.distillation * self.temperature**2
             strategy.loss = strategy.loss + weight * loss
 
@@ -323,7 +322,7 @@ class AANetsPlugin(HerdingPlugin):
         strategy.model.plastic_layers.blended.share.grad = None
 
     def after_training_iteration(self, strategy, **kwargs):
-        if self._old:
+        if self.old_classes:
             self._steps += 1
             if self._steps % self.outer_every == 0:
                 batch = self.current
@@ -337,14 +336,14 @@ class AANetsPlugin(HerdingPlugin):
         """
         model = strategy.model
         with model.stopwatch.measure("replay"):
-            if not self._old:
+            if not self.old_classes:
                 model.plastic_layers.aggregate()
             self.herd(strategy)
-            if self._old and self._steps < self.outer_every:
+            if self.old_classes and self._steps < self.outer_every:
                 no_maps = torch.empty(0, *model.map_shape, dtype=torch.float32)
                 no_labels = torch.empty(0, dtype=torch.int64)
                 self._outer_step(strategy, no_maps, no_labels, **kwargs)
-        self._old = list(strategy.seen_classes.seen)
+        self.old_classes = list(strategy.seen_classes.seen)
         self.old_network.take(model)
 
     def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:

@@ -258,7 +258,7 @@ class BiCPlugin(ImageMemoryPlugin):
         alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.
     """
 
-    state_names = ("_old", "old_network")
+    state_names = ("old_classes", "old_network")
     answer_state_names = ("alpha", "beta")
 
     def __init__(
@@ -280,7 +280,7 @@ class BiCPlugin(ImageMemoryPlugin):
         self.old_network = OldNetwork()
         self.alpha = torch.ones(recipe.n_classes, dtype=torch.float32)
         self.beta = torch.zeros(recipe.n_classes, dtype=torch.float32)
-        self._old: list[int] = []  # classes of earlier experiences
+        self.old_classes: list[int] = []  # classes of earlier experiences
 
     def correct(self, logits: Tensor) -> Tensor:
         """Apply the scalars of every experience to its classes, of ``(B, classes)``."""
@@ -289,7 +289,7 @@ class BiCPlugin(ImageMemoryPlugin):
     def before_training_exp(self, strategy, **kwargs):
         coming = sorted(set(labels_of(strategy.experience.dataset)))
         seen = strategy.seen_classes.seen
-        self._old = [label for label in seen if label not in coming]
+        self.old_classes = [label for label in seen if label not in coming]
         self.alpha[coming] = 1.0
         self.beta[coming] = 0.0
         super().before_training_exp(strategy, **kwargs)
@@ -326,8 +326,8 @@ class BiCPlugin(ImageMemoryPlugin):
                 of_memories = torch.ones(len(memory_labels), dtype=torch.float32)
                 weights = torch.cat([weights, of_memories])
         losses = cross_entropy(logits, labels, reduction="none")
-        if self._old:
-            share = len(self._old) / len(strategy.seen_classes.seen)
+        if self.old_classes:
+            share = len(self.old_classes) / len(strategy.seen_classes.seen)
             distilled = self._distillation_losses(strategy, logits, maps)
             losses = share * distilled + (1 - share) * losses
         weights = weights.to(losses.device)
@@ -336,7 +336,7 @@ class BiCPlugin(ImageMemoryPlugin):
     def _training_slots(self) -> list[int]:
         """Return the slots of exemplars of old classes that are trained on."""
         slots: list[int] = []
-        for label in self._old:
+        for label in self.old_classes:
             members = self.storage_policy.slots.by_class[label]
             training = members[self.exemplars.n_validating(len(members)) :]
             slots += training or members  # the only one is used for both
@@ -349,8 +349,8 @@ class BiCPlugin(ImageMemoryPlugin):
         """
         with strategy.model.stopwatch.measure("replay"):
             old_logits = self.correct(self.old_network.logits(strategy.model, maps))
-        softened = logits[:, self._old] / self.temperature
-        targets = old_logits[:, self._old] / self.temperature
+        softened = logits[:, self.old_classes] / self.temperature
+        targets = old_logits[:, self.old_classes] / self.temperature
         return -(targets.softmax(1) * softened.log_softmax(1)).sum(1)
 
     def after_training_iteration(self, strategy, **kwargs):
@@ -361,9 +361,13 @@ class BiCPlugin(ImageMemoryPlugin):
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
         super().after_training_exp(strategy, **kwargs)
-        new = [label for label in strategy.seen_classes.seen if label not in self._old]
+        new = [
+            label
+            for label in strategy.seen_classes.seen
+            if label not in self.old_classes
+        ]
         stored = set(self.storage_policy.classes)
-        if stored & set(self._old) and stored & set(new):
+        if stored & set(self.old_classes) and stored & set(new):
             logits, labels = self._validation_answers(strategy)
             alpha, beta = fit_bias(logits, labels, new, self.bias_stage)
             self.alpha[new] = alpha

@@ -13,6 +13,7 @@ from crumb_avalanche.methods.class_tensors import grown
 from crumb_avalanche.methods.feature_statistics import CPU, isolated
 from crumb_avalanche.methods.typicality import Typicality
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, without_autocast
+from crumb_avalanche.system.named_values import attributes
 from crumb_avalanche.system.tensor_file import storage_bytes, tensors_of
 from crumb_avalanche.system.value_types import StateError
 
@@ -76,14 +77,14 @@ class ClosedForm(BudgetedStatistics):
     # Settings in which statistics that are merged may differ.
     _free: ClassVar[frozenset[str]] = frozenset({"n_classes"})
     # Attributes that are replaced, never changed in place: copies share them.
-    _cached: ClassVar[tuple[str, ...]] = ("_solution",)
+    _cached_names: ClassVar[tuple[str, ...]] = ("_solution",)
     # What ``typicality`` caches; it may be outdated.
     _typical: _TypicalSpace | None = None
     # What ``derived_bytes`` depends on, and the bytes.
     _derived: tuple[Any, int] = (None, 0)
 
     def __deepcopy__(self: Form, memo: dict) -> Form:
-        for name in (*self._cached, "_typical"):
+        for name in (*self._cached_names, "_typical"):
             cached = getattr(self, name)
             memo[id(cached)] = cached
         copied = copy.copy(self)
@@ -320,8 +321,7 @@ class ClosedForm(BudgetedStatistics):
             return self._derived[1]
         if seen.any():
             self.solved()
-        cached = [getattr(self, name) for name in self._cached]
-        size = storage_bytes(tensors_of(cached))
+        size = storage_bytes(tensors_of(attributes(self, self._cached_names)))
         self._derived = shapes, size
         return size
 

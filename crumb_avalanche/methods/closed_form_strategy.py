@@ -68,7 +68,7 @@ class ClosedFormStrategy(StreamStrategy):
         self.features = ViewFeatures() if features is None else features
         self.look_weights = LookWeights(self.features.looks)
         self.budget = budget
-        self._earlier = EarlierForm()
+        self._earlier_form = EarlierForm()
         self._clips: _Clips | None = None  # of the experience, once they are needed
 
     @property
@@ -172,7 +172,7 @@ class ClosedFormStrategy(StreamStrategy):
         for rows in self._new_clips(len(labels)):
             label = int(labels[rows[0]])
             # The statistics of before the clip, if they know its class.
-            form = self._earlier.knowing(self.statistics, label)
+            form = self._earlier_form.knowing(self.statistics, label)
             if form is None:
                 continue
             is_known = form.image_counts > 0
@@ -214,13 +214,13 @@ class ClosedFormStrategy(StreamStrategy):
         return form.scores(rows)[:, known].unflatten(0, (-1, len(used)))
 
     def _before_training_exp(self, **kwargs):
-        self._earlier.forget()
+        self._earlier_form.forget()
         self._clips = None
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs):
         super()._after_training_exp(**kwargs)
-        self._earlier.forget()
+        self._earlier_form.forget()
         self.look_weights.settle()
 
     def _fit_into_budget(self, classes: int, budget: int) -> None:
@@ -261,19 +261,19 @@ class ClosedFormStrategy(StreamStrategy):
 
     def state_dict(self):
         state = super().state_dict() | self._learned_state()
-        return state | {"earlier": self._earlier.state_dict()}
+        return state | {"earlier": self._earlier_form.state_dict()}
 
     def load_state_dict(self, state, strict=True):
-        statistics = self._loaded(state["method"])
+        statistics = self._statistics_of_state(state["method"])
         super().load_state_dict(state, strict)
         self._load_learned(statistics, state)
-        self._earlier.load_state_dict(state["earlier"], statistics)
+        self._earlier_form.load_state_dict(state["earlier"], statistics)
 
     def answer_state(self):
         return super().answer_state() | self._learned_state()
 
     def load_answer_state(self, state):
-        statistics = self._loaded(state["method"])
+        statistics = self._statistics_of_state(state["method"])
         super().load_answer_state(state)
         self._load_learned(statistics, state)
 
@@ -288,9 +288,9 @@ class ClosedFormStrategy(StreamStrategy):
         """Take statistics, and the weights of views of a state."""
         self.statistics = statistics
         self.look_weights.load_state_dict(state["looks"])
-        self._earlier.forget()
+        self._earlier_form.forget()
 
-    def _loaded(self, state: dict[str, Any]) -> ClosedForm:
+    def _statistics_of_state(self, state: dict[str, Any]) -> ClosedForm:
         """Return statistics with a state, in which features may have been dropped."""
         length = state["settings"]["length"]
         complete = self.features.length(self.model)

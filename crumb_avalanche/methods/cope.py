@@ -13,6 +13,7 @@ from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.penultimate import HeadInput, evaluating, penultimate
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Positive, Probability
@@ -145,7 +146,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         self._head = HeadInput()
         # Embeddings and labels of the step, with those of its memories from the
         # backward pass on.
-        self._embedded: tuple[Tensor, Tensor] | None = None
+        self._labelled_embeddings: tuple[Tensor, Tensor] | None = None
 
     @property
     def known(self) -> Tensor:
@@ -175,8 +176,8 @@ class CoPEPlugin(ImageMemoryPlugin):
         momentum = self.prototype_momentum
         for label in labels.unique().tolist():
             mean = embeddings[labels == label].mean(0)
-            moved = momentum * self.prototypes[label] + (1 - momentum) * mean
-            self.prototypes[label] = normalize(moved, dim=0)
+            average = momentum * self.prototypes[label] + (1 - momentum) * mean
+            self.prototypes[label] = normalize(average, dim=0)
 
     def before_forward(self, strategy, **kwargs):
         super().before_forward(strategy, **kwargs)
@@ -186,7 +187,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         super().after_forward(strategy, **kwargs)
         embeddings = self._released_embeddings()
         self.begin(embeddings, strategy.mb_y)
-        self._embedded = embeddings, strategy.mb_y
+        self._labelled_embeddings = embeddings, strategy.mb_y
         scores = self.scores(embeddings).masked_fill(~self.known, UNSEEN_LOGIT)
         strategy.mb_output = self.mask(scores)
 
@@ -199,8 +200,8 @@ class CoPEPlugin(ImageMemoryPlugin):
         """Replace the loss by that of new images and as many memories (eq. 3 to 6)."""
         model = strategy.model
         storage = self.storage_policy
-        assert self._embedded is not None, "set in after_forward"
-        embeddings, labels = self._embedded
+        assert self._labelled_embeddings is not None, "set in after_forward"
+        embeddings, labels = self._labelled_embeddings
         stored = held_slots(storage)
         if stored:
             with model.stopwatch.measure("replay"):
@@ -213,14 +214,14 @@ class CoPEPlugin(ImageMemoryPlugin):
         strategy.loss = ppp_loss(
             embeddings, labels, self.prototypes, self.known, self.temperature
         )
-        self._embedded = embeddings.detach(), labels
+        self._labelled_embeddings = embeddings.detach(), labels
 
     def after_update(self, strategy, **kwargs):
         if in_replay_step(strategy):  # of another plugin, whose images are not here
             return
-        assert self._embedded is not None, "set in before_backward"
-        self.evolve(*self._embedded)
-        self._embedded = None
+        assert self._labelled_embeddings is not None, "set in before_backward"
+        self.evolve(*self._labelled_embeddings)
+        self._labelled_embeddings = None
 
     @torch.no_grad()
     def offer(self, strategy, batch):
@@ -244,11 +245,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
 
 def _check_layers_before_head(model: SplitModel) -> None:
-    learned = [
-        name
-        for name, weight in model.plastic_layers.named_parameters()
-        if weight.requires_grad
-    ]
+    learned = trainable(model.plastic_layers)
     if all(name.startswith(f"{model.head}.") for name in learned):
         raise ValueError(
             "cope learns the layers between cut and head, but this model has none with "

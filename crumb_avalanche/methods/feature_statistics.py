@@ -16,6 +16,7 @@ from crumb_avalanche.methods.class_tensors import (
     copy_tensors,
 )
 from crumb_avalanche.models.extraction import without_autocast
+from crumb_avalanche.system.named_values import attributes, selected
 from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
 from crumb_avalanche.system.tensor_file import storage_bytes
 from crumb_avalanche.system.value_types import StateError
@@ -120,7 +121,7 @@ class FeatureStatistics(ABC):
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Return the statistics by name."""
-        return {name: getattr(self, name) for name in (*self.shared, *self.by_class)}
+        return attributes(self, (*self.shared, *self.by_class))
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the statistics."""
@@ -155,7 +156,7 @@ class FeatureStatistics(ABC):
                 f"the state holds {', '.join(state)}, but {type(self).__name__} needs "
                 f"{', '.join(names)}"
             )
-        tensors = {name: state[name] for name in names}
+        tensors = selected(state, names)
         self._check_values(tensors)
         self._load(tensors)
         self._solution = None
@@ -190,12 +191,11 @@ class FeatureStatistics(ABC):
 
         What changes while learning is as it was then.
         """
-        changed = {
-            name: value
-            for name, value in state["settings"].items()
-            if name in self._changing
-        }
-        return type(self)(**{**self.settings, **changed})
+        settings = dict(self.settings)
+        for name, value in state["settings"].items():
+            if name in self._changing:
+                settings[name] = value
+        return type(self)(**settings)
 
     def _check_settings(
         self, settings: dict[str, Any], verb: str, free: frozenset[str] = frozenset()

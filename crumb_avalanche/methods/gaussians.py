@@ -126,11 +126,12 @@ class ClassGaussians(ClosedForm):
         return ClassDirections.bytes_of_one(length, eight_bits)
 
     @staticmethod
-    def directions_of_each(n_classes: int, items: int) -> int:
-        """Return the directions of each class that a budget buys.
+    def check_directions(n_classes: int, items: int) -> None:
+        """Raise ValueError for a budget that buys less than a direction of each class.
 
-        Raises:
-            ValueError: it buys none.
+        Args:
+            n_classes: of the stream.
+            items: directions that the budget buys in all.
         """
         if items < n_classes:
             raise ValueError(
@@ -138,14 +139,13 @@ class ClassGaussians(ClosedForm):
                 f"{n_classes} classes, which need at least one each; raise the budget "
                 "(mem_size)"
             )
-        return items // n_classes
 
     @classmethod
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
-        of_each = cls.directions_of_each(n_classes, items)
-        return {"directions": min(of_each, length)}
+        cls.check_directions(n_classes, items)
+        return {"directions": min(items // n_classes, length)}
 
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:

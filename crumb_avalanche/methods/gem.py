@@ -16,6 +16,7 @@ from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.system.setting_ranges import NotNegative
 
 # Added to the diagonal of the Gram matrix, relative to its largest eigenvalue: weights
@@ -176,9 +177,7 @@ class GEMPlugin(ImageMemoryPlugin):
         past = self.shares.past(self.storage_policy.slots)
         if not past:
             return
-        weights = [
-            weight for weight in strategy.model.parameters() if weight.requires_grad
-        ]
+        weights = list(trainable(strategy.model).values())
         with strategy.model.stopwatch.measure("replay"):
             references = [
                 self._gradient_of_memories(strategy, torch.tensor(slots), weights)

@@ -17,8 +17,10 @@ from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw_from, held_slots
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.named_values import selected
 from crumb_avalanche.system.setting_ranges import Count
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
@@ -49,11 +51,7 @@ def sample_gradients(
     layers = model.plastic_layers
     fixed = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
     fixed = {name: value.detach() for name, value in fixed.items()}
-    trained = {
-        name: fixed[name]
-        for name, weight in layers.named_parameters()
-        if weight.requires_grad
-    }
+    trained = selected(fixed, trainable(layers))
 
     def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
         inputs = (feature_map.unsqueeze(0),)
@@ -104,7 +102,7 @@ class GreedyDiversity(SelectionRule):
 
     def __init__(self, capacity: int):
         self.scores = torch.zeros(capacity, dtype=torch.float32)
-        self._offered: OfferedGradients | None = None
+        self._offered_gradients: OfferedGradients | None = None
 
     def offer(self, gradients: Tensor, slots: Sequence[int]) -> None:
         """Set the gradients for the next ``choose``.
@@ -113,7 +111,9 @@ class GreedyDiversity(SelectionRule):
             gradients: ``(B + n, D)``, of its batch, then of ``n`` memories.
             slots: of these memories.
         """
-        self._offered = OfferedGradients(gradients=gradients, slots=list(slots))
+        self._offered_gradients = OfferedGradients(
+            gradients=gradients, slots=list(slots)
+        )
 
     def choose(self, slots, labels):
         """Offer frames one by one, scored by their largest cosine with a memory.
@@ -123,13 +123,13 @@ class GreedyDiversity(SelectionRule):
         Raises:
             ValueError: the gradients of the batch were not offered.
         """
-        offered = self._offered
+        offered = self._offered_gradients
         if offered is None:
             raise ValueError(
                 "frames are chosen by their gradients: call offer(...) before each "
                 "batch"
             )
-        self._offered = None
+        self._offered_gradients = None
         directions = normalize(offered.gradients)
         cosines = directions[: len(labels)] @ directions.t()
         # Column of the cosines by the slot of a memory.

@@ -58,18 +58,18 @@ class ICaRLPlugin(HerdingPlugin):
     exemplars than classes, the latest classes get none and are never predicted.
     """
 
-    state_names = ("_old", "old_network")
+    state_names = ("old_classes", "old_network")
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)
         _warn_of_relu_behind_head(recipe.model)
         self.old_network = OldNetwork()
-        self._old: list[int] = []  # classes of earlier experiences
+        self.old_classes: list[int] = []  # classes of earlier experiences
         self._head = HeadInput()
         # During an evaluation; None where there are no exemplars.
         self._means: ExemplarMeans | None = None
         # Of a learner that only answers.
-        self._loaded: ExemplarMeans | None = None
+        self._loaded_means: ExemplarMeans | None = None
 
     @property
     def statistics_bytes(self) -> int:
@@ -82,10 +82,10 @@ class ICaRLPlugin(HerdingPlugin):
     def before_training_exp(self, strategy, **kwargs):
         # Lists are cut after the experience (paper, algorithm 2), so begin_experience
         # is called then.
-        self._loaded = None
+        self._loaded_means = None
         coming = set(labels_of(strategy.experience.dataset))
         seen = strategy.seen_classes.seen
-        self._old = [label for label in seen if label not in coming]
+        self.old_classes = [label for label in seen if label not in coming]
 
     def before_backward(self, strategy, **kwargs):
         """Set the loss of classification and distillation (algorithm 3)."""
@@ -112,17 +112,17 @@ class ICaRLPlugin(HerdingPlugin):
     def _slots_of_old_classes(self) -> list[int]:
         # A class whose first experience was interrupted has no exemplars.
         by_class = self.storage_policy.slots.by_class
-        return [slot for label in self._old for slot in by_class.get(label, ())]
+        return [slot for label in self.old_classes for slot in by_class.get(label, ())]
 
     def _targets(
         self, strategy, maps: Tensor, labels: Tensor, n_classes: int
     ) -> Tensor:
         """Return ``(B, classes)``: labels and the old answers (algorithm 3)."""
         targets = one_hot(labels, n_classes).float()
-        if self._old:
+        if self.old_classes:
             with strategy.model.stopwatch.measure("replay"):
                 old_logits = self.old_network.logits(strategy.model, maps)
-            targets[:, self._old] = old_logits[:, self._old].sigmoid()
+            targets[:, self.old_classes] = old_logits[:, self.old_classes].sigmoid()
         return targets
 
     @torch.no_grad()
@@ -138,7 +138,7 @@ class ICaRLPlugin(HerdingPlugin):
         """Compute the means of the exemplars; ``None`` where there are none."""
         classes = list(self.storage_policy.classes)
         if not classes:
-            return self._loaded
+            return self._loaded_means
         by_class = self.storage_policy.slots.by_class
         means = [
             self.stored_features(strategy, by_class[label]).mean(0) for label in classes
@@ -175,7 +175,9 @@ class ICaRLPlugin(HerdingPlugin):
 
     def load_answer_state(self, state):
         classes = list(state["classes"])
-        self._loaded = ExemplarMeans(classes=classes, means=state["means"].clone())
+        self._loaded_means = ExemplarMeans(
+            classes=classes, means=state["means"].clone()
+        )
 
 
 def _warn_of_relu_behind_head(model: SplitModel) -> None:

@@ -48,7 +48,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
     gamma: NotNegative = 0.0
 
     moments: ClassVar = dict(equal_lengths=True)
-    _cached = ("_solution", "_drawn")
+    _cached_names = ("_solution", "_drawn")
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:  # type: ignore[override]
         super()._allocate(n_classes, self.projection or WITHOUT_BUDGET, whole=True)

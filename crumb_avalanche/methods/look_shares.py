@@ -37,6 +37,11 @@ def shares_of(text: str) -> tuple[float, ...]:
     return shares
 
 
+def check_looks(text: str) -> None:
+    """Raise ValueError for a text that names no looks."""
+    shares_of(text)
+
+
 def text_of(shares: tuple[float, ...]) -> str:
     """Return the text that ``shares_of`` reads."""
     return ",".join(f"{share:g}" for share in shares)

@@ -75,14 +75,15 @@ class LowRankRda(BlendedGaussians):
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
-        of_each = cls.directions_of_each(n_classes, items)
+        cls.check_directions(n_classes, items)
+        directions = items // n_classes  # of each class
         # Directions of each class in the bytes of the common covariance.
-        of_all_classes = cls.item_bytes(length, settings) * n_classes
-        scatter = math.ceil(PackedScatter.bytes_of(length) / of_all_classes)
-        whole = of_each - scatter >= LEAST_BESIDE_SCATTER
+        bytes_of_directions = cls.item_bytes(length, settings) * n_classes
+        scatter = math.ceil(PackedScatter.bytes_of(length) / bytes_of_directions)
+        whole = directions - scatter >= LEAST_BESIDE_SCATTER
         if whole:
-            of_each -= scatter
-        return {"directions": min(of_each, length), "whole": whole}
+            directions -= scatter
+        return {"directions": min(directions, length), "whole": whole}
 
     def _shrink(self, common, seen):
         variance = self.mean_variance(common, seen)

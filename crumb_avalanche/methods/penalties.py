@@ -4,14 +4,16 @@ They cover trainable weights and classes seen so far. ``statistics_bytes`` count
 they keep.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import starmap
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive
 from crumb_avalanche.training.replay_step import in_replay_step
@@ -20,21 +22,12 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 Tensors = dict[str, Tensor]  # by the name of a weight
 
 
-def trainable(model: nn.Module) -> Tensors:
-    """Return the trainable weights of a model."""
-    return {
-        name: weight
-        for name, weight in model.named_parameters()
-        if weight.requires_grad
-    }
-
-
-def copies(weights: Tensors) -> Tensors:
+def copies(weights: Mapping[str, Tensor]) -> Tensors:
     """Return copies of weights."""
     return {name: weight.detach().clone() for name, weight in weights.items()}
 
 
-def zeros_like(weights: Tensors) -> Tensors:
+def zeros_like(weights: Mapping[str, Tensor]) -> Tensors:
     """Return zeros in the shapes of weights."""
     return {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
@@ -93,16 +86,16 @@ class Penalty(StatefulPlugin):
         weight: weight of the sum.
 
     Attributes:
-        held: an anchor for each of the penalties that add up; eight bytes for each
+        anchors: one for each of the penalties that add up; eight bytes for each
             weight.
     """
 
-    state_names: ClassVar[tuple[str, ...]] = ("held",)
+    state_names: ClassVar[tuple[str, ...]] = ("anchors",)
 
     def __init__(self, recipe: Recipe, *, weight: NotNegative):
         super().__init__()
         self.weight = weight
-        self.held: list[Anchor] = []
+        self.anchors: list[Anchor] = []
 
     def limit(self, strategy) -> float:
         """Return the importance above which gradient descent overshoots.
@@ -121,7 +114,7 @@ class Penalty(StatefulPlugin):
     def before_backward(self, strategy, **kwargs):
         weights = trainable(strategy.model)
         penalty = torch.zeros((), dtype=torch.float32, device=strategy.device)
-        for importance, old in self.held:
+        for importance, old in self.anchors:
             for name, weight in weights.items():
                 if name in importance:
                     shift = (weight - old[name]).pow(2)
@@ -130,20 +123,19 @@ class Penalty(StatefulPlugin):
 
     def state_dict(self) -> dict[str, Any]:
         device = "cpu"
-        for anchor in self.held:
+        for anchor in self.anchors:
             for importance in anchor.importance.values():
                 device = importance.device.type
-        held = [tuple(anchor) for anchor in self.held]
-        return super().state_dict() | {"held": held, "device": device}
+        anchors = list(map(tuple, self.anchors))
+        return super().state_dict() | {"anchors": anchors, "device": device}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        device = state["device"]
-        moved = {name: _moved(value, device) for name, value in state.items()}
-        moved["held"] = [Anchor(*tensors) for tensors in moved["held"]]
-        super().load_state_dict(moved)
+        state = _on_device(state, state["device"])
+        state["anchors"] = list(starmap(Anchor, state["anchors"]))
+        super().load_state_dict(state)
 
 
-def _moved(value: Any, device: str) -> Any:
+def _on_device(value: Any, device: str) -> Any:
     """Return copies of nested tensors on a device.
 
     Those of four axes are in channels-last memory, as weights are.
@@ -152,9 +144,9 @@ def _moved(value: Any, device: str) -> Any:
         order = torch.channels_last if value.dim() == 4 else torch.contiguous_format
         return value.clone(memory_format=order).to(device)
     if isinstance(value, dict):
-        return {name: _moved(entry, device) for name, entry in value.items()}
+        return {name: _on_device(entry, device) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [_moved(entry, device) for entry in value]
+        return [_on_device(entry, device) for entry in value]
     return value
 
 
@@ -194,12 +186,12 @@ class StreamEWC(Penalty):
         latest = mean_over_images(strategy, loss, torch.square)
         for name, importance in latest.items():
             earlier = torch.zeros_like(importance)
-            for anchor in self.held:
+            for anchor in self.anchors:
                 earlier = earlier + anchor.importance[name]
             # The penalties add up, and so do their limits.
             latest[name] = importance.minimum((limit - earlier).clamp(min=0))
         weights = copies(trainable(strategy.model))
-        self.held.append(Anchor(importance=latest, weights=weights))
+        self.anchors.append(Anchor(importance=latest, weights=weights))
 
 
 @register(
@@ -237,11 +229,11 @@ class StreamMAS(Penalty):
         limit = self.limit(strategy)
         importance = mean_over_images(strategy, squared_length, torch.abs)
         for name, latest in importance.items():
-            if self.held:
-                latest = latest + self.held[0].importance[name]
+            if self.anchors:
+                latest = latest + self.anchors[0].importance[name]
             importance[name] = latest.clamp(max=limit)
         weights = copies(trainable(strategy.model))
-        self.held = [Anchor(importance=importance, weights=weights)]
+        self.anchors = [Anchor(importance=importance, weights=weights)]
 
 
 @register(
@@ -295,9 +287,9 @@ class StreamSI(Penalty):
             self.total = zeros_like(weights)
         self.path = zeros_like(weights)
         importance = zeros_like(weights)
-        if self.held:
-            importance = self.held[0].importance
-        self.held = [Anchor(importance=importance, weights=copies(weights))]
+        if self.anchors:
+            importance = self.anchors[0].importance
+        self.anchors = [Anchor(importance=importance, weights=copies(weights))]
 
     def before_training_iteration(self, strategy, **kwargs):
         self._weights_before = copies(trainable(strategy.model))
@@ -307,7 +299,7 @@ class StreamSI(Penalty):
         """Keep the gradient of the loss alone, before it is clamped."""
         if in_replay_step(strategy):
             return
-        anchor = self.held[0]
+        anchor = self.anchors[0]
         for name, weight in trainable(strategy.model).items():
             gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
             shift = self._weights_before[name] - anchor.weights[name]
@@ -325,7 +317,7 @@ class StreamSI(Penalty):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
-        (anchor,) = self.held
+        (anchor,) = self.anchors
         limit = self.limit(strategy)
         for name, weight in trainable(strategy.model).items():
             shift = (weight - anchor.weights[name]).square()

@@ -186,7 +186,7 @@ class RandomProjection(RandomFeatures):
     activation: ClassVar[Literal["relu", "sigmoid"]] = "relu"
     has_leverage: ClassVar[bool] = True
     remains_after_forget = "the share of the removed images in the Gram matrix"
-    _cached = ("_solution", "_weights")
+    _cached_names = ("_solution", "_weights")
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:
         columns = self.projection or WITHOUT_BUDGET

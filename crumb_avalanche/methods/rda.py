@@ -153,7 +153,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         settings: Mapping[str, Any],
     ) -> "RegularizedDiscriminant":
         """Build an instance without classes: nothing depends on those to come."""
-        cls.directions_of_each(n_classes, items)  # raises for too small a budget
+        cls.check_directions(n_classes, items)
         part = 0
         if head_length < length and settings["head_share"]:
             part = head_length

@@ -14,8 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from crumb_avalanche.methods.look_shares import WHOLE_IMAGE, shares_of
+from crumb_avalanche.methods.look_shares import WHOLE_IMAGE, check_looks
 from crumb_avalanche.system import setting_ranges as ranges
+from crumb_avalanche.system.named_values import field_names
 from crumb_avalanche.training.replay_settings import Replay
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class FormSettings(ranges.InRange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        shares_of(vars(self)["looks"])  # raises for a text that names no looks
+        check_looks(vars(self)["looks"])
 
 
 @dataclass(frozen=True)
@@ -102,14 +103,15 @@ class Recipe:
         """
         import torch
 
+        from crumb_avalanche.models.layers import trainable
+
         arguments = {
             "lr": self.settings.learning_rate,
             "momentum": self.settings.momentum,
             "weight_decay": self.settings.weight_decay,
             **changes,
         }
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        return torch.optim.SGD(weights, **arguments)
+        return torch.optim.SGD(trainable(self.model).values(), **arguments)
 
     def common(self, *plugins: object) -> dict:
         """Return the arguments of ``StreamStrategy`` that all methods share.
@@ -255,7 +257,7 @@ class Entry:
                 its range.
         """
         changes = changes or {}
-        known = [setting.name for setting in fields(self.settings)]
+        known = field_names(self.settings)
         for name in changes:
             if name not in known:
                 settings = "none of its own"

@@ -328,7 +328,7 @@ class RemindStrategy(StreamStrategy):
     """
 
     # Within a step.
-    _replayed: ReplayedLogits | None = None
+    _replayed_logits: ReplayedLogits | None = None
 
     @property
     def remind(self) -> "RemindPlugin":
@@ -365,17 +365,17 @@ class RemindStrategy(StreamStrategy):
             memories = self._mixed_memories(len(new_maps))
         logits = model.classify(torch.cat([new_maps, memories.maps]))
         self.remind.batch = StreamBatch(self.mb_y, maps, codes, no_pixels)
-        self._replayed = ReplayedLogits(
+        self._replayed_logits = ReplayedLogits(
             logits=self.seen_classes.mask(logits[len(new_maps) :]),
             targets=memories.targets,
         )
         return logits[: len(new_maps)]
 
     def criterion(self):
-        replayed = self._replayed
+        replayed = self._replayed_logits
         if replayed is None:
             return super().criterion()
-        self._replayed = None
+        self._replayed_logits = None
         n_classes = replayed.logits.shape[1]
         new_targets = functional.one_hot(self.mb_y, n_classes).to(replayed.targets)
         logits = torch.cat([self.mb_output, replayed.logits])

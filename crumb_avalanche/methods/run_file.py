@@ -97,7 +97,7 @@ def load_learner(
     header = read_run_header(path, metadata)
     try:
         with preserve_rng_state():
-            strategy = _built(header, device)
+            strategy = _build_strategy(header, device)
             _load(strategy, state)
     # The state of each strategy is its own, and so is how it fails.
     except Exception as error:
@@ -113,7 +113,7 @@ def load_learner(
     return strategy, header
 
 
-def _built(header: LearnerHeader, device: str) -> Any:
+def _build_strategy(header: LearnerHeader, device: str) -> Any:
     """Build the untrained strategy that a header describes."""
     from avalanche.training.plugins import EvaluationPlugin
 

@@ -142,6 +142,15 @@ def replace_dropout(module: nn.Module) -> nn.Module:
     return module
 
 
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the weights that a module learns, by name."""
+    weights = {}
+    for name, weight in module.named_parameters():
+        if weight.requires_grad:
+            weights[name] = weight
+    return weights
+
+
 def head_outputs(layers: nn.Module, name: str) -> int:
     """Return the outputs of the head, by its qualified name among layers.
 

@@ -116,7 +116,7 @@ class MapStore:
             # close() closes it.
             self._file: Any = open(self.path, "r+b", buffering=0)  # noqa: SIM115
         # Entries of the maps that this process has verified, 0 for others.
-        self._verified = np.zeros(count, np.uint64)
+        self._verified_entries = np.zeros(count, np.uint64)
 
     def __enter__(self) -> "MapStore":
         return self
@@ -239,13 +239,13 @@ class MapStore:
         values = np.empty(self.shape, self.dtype)
         n_read = self._read_into(values, self._offset(row))
         if n_read < self.bytes_per_map:
-            raise self._changed("truncated", row)
-        expected = self._verified[row] or self._entries(np.array([row]))[0]
+            raise self._change_error("truncated", row)
+        expected = self._verified_entries[row] or self._entries(np.array([row]))[0]
         if _entry(values) != expected:
-            raise self._changed("damaged", row)
+            raise self._change_error("damaged", row)
         return torch.from_numpy(values)
 
-    def _changed(self, change: str, row: int) -> FeatureCacheError:
+    def _change_error(self, change: str, row: int) -> FeatureCacheError:
         return FeatureCacheError(
             f"{self.path} was {change} while in use (map {row}); start the same "
             "command again, which computes missing and damaged maps again"
@@ -258,12 +258,12 @@ class MapStore:
         """
         values = np.empty(self.shape, self.dtype)
         entries = self._all_entries()
-        is_new = (self._verified[rows] == 0) & (entries[rows] != 0)
+        is_new = (self._verified_entries[rows] == 0) & (entries[rows] != 0)
         n_damaged = 0
         for row in rows[is_new]:
             self._read_into(values, self._offset(row))
             if _entry(values) == entries[row]:
-                self._verified[row] = entries[row]
+                self._verified_entries[row] = entries[row]
             else:
                 n_damaged += 1
                 self._set_entry(row, 0)
@@ -345,7 +345,7 @@ class MapStore:
         self._write_at(values, self._offset(row))
         # After the map: a run that is cut off in between leaves a missing map.
         self._set_entry(row, entry)
-        self._verified[row] = entry
+        self._verified_entries[row] = entry
 
 
 def _entry(values: np.ndarray) -> int:

@@ -3,7 +3,7 @@
 import base64
 import io
 from bisect import insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -287,10 +287,14 @@ class ContactSheet:
     def page(self, name: str, unread: Sequence[BadImage]) -> str:
         """Render the page of a learner's name, with the files that were left out."""
         names = self._taught()
-        cards: dict[Group, list[Card]] = {group: [] for group in Group}
+        cards: dict[Group, list[Card]] = defaultdict(list)
         for card in self._cards:
             cards[card.group].append(card)
         unknown = unknown_of(self.pairs)
+        not_taught = 0
+        for truth, number in unknown.items():
+            if truth not in names:
+                not_taught += number
         classes = f"{counted(len(names), 'class')}: {listed(names)}"
         page = AnswersPage(
             title=f"{self.total:,} answers of {name}",
@@ -299,7 +303,7 @@ class ContactSheet:
             asked=self.pairs.total(),
             right=right_of(self.pairs),
             unknown_asked=unknown.total(),
-            not_taught=sum(n for truth, n in unknown.items() if truth not in names),
+            not_taught=not_taught,
             total=self.total,
             unknown=self.unknown,
             mistakes=cards[Group.MISTAKE],
@@ -315,7 +319,11 @@ class ContactSheet:
 
 def right_of(pairs: Pairs) -> int:
     """Return the number of right answers."""
-    return sum(number for (truth, label), number in pairs.items() if truth == label)
+    right = 0
+    for (truth, label), number in pairs.items():
+        if truth == label:
+            right += number
+    return right
 
 
 def unknown_of(pairs: Pairs) -> Counter[str]:
@@ -342,8 +350,13 @@ def confusion_matrix(pairs: Pairs) -> Matrix | None:
     A column of unknown images follows those of the classes. ``None`` for too many
     classes.
     """
-    truths = list(dict.fromkeys(truth for truth, _ in pairs))
-    answers = [label for _, label in pairs if label is not None]
+    truths: list[str] = []
+    answers: list[str] = []
+    for truth, label in pairs:
+        truths.append(truth)
+        if label is not None:
+            answers.append(label)
+    truths = list(dict.fromkeys(truths))
     columns = list(dict.fromkeys([*truths, *answers]))
     if not columns or len(columns) > MOST_COLUMNS:
         return None

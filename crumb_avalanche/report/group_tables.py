@@ -2,7 +2,7 @@
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def summary_table(groups: Sequence[Group]) -> Table:
         "final_accuracy": "accuracy, %",
         "forgetting": "forgets",
     }
-    columns |= {name: cost.heading for name, cost in COSTS.items()}
+    columns |= _headings(COSTS)
     rows = []
     for group in groups:
         number = Cell(str(len(group.runs)))
@@ -71,6 +71,11 @@ def summary_table(groups: Sequence[Group]) -> Table:
             row.append(cost.cell_of(group.average(name)))
         rows.append(row)
     return Table(columns, rows)
+
+
+def _headings(costs: Mapping[str, Cost]) -> dict[str, str]:
+    """Return the headings of costs by name."""
+    return {name: cost.heading for name, cost in costs.items()}
 
 
 def _forgetting(group: Group) -> Cell:
@@ -84,14 +89,16 @@ def _forgetting(group: Group) -> Cell:
 def bytes_table(groups: Sequence[Group]) -> Table:
     """Return the means over runs of the ledger's bytes; a line for each group."""
     columns = {"buffer_items": "memories stored"}
-    columns |= {name: f"{label}, bytes" for name, label in LEDGER_BYTES.items()}
+    for name, label in LEDGER_BYTES.items():
+        columns[name] = f"{label}, bytes"
     return _ledger_table(groups, columns, count)
 
 
 def seconds_table(groups: Sequence[Group]) -> Table:
     """Return the means over runs of the ledger's seconds; a line for each group."""
     columns = {"train_seconds": "training, s"}
-    columns |= {name: f"{label}, s" for name, label in LEDGER_SECONDS.items()}
+    for name, label in LEDGER_SECONDS.items():
+        columns[name] = f"{label}, s"
     columns["images_per_second"] = "images/s"
     return _ledger_table(groups, columns, seconds)
 
@@ -122,7 +129,8 @@ def curves_table(groups: Sequence[Group]) -> Table:
     """
     width = _width(groups)
     columns = {"group": "group"}
-    columns |= {f"after_{number}": f"exp {number}" for number in range(1, width + 1)}
+    for number in range(1, width + 1):
+        columns[f"after_{number}"] = f"exp {number}"
     rows = []
     for group in groups:
         row = [Cell(group.label)]
@@ -150,8 +158,8 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
     for number in range(1, width + 1):
         columns[f"accuracy_after_{number}"] = f"after exp {number}"
     columns["forgetting"] = "forgets"
-    columns |= {name: cost.heading for name, cost in COSTS_OF_RUN.items()}
-    columns |= {name: name for name in settings}
+    columns |= _headings(COSTS_OF_RUN)
+    columns |= zip(settings, settings)
     columns["tuned_learning_rate"] = "tuned learning rate"
     columns["folder"] = "folder"
     rows = []
@@ -159,7 +167,8 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
         for run in group.runs:
             row = _run_cells(run, width)
             row["group"] = Cell(group.label)
-            row |= {name: setting(group.settings.get(name)) for name in settings}
+            for name in settings:
+                row[name] = setting(group.settings.get(name))
             row["folder"] = Cell(os.path.relpath(run.folder, beside))
             rows.append(row)
     return Table.of(columns, rows)
@@ -199,12 +208,11 @@ def differing_settings(groups: Sequence[Group]) -> Table | None:
     varying = differences(groups)
     if not varying:
         return None
-    columns = {"group": "group"}
-    columns |= {name: name for name in varying}
+    columns = {"group": "group", **dict(zip(varying, varying))}
     rows = []
     for group in groups:
-        values = [setting(group.settings.get(name)) for name in varying]
-        rows.append([Cell(group.label), *values])
+        values = map(group.settings.get, varying)
+        rows.append([Cell(group.label), *map(setting, values)])
     return Table(columns, rows)
 
 

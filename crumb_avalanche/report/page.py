@@ -7,7 +7,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.runs.tables import cell, mean_text
 from crumb_avalanche.runs.tables import table as text_table
+from crumb_avalanche.system.named_values import attributes, field_names
 
 NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGNORECASE)
 LONG = 60  # characters of a cell; a longer text is set in several lines
@@ -200,6 +201,6 @@ def render(template: str, page: Any) -> str:
 
     The page is ASCII, which reads the same in every encoding.
     """
-    values = {entry.name: getattr(page, entry.name) for entry in fields(page)}
+    values = attributes(page, field_names(page))
     text = environment().get_template(template).render(values)
     return text.encode("ascii", "xmlcharrefreplace").decode("ascii")

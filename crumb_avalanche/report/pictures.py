@@ -218,14 +218,21 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
     A line shows the chance level if it is given.
     """
     rows = np.arange(len(curves))
+    finals = []
+    colours = []
+    hatches = []  # for colours that repeat
+    for row, curve in enumerate(curves):
+        repeats, colour = divmod(row, len(COLOURS))
+        finals.append(curve.mean[-1])
+        colours.append(COLOURS[colour])
+        hatches.append("/" * (2 * repeats))
     bars = axes.barh(
         rows,
-        [curve.mean[-1] for curve in curves],
+        finals,
         height=0.6,
-        color=[COLOURS[row % len(COLOURS)] for row in rows],
+        color=colours,
         alpha=0.55,
-        # For colours that repeat.
-        hatch=["/" * (2 * (row // len(COLOURS))) for row in rows],
+        hatch=hatches,
         ec="white",
         lw=0,
     )

@@ -9,6 +9,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_json
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.work import WorkUnit
+from crumb_avalanche.system.named_values import attributes
 
 SHARDS = 16  # of the images of a benchmark
 FILLED = "filled.json"  # in the folder of a shard, when its maps are stored
@@ -50,7 +51,7 @@ def cache_units(
     for cell in cells:
         if cell.feature_cache is not None:
             plan = RunPlan.of(cell)
-            key = repr([getattr(plan, name) for name in DECIDES])
+            key = repr(attributes(plan, DECIDES))
             cell_by_cache.setdefault(key, cell)
     units = []
     for number, cell in enumerate(cell_by_cache.values()):

@@ -19,7 +19,7 @@ from crumb_avalanche.runs import pretrain, run
 from crumb_avalanche.runs.demo_settings import DemoSettings
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-from crumb_avalanche.runs.run_folder import RESULT, finished_result
+from crumb_avalanche.runs.run_folder import RESULT, check_finished
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.file_metadata import format_of
 from crumb_avalanche.system.process import set_up_process
@@ -72,7 +72,7 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         output = folder / name
         plan = RunPlan.of(replace(shared, strategy=name, output=str(output)))
         if (output / RESULT).exists() and not settings.overwrite:
-            finished_result(output, plan)  # raises if it is of other settings
+            check_finished(output, plan)
         else:
             print(f"\n{name}")
             run.run_once(plan, verbose=False)

@@ -5,16 +5,18 @@ Imports neither torch nor Avalanche.
 
 import os
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from crumb_avalanche.runs.settings import load_yaml
 from crumb_avalanche.system import setting_ranges as ranges
+from crumb_avalanche.system.named_values import field_names
 
 EngineName = Literal["processes", "slurm", "ray"]
 # As SLURM writes them: days, hours, minutes and seconds.
 _TIME = re.compile(r"(?:(\d+)-)?(?:(\d{1,2}):)?(\d{1,2}):(\d{2})")
+_MEMORY = re.compile(r"(\d+) ?([MGT])B?")
 
 
 def minutes_of(text: str) -> int | None:
@@ -59,12 +61,27 @@ class EngineSettings(ranges.InRange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("minutes", "memory_bytes"):
-            getattr(self, name)  # which raises ValueError
+        self._check_time()
+        self._check_memory()
         if not isinstance(self.options, dict):
             raise ValueError(
                 f"options is {self.options!r}; give lines such as account: NAME"
             )
+
+    def _check_time(self) -> None:
+        """Raise ValueError for a time that is not of a minute or more."""
+        if self.time is None:
+            return
+        if self.minutes is None or self.minutes < 1:
+            raise ValueError(
+                f"time is {self.time!r}; give minutes, at least 1, or a text in quotes "
+                "such as '12:00:00' or '1-00:00:00'"
+            )
+
+    def _check_memory(self) -> None:
+        """Raise ValueError for a memory that is no number with a unit."""
+        if self.memory is not None and _MEMORY.fullmatch(self.memory) is None:
+            raise ValueError(f"memory is {self.memory!r}; give a text such as 8GB")
 
     @property
     def threads(self) -> int:
@@ -81,38 +98,23 @@ class EngineSettings(ranges.InRange):
     @property
     def minutes(self) -> int | None:
         """Most minutes of a job; ``None`` without a limit."""
-        if self.time is None:
-            return None
-        minutes: int | None
-        if isinstance(self.time, int):
-            minutes = self.time
-        else:
-            minutes = minutes_of(self.time)
-        if minutes is None or minutes < 1:
-            raise ValueError(
-                f"time is {self.time!r}; give minutes, at least 1, or a text in quotes "
-                "such as '12:00:00' or '1-00:00:00'"
-            )
-        return minutes
+        if isinstance(self.time, str):
+            return minutes_of(self.time)
+        return self.time
 
     @property
     def memory_bytes(self) -> int | None:
         """Bytes of memory of each run; ``None`` for what the cluster gives."""
         if self.memory is None:
             return None
-        match = re.fullmatch(r"(\d+) ?([MGT])B?", self.memory)
-        if match is None:
-            raise ValueError(f"memory is {self.memory!r}; give a text such as 8GB")
+        match = _MEMORY.fullmatch(self.memory)
+        assert match is not None, "checked when the settings were made"
         number, unit = match.groups()
         return int(number) * 1024 ** ("KMGT".index(unit) + 1)
 
 
-# What a file of resources may set.
-RESOURCES = tuple(
-    entry.name
-    for entry in fields(EngineSettings)
-    if entry.name not in ("engine", "processes")
-)
+# What a file of resources may set: all but engine and processes.
+_, _, *RESOURCES = field_names(EngineSettings)
 
 
 def engine_settings(

@@ -33,6 +33,7 @@ from crumb_avalanche.runs.settings import (
     result_settings,
 )
 from crumb_avalanche.system import setting_ranges as ranges
+from crumb_avalanche.system.named_values import attributes, field_names
 from crumb_avalanche.training.replay_settings import Replay
 
 # Defaults that each benchmark has its own of.
@@ -172,22 +173,24 @@ class RunPlan(RunSettings):
         return hashlib.sha256(text.encode()).hexdigest()
 
     def __str__(self) -> str:
-        settings = {name: getattr(self, name) for name in _names_of_settings()}
+        settings = attributes(self, field_names(RunSettings))
         return yaml.safe_dump(settings, sort_keys=False)
 
 
-# Of the settings that are None in RunSettings, but for those of BENCHMARK_SETTINGS.
-DEFAULTS: dict[str, Any] = {
-    entry.name: getattr(RunPlan, entry.name)
-    for entry in fields(RunSettings)
-    if entry.default is None and getattr(RunPlan, entry.name) is not None
-}
-del DEFAULTS["preset"]  # depends on the benchmark
+def _defaults() -> dict[str, Any]:
+    """Return the defaults of the settings that are ``None`` in ``RunSettings``.
+
+    Those of ``BENCHMARK_SETTINGS`` and the preset depend on the benchmark.
+    """
+    defaults = {}
+    for entry in fields(RunSettings):
+        default = getattr(RunPlan, entry.name)
+        if entry.default is None and default is not None and entry.name != "preset":
+            defaults[entry.name] = default
+    return defaults
 
 
-def _names_of_settings() -> list[str]:
-    """Return the names of all settings of ``crumb run``."""
-    return [entry.name for entry in fields(RunSettings)]
+DEFAULTS = _defaults()
 
 
 def _default_preset(settings: RunSettings) -> Preset:
@@ -200,7 +203,7 @@ def _default_preset(settings: RunSettings) -> Preset:
 def _filled(settings: RunSettings, defaults: dict[str, Any]) -> dict[str, Any]:
     """Return all settings, those that are ``None`` with their defaults."""
     values = {}
-    for name in _names_of_settings():
+    for name in field_names(RunSettings):
         value = getattr(settings, name)
         values[name] = defaults.get(name) if value is None else value
     return values

@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from crumb_avalanche.methods.run_file import probabilities
+from crumb_avalanche.system.named_values import selected
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 PREDICTIONS = "predictions.npz"
@@ -87,7 +88,7 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
         )
     try:
         with np.load(path, allow_pickle=False) as file:
-            columns = {name: file[name] for name in (*WHOLE_NUMBERS, CONFIDENCE)}
+            columns = selected(file, (*WHOLE_NUMBERS, CONFIDENCE))
         _check_columns(columns)
     except (
         OSError,

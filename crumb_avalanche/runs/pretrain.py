@@ -28,6 +28,7 @@ from crumb_avalanche.runs.settings import part_for
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.file_metadata import format_of
 from crumb_avalanche.system.folder_lock import LOCK, locked
+from crumb_avalanche.system.named_values import without
 from crumb_avalanche.system.process import check_device, set_up_process
 from crumb_avalanche.system.words import counted
 from crumb_avalanche.training.checkpoint import CheckpointFolder
@@ -167,11 +168,7 @@ def _compared_settings(
     settings: PretrainSettings, images: Any, model: SplitModel
 ) -> dict[str, Any]:
     """Return what must be the same for a pretraining to resume from a checkpoint."""
-    compared = {
-        name: value
-        for name, value in vars(settings).items()
-        if name not in NON_RESULT_SETTINGS
-    }
+    compared = without(vars(settings), *NON_RESULT_SETTINGS)
     # A file of the same name may hold others.
     compared["frozen_weights"] = weights_hash(model.feature_extractor)
     if getattr(images, "samples", None):

@@ -133,7 +133,8 @@ def _one_of_several(
     folder = Path(plan.output) / f"run{number}"
     own_plan = replace(plan, run=number, runs=None, output=str(folder))
     if (folder / run_folder.RESULT).exists() and not plan.overwrite:
-        result = run_folder.finished_result(folder, own_plan)
+        run_folder.check_finished(folder, own_plan)
+        result = run_folder.read_result(folder)
         run_folder.tidy_up(folder)
         accuracy = result["final_accuracy"]
         print(f"run {number}: already finished, final accuracy {accuracy:.2f} %")

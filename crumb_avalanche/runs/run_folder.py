@@ -19,6 +19,7 @@ from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.disk import add_rest, files_digest
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, flat, load_yaml, result_settings
+from crumb_avalanche.system.named_values import without
 from crumb_avalanche.system.process import cpu_name
 from crumb_avalanche.system.value_types import (
     PLAIN_VALUES,
@@ -194,7 +195,7 @@ def _sha256(path: Path) -> str:
 
 def _result_sha256(result: dict[str, Any]) -> str:
     """SHA-256 of all entries but itself, in any order."""
-    entries = {name: value for name, value in result.items() if name != _RESULT_SHA256}
+    entries = without(result, _RESULT_SHA256)
     as_read = json.loads(json.dumps(entries))  # keys are texts then, tuples are lists
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
@@ -366,8 +367,8 @@ def _file_hash(path: str, changed: int, size: int) -> str:
     return f"sha256:{digest.hexdigest()}"
 
 
-def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
-    """Read the result of a finished run.
+def check_finished(folder: Path, plan: RunPlan) -> None:
+    """Check that a folder holds the finished run of a plan.
 
     Raises:
         DamagedRunError: see ``read_result``.
@@ -404,7 +405,6 @@ def finished_result(folder: Path, plan: RunPlan) -> dict[str, Any]:
                 f"{folder} holds a finished run {difference}; use another --output, or "
                 "start over with crumb run --overwrite true"
             )
-    return result
 
 
 def _difference(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 
 from crumb_avalanche.system import setting_ranges as ranges
+from crumb_avalanche.system.named_values import field_names, without
 from crumb_avalanche.training.replay_settings import (
     Compute,
     Limit,
@@ -291,14 +292,13 @@ class RunSettings(ranges.InRange):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        named = [
-            name
-            for name in ("budget_images", "budget_bytes", "mem_size")
-            if getattr(self, name) is not None
-        ]
-        if len(named) > 1:
+        budgets = []
+        for name in ("budget_images", "budget_bytes", "mem_size"):
+            if getattr(self, name) is not None:
+                budgets.append(name)
+        if len(budgets) > 1:
             raise ValueError(
-                f"{' and '.join(named)} are both given; set the memory by one of them"
+                f"{' and '.join(budgets)} are both given; set the memory by one of them"
             )
         if not isinstance(self.method, dict):
             raise ValueError(
@@ -373,22 +373,21 @@ NON_RESULT_SETTINGS = frozenset(
 
 def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings that can change a result."""
-    return {
-        name: value
-        for name, value in settings.items()
-        if name not in NON_RESULT_SETTINGS
-    }
+    return without(settings, *NON_RESULT_SETTINGS)
 
 
 def part_for(kind: type, settings: Any) -> dict[str, Any]:
     """Return the values of ``settings`` that the dataclass ``kind`` has fields for."""
-    names = [entry.name for entry in fields(kind)]
-    return {name: getattr(settings, name) for name in names if hasattr(settings, name)}
+    return {
+        name: getattr(settings, name)
+        for name in field_names(kind)
+        if hasattr(settings, name)
+    }
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings with those of the method as ``method.NAME``."""
-    values = {name: value for name, value in settings.items() if name != "method"}
+    values = without(settings, "method")
     for name, value in (settings.get("method") or {}).items():
         values[f"method.{name}"] = value
     return values
@@ -401,7 +400,7 @@ def meanings(settings: type) -> dict[str, str]:
 
     The texts are empty where Python strips docstrings.
     """
-    meaning = {entry.name: "" for entry in fields(settings)}
+    meaning = dict.fromkeys(field_names(settings), "")
     for kind in (RunSettings, *reversed(settings.__mro__)):
         meaning |= _attributes_of(kind)
     for entry in fields(settings):

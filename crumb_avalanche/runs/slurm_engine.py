@@ -107,7 +107,7 @@ class SlurmEngine(Engine):
         executor.update_parameters(**self._parameters(settings, minutes))
         self.executor = executor
         self._units: dict[str, WorkUnit] = {}  # by id of the job
-        self._answered = time.monotonic()  # when the queue did last
+        self._last_answer_time = time.monotonic()  # when the queue did last
 
     def _parameters(self, settings: EngineSettings, minutes: int) -> dict[str, Any]:
         """Return the parameters of submitit's executor."""
@@ -225,9 +225,9 @@ class SlurmEngine(Engine):
             [*command, "--format=%i %T"], capture_output=True, text=True, check=False
         )
         if done.returncode == 0:
-            self._answered = time.monotonic()
+            self._last_answer_time = time.monotonic()
             return dict(line.split() for line in done.stdout.splitlines())
-        if time.monotonic() - self._answered > PATIENCE:
+        if time.monotonic() - self._last_answer_time > PATIENCE:
             raise EngineError(
                 f"squeue does not answer ({_last_line(done.stderr)}): the jobs go on; "
                 "give the same command again later"

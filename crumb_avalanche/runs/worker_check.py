@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.runs.run_folder import LIBRARIES, versions
+from crumb_avalanche.system.named_values import selected
 
 VERSIONS = "versions.json"
 ANSWER = "worker-"  # begins the names of the workers' files
@@ -102,8 +103,7 @@ class Call:
 
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that decide results."""
-    installed = versions()
-    return {name: installed[name] for name in LIBRARIES}
+    return selected(versions(), LIBRARIES)
 
 
 def make_private(folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from crumb_avalanche.system.named_values import without
 from crumb_avalanche.system.safetensors_header import (
     FormatError,
     Header,
@@ -23,7 +24,7 @@ class TensorFileError(ValueError):
 
 def metadata_digest(metadata: dict[str, str]) -> str:
     """SHA-256 over all metadata except the digest itself."""
-    texts = {name: text for name, text in metadata.items() if name != DIGEST}
+    texts = without(metadata, DIGEST)
     return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 

@@ -98,7 +98,7 @@ def read_tensors_of(file: BufferedReader, header: Header) -> dict[str, Tensor]:
         if n_read != len(values):
             raise FormatError(f"it ends in tensor {entry.name!r}")
         tensors[entry.name] = tensor
-    return {name: tensors[name] for name in sorted(tensors)}
+    return dict(sorted(tensors.items()))
 
 
 def bytes_of(tensor: Tensor) -> np.ndarray:

@@ -190,23 +190,28 @@ def array(
 ) -> Any:
     """Return the type of a tensor whose values lie in a range and are finite.
 
+    As in ``array(torch.float32, None, 3, low=0)``: a float32 tensor of three columns,
+    any number of rows, and no negative values.
+
     Args:
-        dtypes: its type, or several.
-        shape: numbers, or ``None`` for any; ``...`` at the end for any further ones.
-        low, high: of its values.
+        dtypes: the allowed data type, or a tuple of several.
+        shape: size of each axis, or ``None`` for any; ``...`` at the end for any
+            further axes.
+        low, high: range of the values.
         but: a value outside of the range that is allowed, too, such as -inf.
     """
-    if not isinstance(dtypes, tuple):
-        dtypes = (dtypes,)
+    allowed_dtypes = dtypes if isinstance(dtypes, tuple) else (dtypes,)
+    names = " or ".join(map(_name, allowed_dtypes))
+    sizes = ", ".join(map(_size_text, shape))
+    rule = f"{names} ({sizes})"  # ``check`` writes "has to be" before it
 
     def check_tensor(value: Any) -> "torch.Tensor":
-        if not _is_tensor(value, dtypes) or not _has_shape(value, shape):
-            sizes = ", ".join(map(_size_text, shape))
-            raise ValueError(f"{' or '.join(map(_name, dtypes))} ({sizes})")
-        bounded = value
+        if not _is_tensor(value, allowed_dtypes) or not _has_shape(value, shape):
+            raise ValueError(rule)
+        values_in_range = value
         if but is not None:
-            bounded = value[value != but]
-        _check_range(bounded, low, high)
+            values_in_range = value[value != but]
+        _check_range(values_in_range, low, high)
         return value
 
     return Annotated[Any, PlainValidator(check_tensor)]

@@ -163,11 +163,11 @@ class StoringPlugin(BatchPlugin):
         self.storage_policy = storage_policy
         self.seen = seen
         # The mask of the strategy, if it has one.
-        self._seen: SeenClassesPlugin | None = None
+        self._mask_plugin: SeenClassesPlugin | None = None
         # Images of each class offered during training in this experience.
-        self._offered: Counter[int] = Counter()
+        self._offered_counts: Counter[int] = Counter()
         self._classes: set[int] = set()  # of this experience
-        self._earlier: set[int] = set()  # of earlier experiences
+        self._earlier_classes: set[int] = set()  # of earlier experiences
         self._experience: int | None = None  # its number
         self.returning_expected = False
 
@@ -186,13 +186,13 @@ class StoringPlugin(BatchPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         """Begin an experience in the buffer, and warn of classes that return."""
-        self._seen = seen_classes_of(strategy, self.seen)
+        self._mask_plugin = seen_classes_of(strategy, self.seen)
         labels = labels_of(strategy.adapted_dataset)  # of all that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
-        self._offered = Counter()
+        self._offered_counts = Counter()
         number = strategy.clock.train_exp_counter
         if number != self._experience:  # else it was resumed, and begins again
-            self._earlier |= self._classes
+            self._earlier_classes |= self._classes
         self._experience = number
         self._classes = set(labels)
         if self.returning and not self.returning_expected:
@@ -207,7 +207,7 @@ class StoringPlugin(BatchPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         if self.offers(strategy):
             self.offer(strategy, self.current)
-            self._offered.update(self.current.numbers)
+            self._offered_counts.update(self.current.numbers)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):
@@ -221,7 +221,7 @@ class StoringPlugin(BatchPlugin):
 
     def _left_out(self, labels: list[int]) -> list[int]:
         """Return positions, ascending, of as many images as were not offered."""
-        missing = Counter(labels) - self._offered  # none where more were offered
+        missing = Counter(labels) - self._offered_counts  # none where more were offered
         positions = []
         for position in reversed(range(len(labels))):
             label = labels[position]
@@ -244,7 +244,7 @@ class StoringPlugin(BatchPlugin):
     @property
     def returning(self) -> set[int]:
         """The classes of this experience that an earlier one had, too."""
-        return self._classes & self._earlier
+        return self._classes & self._earlier_classes
 
     def consequences_of_returning(self) -> list[str]:
         """Return what a user may not expect of classes that return, a sentence each."""
@@ -259,22 +259,22 @@ class StoringPlugin(BatchPlugin):
     def state_dict(self):
         return {
             **super().state_dict(),
-            "offered": dict(self._offered),
+            "offered": dict(self._offered_counts),
             "classes": sorted(self._classes),
-            "earlier": sorted(self._earlier),
+            "earlier": sorted(self._earlier_classes),
             "experience": self._experience,
         }
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
-        self._offered = Counter(state["offered"])
+        self._offered_counts = Counter(state["offered"])
         self._classes = set(state["classes"])
-        self._earlier = set(state["earlier"])
+        self._earlier_classes = set(state["earlier"])
         self._experience = state["experience"]
 
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` logits, if there is a mask."""
-        return logits if self._seen is None else self._seen.mask(logits)
+        return logits if self._mask_plugin is None else self._mask_plugin.mask(logits)
 
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
         """Compute masked logits ``(B, classes)`` of feature maps ``(B, C, H, W)``."""

@@ -51,14 +51,14 @@ class CheckpointFolder:
     def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
         self.folder = Path(folder)
         self.settings = settings or {}
-        self._damaged: set[int] = set()
+        self._damaged_numbers: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
         """Remove the folder, or all its files but one.
 
         The newest checkpoint goes last: a run that is killed meanwhile resumes from it.
         """
-        self._damaged.clear()
+        self._damaged_numbers.clear()
         with suppress(OSError):  # no folder, or something in it that cannot be removed
             paths = sorted(self.folder.iterdir())
             folders = [path for path in paths if path.is_dir()]
@@ -97,7 +97,7 @@ class CheckpointFolder:
                 "is untouched. Free some room and give the same command again: it "
                 "resumes from there"
             ) from error
-        good = [number for number in numbers if number not in self._damaged]
+        good = [number for number in numbers if number not in self._damaged_numbers]
         for number in {*numbers} - {*good[: NEWEST - 1]}:
             self.path(number).unlink(missing_ok=True)
         return path
@@ -122,7 +122,7 @@ class CheckpointFolder:
             try:
                 return self._read(number, check_notes)
             except (TensorFileError, StateError, OSError, KeyError) as error:
-                self._damaged.add(number)
+                self._damaged_numbers.add(number)
                 warnings.warn(
                     f"the checkpoint {path} is damaged ({error}); trying the one "
                     "before it",

@@ -11,6 +11,7 @@ from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from crumb_avalanche.models.look_store import LookStore
 from crumb_avalanche.models.map_store import USUAL_CAPACITY, FeatureMemo, MapStore
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.named_values import attributes
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.stateful import StatefulPlugin
 
@@ -70,11 +71,11 @@ class FeatureCache(StatefulPlugin):
         self._set_memo_of(model if isinstance(model, SplitModel) else None)
 
     def after_train_dataset_adaptation(self, strategy, **kwargs):
-        strategy.adapted_dataset = self._cached(strategy.adapted_dataset)
+        strategy.adapted_dataset = self._with_cached_maps(strategy.adapted_dataset)
 
     after_eval_dataset_adaptation = after_train_dataset_adaptation
 
-    def _cached(self, images: AvalancheDataset) -> AvalancheDataset:
+    def _with_cached_maps(self, images: AvalancheDataset) -> AvalancheDataset:
         """Return a data set of maps with the labels of some images."""
         if not hasattr(images, "frame_row"):
             raise ValueError(
@@ -96,7 +97,7 @@ class FeatureCache(StatefulPlugin):
         return AvalancheDataset([maps], data_attributes=attributes)
 
     def state_dict(self):
-        return {name: getattr(self.store, name) for name in STATE_OF_STORE}
+        return attributes(self.store, STATE_OF_STORE)
 
     def load_state_dict(self, state):
         for name in STATE_OF_STORE:

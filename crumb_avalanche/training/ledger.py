@@ -18,6 +18,7 @@ from avalanche.training.storage_policy import ExemplarsBuffer
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.named_values import selected
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes, tensors_of
 from crumb_avalanche.training.stateful import storage_policies
@@ -251,8 +252,7 @@ class LedgerMetric(PluginMetric[dict]):
     def _seconds(strategy) -> dict[str, float]:
         if not isinstance(strategy.model, SplitModel):
             return dict.fromkeys(PARTS, 0.0)
-        seconds = strategy.model.stopwatch.seconds
-        return {name: seconds[name] for name in PARTS}
+        return selected(strategy.model.stopwatch.seconds, PARTS)
 
     def __str__(self) -> str:
         return "Ledger"

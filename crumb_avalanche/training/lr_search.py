@@ -3,6 +3,7 @@
 It is taken as a small stream of its own.
 """
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -66,22 +67,28 @@ def split_experience(
     Raises:
         ValueError: a class has one frame.
     """
+    _check_two_frames(targets)
     labels = np.asarray(targets)
     training: list[int] = []
     test: list[int] = []
     for label in np.unique(labels):
         positions = np.flatnonzero(labels == label)
         count = len(positions)
+        end = min(count - 1, max(1, round(count * (1 - held_out))))
+        training += positions[:end].tolist()
+        test += positions[end:].tolist()
+    return sorted(training), sorted(test)
+
+
+def _check_two_frames(targets: Sequence[int]) -> None:
+    """Raise ValueError for a class of a single frame, which leaves none to hold out."""
+    for label, count in sorted(Counter(targets).items()):
         if count < 2:
             raise ValueError(
                 f"class {label} of the first experience has {count} frame, but tuning "
                 "the learning rate holds out a frame of every class: give the class 2 "
                 "frames or more, or set a learning rate"
             )
-        end = min(count - 1, max(1, round(count * (1 - held_out))))
-        training += positions[:end].tolist()
-        test += positions[end:].tolist()
-    return sorted(training), sorted(test)
 
 
 def pieces_of(
@@ -201,7 +208,7 @@ def small_stream(
     """
     dataset = first_experience.dataset
     labels = labels_of(dataset)
-    split_experience(labels)  # raises
+    _check_two_frames(labels)
     if most is None:
         label_of = dict(enumerate(labels))
         experiences = [sorted(set(labels))]

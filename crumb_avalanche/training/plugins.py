@@ -9,6 +9,7 @@ import torch
 from avalanche.training.plugins import SupervisedPlugin
 from torch import Tensor, nn
 
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Epochs, check_count
 from crumb_avalanche.training.avalanche_fixes import labels_of, use_int64_labels
@@ -267,31 +268,31 @@ class DivergenceGuard(StatefulPlugin):
         super().__init__()
         # Copies of the weights: with a finite loss, and of the iteration whose losses
         # were not read yet.
-        self._good: list[Tensor] = []
-        self._latest: list[Tensor] = []
+        self._good_weights: list[Tensor] = []
+        self._latest_weights: list[Tensor] = []
         # Losses of the iteration that were not read yet; None outside of one.
-        self._unread: list[Tensor] | None = None
+        self._unread_losses: list[Tensor] | None = None
 
     def before_training_iteration(self, strategy, **kwargs):
-        self._unread = []
+        self._unread_losses = []
 
     def after_training_iteration(self, strategy, **kwargs):
         """Stop if a loss of the iteration is not finite; else its weights are good.
 
         All losses are read here, since each reading waits for a GPU.
         """
-        losses = self._unread
-        self._unread = None
+        losses = self._unread_losses
+        self._unread_losses = None
         if not losses:
             return
-        finite = [loss.isfinite().all() for loss in losses]
-        if not torch.stack(finite).all():
+        finite = torch.stack([loss.isfinite().all() for loss in losses])
+        if not finite.all():
             _clear_optimizer(strategy.optimizer)  # the steps were taken
-            wrong = [loss for loss in losses if not loss.isfinite().all()]
-            self._stop(strategy, wrong[0])
-        good = self._latest
-        self._latest = self._good
-        self._good = good
+            first_wrong = finite.tolist().index(False)
+            self._stop(strategy, losses[first_wrong])
+        good = self._latest_weights
+        self._latest_weights = self._good_weights
+        self._good_weights = good
 
     def before_backward(self, strategy, **kwargs):
         self.check(strategy, strategy.loss)
@@ -314,20 +315,20 @@ class DivergenceGuard(StatefulPlugin):
         weights = _changing_tensors(strategy.model)
         if not weights:
             return
-        if self._unread is not None and loss.device.type != "cpu":
-            if not self._unread:
-                self._latest = _copied(weights, self._latest)
-            self._unread.append(loss.detach())
+        if self._unread_losses is not None and loss.device.type != "cpu":
+            if not self._unread_losses:
+                self._latest_weights = _copied(weights, self._latest_weights)
+            self._unread_losses.append(loss.detach())
         elif bool(torch.isfinite(loss)):
-            self._good = _copied(weights, self._good)
+            self._good_weights = _copied(weights, self._good_weights)
         else:
             self._stop(strategy, loss)
 
     @torch.no_grad()
     def _stop(self, strategy, loss: Tensor) -> None:
         weights = _changing_tensors(strategy.model)
-        if len(self._good) == len(weights):
-            torch._foreach_copy_(weights, self._good)
+        if len(self._good_weights) == len(weights):
+            torch._foreach_copy_(weights, self._good_weights)
         clock = strategy.clock
         raise TrainingDivergedError(
             f"the loss became {float(loss)} in experience {clock.train_exp_counter}, "
@@ -346,11 +347,8 @@ def _changing_tensors(model: nn.Module) -> list[Tensor]:
         if model.codebook is not None:
             modules.append(model.codebook)
     changing = nn.ModuleList(modules)
-    weights = [weight for weight in changing.parameters() if weight.requires_grad]
-    statistics = [
-        statistic for statistic in changing.buffers() if statistic.is_floating_point()
-    ]
-    return weights + statistics
+    statistics = filter(torch.is_floating_point, changing.buffers())
+    return [*trainable(changing).values(), *statistics]
 
 
 @torch.no_grad()

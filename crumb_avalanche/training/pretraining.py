@@ -14,6 +14,7 @@ from torch import Generator, Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 
 from benchmarks_toybox_ilab.tables.progress import progress_bar
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, check_and_load
 from crumb_avalanche.system.file_metadata import TensorFileError, loaded_json
@@ -118,7 +119,7 @@ def pretrain(
     sampler = RandomSampler(maps, generator=random_rows)  # type: ignore[arg-type]
     batches = BatchSampler(sampler, settings.batch_size, drop_last=False)
     loader = DataLoader(maps, batch_sampler=batches, generator=random_rows)
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    trained = list(trainable(model).values())
     optimizer = torch.optim.SGD(
         trained,
         settings.learning_rate,

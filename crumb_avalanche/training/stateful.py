@@ -15,6 +15,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from torch import nn
 
 from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.system.named_values import attributes, selected
 from crumb_avalanche.system.tensor_file import tensor_bytes, tensors_of
 from crumb_avalanche.system.value_types import StateError
 
@@ -55,8 +56,8 @@ class StatefulPlugin(SupervisedPlugin):
     @property
     def statistics_bytes(self) -> int:
         """Bytes of tensors that are kept besides a replay buffer, for the ledger."""
-        values = [getattr(self, name) for name in self._all_state_names()]
-        return tensor_bytes(tensors_of(values))
+        state = attributes(self, self._all_state_names())
+        return tensor_bytes(tensors_of(state))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, by names of attributes without leading underscore."""
@@ -349,8 +350,8 @@ def _load_optimizer_state(
         )
     for group, names in zip(optimizer.param_groups, groups):
         group["params"] = [weights[name] for name in names]
-    of_torch = {name: state[name] for name in ("state", "param_groups")}
-    optimizer.load_state_dict(copy.deepcopy(of_torch))
+    state_of_torch = selected(state, ("state", "param_groups"))
+    optimizer.load_state_dict(copy.deepcopy(state_of_torch))
     for weight, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:

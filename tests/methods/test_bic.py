@@ -130,7 +130,7 @@ def test_steps_have_the_loss_of_a_slow_loop(followed):
 
 def test_the_third_experience_saw_corrected_logits(followed):
     bic = followed[0].memory
-    assert not torch.equal(bic.alpha[bic._old], torch.ones(4))
+    assert not torch.equal(bic.alpha[bic.old_classes], torch.ones(4))
 
 
 def key(image):

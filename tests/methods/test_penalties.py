@@ -251,7 +251,7 @@ def test_without_a_weight_there_is_no_limit():
 def test_importances_end_at_the_limit(name, penalties):
     plugin = plugin_of(name, weight=500.0)
     learn(tiny_model(START), stream_of(*STREAM), plugin)
-    importances = torch.stack([anchor.importance[WEIGHT] for anchor in plugin.held])
+    importances = torch.stack([anchor.importance[WEIGHT] for anchor in plugin.anchors])
     assert len(importances) == penalties
     assert importances.min() >= 0
     largest = importances.sum(0).max().item()  # the penalties of EWC add up
@@ -333,13 +333,13 @@ def test_measuring_leaves_the_model_as_it_was(measured):
 
 
 def test_importances_are_of_what_learns(measured):
-    importance = measured.plugin.held[0].importance
+    importance = measured.plugin.anchors[0].importance
     weights = measured.model.named_parameters()
     assert importance.keys() == {name for name, w in weights if w.requires_grad}
 
 
 def test_unseen_classes_have_no_importance(measured):
-    bias = measured.plugin.held[0].importance["plastic_layers.head.bias"]
+    bias = measured.plugin.anchors[0].importance["plastic_layers.head.bias"]
     seen = set(measured.experience.classes_in_this_experience)
     unseen = [label for label in range(4) if label not in seen]
     assert bias[unseen].max() == 0 < bias.max()
