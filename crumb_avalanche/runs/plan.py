@@ -184,9 +184,10 @@ def _defaults() -> dict[str, Any]:
     """
     defaults = {}
     for entry in fields(RunSettings):
-        default = getattr(RunPlan, entry.name)
-        if entry.default is None and default is not None and entry.name != "preset":
-            defaults[entry.name] = default
+        if entry.default is None and entry.name != "preset":
+            default = getattr(RunPlan, entry.name)
+            if default is not None:
+                defaults[entry.name] = default
     return defaults
 
 
