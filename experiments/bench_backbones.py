@@ -15,7 +15,7 @@ results/backbones_eth80.csv hold. The last one is made by
 import argparse
 import csv
 import time
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -26,6 +26,7 @@ from benchmarks_toybox_ilab.tables.csv import csv_text
 from crumb_avalanche.models.backbones import BACKBONES
 from crumb_avalanche.models.recorded_backbones import BackboneRecord
 from crumb_avalanche.runs.backbone_measures import measured
+from crumb_avalanche.system.named_values import field_names
 
 HERE = Path(__file__).parent
 
@@ -98,7 +99,7 @@ def main() -> None:
     output = parser.parse_args().output
     torch.set_num_threads(1)
     by_backbone = accuracies()
-    rows = [[entry.name for entry in fields(BackboneRecord)]]
+    rows = [field_names(BackboneRecord)]
     for name in BACKBONES:
         record = with_accuracy(
             measured(name, clock=time.process_time), by_backbone.get(name, [])

@@ -119,12 +119,10 @@ def main() -> int:
     base = options.settings(options.benchmark, **shared)
     rows = rows_of(chosen.strategies, options.output / "feature_cache")
     failed = options.do(grid(base, options.output, options.runs, rows))
-    groups = {name: [name] for name in chosen.strategies}
-    groups["all"] = chosen.strategies
-    measured = {
-        name: Measured.of(options.output, strategies, options.runs)
-        for name, strategies in groups.items()
-    }
+    measured = {}
+    for name in chosen.strategies:
+        measured[name] = Measured.of(options.output, [name], options.runs)
+    measured["all"] = Measured.of(options.output, chosen.strategies, options.runs)
     if not measured["all"].runs:
         print("no run is finished both ways", file=sys.stderr)
         return 1

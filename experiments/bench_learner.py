@@ -289,22 +289,21 @@ def means_before(
     seconds: list[float], counts: list[int], name: str
 ) -> dict[str, float]:
     """The mean seconds of the last lessons before each of some numbers of lessons."""
-    return {
-        f"{name}_after_{count}_seconds": float(
-            np.mean(seconds[count - AVERAGED : count])
-        )
-        for count in counts
-    }
+    means = {}
+    for count in counts:
+        last_seconds = seconds[count - AVERAGED : count]
+        means[f"{name}_after_{count}_seconds"] = float(np.mean(last_seconds))
+    return means
 
 
 def time_lessons(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     """CPU seconds of single lessons after many others; see the docstring above."""
     lessons = SingleLessons(options)
     first_answer = min(options.lessons) - AVERAGED
-    seconds = [
-        lessons.seconds(lesson % LESSON_CLASSES, answer=lesson >= first_answer)
-        for lesson in range(max(options.lessons))
-    ]
+    seconds = []
+    for lesson in range(max(options.lessons)):
+        number = lesson % LESSON_CLASSES
+        seconds.append(lessons.seconds(number, answer=lesson >= first_answer))
     figures = means_before(seconds, options.lessons, "lesson")
     figures["undo_last_seconds"] = cpu_seconds(copy.deepcopy(lessons.learner).undo)
     path = folder / "lessons.safetensors"
@@ -312,10 +311,9 @@ def time_lessons(options: argparse.Namespace, folder: Path) -> dict[str, float]:
     learned = lessons.learner.bytes
     figures["kept_over_learned"] = (path.stat().st_size - learned) / learned
     one_by_one = SingleLessons(options)
-    seconds = [
-        one_by_one.seconds(number, answer=False)
-        for number in range(max(options.one_by_one))
-    ]
+    seconds = []
+    for number in range(max(options.one_by_one)):
+        seconds.append(one_by_one.seconds(number, answer=False))
     return figures | means_before(seconds, options.one_by_one, "class")
 
 

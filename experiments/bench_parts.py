@@ -122,10 +122,9 @@ def milliseconds(settings: RunSettings, clock: Clock) -> dict[str, float]:
                 total = clock() - start
                 if number == 0 and len(stream) > 1:
                     continue  # there is no replay yet
-                parts = {
-                    NAMES.get(name, name): seconds - before.get(name, 0)
-                    for name, seconds in stopwatch.seconds.items()
-                }
+                parts = {}
+                for name, seconds in stopwatch.seconds.items():
+                    parts[NAMES.get(name, name)] = seconds - before.get(name, 0)
                 parts["rest"] = total - sum(parts.values())
                 images = len(experience.dataset)
                 times = {part: 1000 * parts.get(part, 0.0) / images for part in PARTS}
@@ -244,7 +243,9 @@ def main() -> None:
     add("--quick", action="store_true", help="images of 32 pixels, a small network")
     add("--images", type=int, default=32, help="of each of the two objects of a class")
     options = parser.parse_args()
-    rows = [row for pixels in options.pixels for row in rows_of_size(pixels, options)]
+    rows = []
+    for pixels in options.pixels:
+        rows += rows_of_size(pixels, options)
     rows.sort(key=lambda row: options.presets.index(row.preset))
     header = ["preset", "pixels", *PARTS]
     cells = [row.cells for row in rows]

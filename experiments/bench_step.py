@@ -52,6 +52,7 @@ from torch.utils.data import TensorDataset
 
 from crumb_avalanche import Codebook, CodeBuffer, CRUMBStrategy, split_backbone
 from crumb_avalanche.models.initialisers import init_matched_
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.map_store import FeatureMemo
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
@@ -79,7 +80,7 @@ def dataset_of(images: Tensor, labels: Tensor) -> AvalancheDataset:
 
 def crumb_of(model: SplitModel, memories: int = MEMORIES, **settings) -> CRUMBStrategy:
     """CRUMB with the paper's optimiser, one epoch an experience, and no evaluation."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    weights = trainable(model).values()
     return CRUMBStrategy(
         model=model,
         optimizer=torch.optim.SGD(weights, 1e-3, 0.9, weight_decay=1e-4),
@@ -319,10 +320,15 @@ def report_classes(images: Tensor, options: argparse.Namespace) -> None:
     rows = []
     times = []
     for count, by_recipe in by_classes(images, options).items():
-        ratios[count] = {name: cost.ratio for name, cost in by_recipe.items()}
-        costs = by_recipe.values()
-        rows.append([str(count), *(f"{cost.ratio:.2f}" for cost in costs)])
-        times.append([str(count), *(f"{cost.milliseconds:.0f} ms" for cost in costs)])
+        ratios[count] = {}
+        row = [str(count)]
+        times_of_count = [str(count)]
+        for name, cost in by_recipe.items():
+            ratios[count][name] = cost.ratio
+            row.append(f"{cost.ratio:.2f}")
+            times_of_count.append(f"{cost.milliseconds:.0f} ms")
+        rows.append(row)
+        times.append(times_of_count)
     header = ["classes", *options.recipes]
     report(options, ratios, [table(header, rows), table(header, times)])
 

@@ -102,13 +102,11 @@ def read_ratio(folder: str, rounds: int) -> float:
     torch.set_num_threads(1)
     bare = ImageFolder(folder, imagenet_transform())
     paths = [Path(path).relative_to(folder) for path, _ in bare.samples]
-    frames = [
-        Frame(str(path), path.parts[0], str(path), "0", 0, "train") for path in paths
-    ]
-    # Each class needs a test image.
-    frames += [
-        Frame(f"{name}/never_read", name, "x", "1", 0, "test") for name in bare.classes
-    ]
+    frames = []
+    for path in paths:
+        frames.append(Frame(str(path), path.parts[0], str(path), "0", 0, "train"))
+    for name in bare.classes:  # each needs a test image
+        frames.append(Frame(f"{name}/never_read", name, "x", "1", 0, "test"))
     table = FrameTable(frames, folder)
     benchmark = make_benchmark(table, "class_iid", 0, len(bare.classes))
     stream = benchmark.train_stream[0].dataset

@@ -227,8 +227,9 @@ def main() -> int:
         codebook = Codebook(256, length)
         model = split_backbone(weights=None, n_classes=10, codebook=codebook)
         sizes += [size_of(name, model, paper) for name in names]
-    header = list(asdict(sizes[0]))
-    csv_rows = [header, *(list(asdict(size).values()) for size in sizes)]
+    csv_rows = [list(asdict(sizes[0]))]
+    for size in sizes:
+        csv_rows.append(list(asdict(size).values()))
     lines = [size.line for size in sizes]
     output = Path(chosen.output)
     write_table(output, "buffer_sizes", HEADER, lines, csv_rows, picture(sizes))

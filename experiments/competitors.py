@@ -13,6 +13,7 @@ serves both protocols; and raw-map replay, which stores as many maps as CRUMB. W
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -23,7 +24,7 @@ from support.common_options import (
     parser_for,
     run_script,
 )
-from support.findings import Cell, Finding
+from support.findings import Cell, Finding, Run
 from support.pictures import bars
 from support.runs import FinishedRun
 from support.sweep import exit_code
@@ -55,11 +56,15 @@ def label_of(name: str, runs: Sequence[FinishedRun]) -> str:
         return "remind, one image at a time"
     if name != "ranpac":
         return name
-    settings = [run.result.get("strategy_settings", {}) for run in runs]
-    sizes = {method["projection"] for method in settings if method.get("projection")}
+    sizes = set()
+    for run in runs:
+        settings = run.result.get("strategy_settings", {})
+        sizes.add(settings.get("projection") or 0)
+    sizes.discard(0)
     if not sizes:
         return name
-    return f"ranpac ({' '.join(f'{size:,}' for size in sorted(sizes))} projections)"
+    sizes_text = " ".join(map("{:,}".format, sorted(sizes)))
+    return f"ranpac ({sizes_text} projections)"
 
 
 def line_of(
@@ -72,16 +77,24 @@ def line_of(
         by_protocol: its findings.
         protocols: of the table; the cell of a protocol without a finding is empty.
     """
-    runs = [run for finding in by_protocol.values() for run in finding.runs]
-    finals = {protocol: found.finals for protocol, found in by_protocol.items()}
+    runs: list[Run] = []
+    for finding in by_protocol.values():
+        runs += finding.runs
+    line = [label_of(name, runs)]
+    for protocol in protocols:
+        finals = []
+        if protocol in by_protocol:
+            finals = by_protocol[protocol].finals
+        line.append(mean_text(finals))
+    memory_bytes = max(run.ledger["memory_bytes"] for run in runs)
+    train_seconds = fmean(run.ledger["train_seconds"] for run in runs)
     rates = {run.result["learning_rate"] for run in runs} - {None}
     return [
-        label_of(name, runs),
-        *(mean_text(finals.get(protocol, [])) for protocol in protocols),
+        *line,
         counts_text(by_protocol.values()),
-        f"{max(run.ledger['memory_bytes'] for run in runs):,}",
-        f"{fmean(run.ledger['train_seconds'] for run in runs):.0f}",
-        " ".join(f"{rate:g}" for rate in sorted(rates)),
+        f"{memory_bytes:,}",
+        f"{train_seconds:.0f}",
+        " ".join(map("{:g}".format, sorted(rates))),
     ]
 
 
@@ -139,13 +152,18 @@ def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
         series.setdefault(cell.protocol.replace("_", "-"), {})[label] = finding.finals
     present = {finding.cell.protocol for finding in findings}
     protocols = [name for name in PROTOCOLS if name in present]
-    header = ["method", *(name.replace("_", "-") for name in protocols)]
+    header = ["method"]
+    for protocol in protocols:
+        header.append(protocol.replace("_", "-"))
     header += ["runs", "bytes kept", "seconds", "learning rate"]
+    lines = []
+    for name, by_protocol in methods.items():
+        lines.append(line_of(name, by_protocol, protocols))
     write_table(
         output,
         TABLE,
         header,
-        [line_of(name, method, protocols) for name, method in methods.items()],
+        lines,
         csv_rows_of(findings),
         bars({title: series}, title, ACCURACY, (0, 100)),
     )
@@ -178,7 +196,7 @@ def main() -> int:
     if options.quick:
         shared = {"family": "fair", **QUICK}
     findings, failed = options.found(cells, **shared)
-    finished = [finding for finding in findings if finding.runs]
+    finished = list(filter(attrgetter("runs"), findings))
     if finished:
         title = f"{options.benchmark}, family {chosen.family}"
         publish(finished, title, options.output)

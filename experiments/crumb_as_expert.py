@@ -24,7 +24,7 @@ from support.common_options import (
     parser_for,
     run_script,
 )
-from support.findings import Cell, Finding
+from support.findings import Cell, Finding, splits_of
 from support.rows import rows_of
 from support.runs import FinishedRun
 from support.sweep import exit_code
@@ -145,17 +145,19 @@ def line_of(row: Row, ours: Row, splits: dict[int, str]) -> list[str]:
 
 def csv_rows_of(row: Row, splits: dict[int, str]) -> list[list[object]]:
     """A line for every run of a row."""
-    return [
-        [
-            row.stream,
-            row.name,
-            number,
-            f"{accuracy:.4f}",
-            row.bytes[number],
-            splits[number],
-        ]
-        for number, accuracy in row.accuracies.items()
-    ]
+    csv_rows: list[list[object]] = []
+    for number_of_run, accuracy in row.accuracies.items():
+        csv_rows.append(
+            [
+                row.stream,
+                row.name,
+                number_of_run,
+                f"{accuracy:.4f}",
+                row.bytes[number_of_run],
+                splits[number_of_run],
+            ]
+        )
+    return csv_rows
 
 
 def main() -> int:
@@ -163,13 +165,13 @@ def main() -> int:
     own_presets(chosen, "every expert")
     options = common_options(chosen)
     findings, failed = options.found(cells_of(options))
-    experts = {
-        (finding.cell.benchmark, finding.cell.row): finding for finding in findings
-    }
+    experts = {}
+    for finding in findings:
+        experts[finding.cell.benchmark, finding.cell.row] = finding
     lines = []
     csv_rows: list[list[object]] = [list(CSV_HEADER)]
     for stream in options.roots:
-        splits = {run.number: run.split for run in experts[stream, OURS].runs}
+        splits = splits_of(experts[stream, OURS].runs)
         rows = []
         for name, names in ROWS.items():
             experts_of_row = [experts[stream, expert] for expert in names]

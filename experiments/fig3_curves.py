@@ -110,15 +110,13 @@ def cells_of_figure(
 
 def _without_limit(cells: Sequence[Cell], mem_size: int) -> list[Cell]:
     """Cells with this room, of which the paper has the curves only, no numbers."""
-    return [
-        replace(
-            cell,
-            settings={**cell.settings, "mem_size": mem_size},
-            paper=None,
-            paper_reference=None,
+    cells_with_room = []
+    for cell in cells:
+        settings = {**cell.settings, "mem_size": mem_size}
+        cells_with_room.append(
+            replace(cell, settings=settings, paper=None, paper_reference=None)
         )
-        for cell in cells
-    ]
+    return cells_with_room
 
 
 def panels_of_curves(findings: Sequence[Finding]) -> dict[str, Curves]:
@@ -133,11 +131,11 @@ def panels_of_curves(findings: Sequence[Finding]) -> dict[str, Curves]:
 def curve_of(finding: Finding) -> dict[int, Sequence[float]]:
     """Accuracy of each run after each experience that all runs were tested after."""
     accuracies = zip(*(run.accuracy_after for run in finding.runs))
-    return {
-        experience: values
-        for experience, values in enumerate(accuracies, start=1)
-        if None not in values
-    }
+    curve = {}
+    for experience, values in enumerate(accuracies, start=1):
+        if None not in values:
+            curve[experience] = values
+    return curve
 
 
 def csv_rows_of(findings: Sequence[Finding]) -> list[list[object]]:

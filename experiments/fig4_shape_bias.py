@@ -18,8 +18,8 @@ folder of test images. Writes `fig4.csv` (or `figS3`), `.md`, `.png`, `.svg`,
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,7 @@ from support.common_options import (
     parser_for,
     run_script,
 )
-from support.findings import Cell, Finding
+from support.findings import Cell, Finding, Run
 from support.pictures import bars
 from support.rebuilt_run import rebuilt
 from support.recorded_runs import write_recorded
@@ -50,6 +50,7 @@ from table4_ablations import MEM_SIZES, PAPER_DATASET
 
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.tables import number
+from crumb_avalanche.system.named_values import field_names, selected
 
 # Strategy of each row.
 ROWS = {"crumb": "crumb", "control": "image_replay"}
@@ -95,15 +96,16 @@ class Bar:
 def bars_of(condition: str, runs: Sequence[RunDrops]) -> list[Bar]:
     """The bars of a condition, one for each perturbation."""
     filtered = [run for run in runs if run.passed]
-    return [
-        Bar(
+    bars = []
+    for perturbation in PAPER_SIGN:
+        bar = Bar(
             condition,
             perturbation,
             all_runs=advantage_of(runs, perturbation),
             filtered=advantage_of(filtered, perturbation),
         )
-        for perturbation in PAPER_SIGN
-    ]
+        bars.append(bar)
+    return bars
 
 
 def streamed(
@@ -118,9 +120,8 @@ def streamed(
     """
     crumb = findings["crumb"]
     control = findings["control"]
-    in_control = {run.number for run in control.runs}
-    passed = {run.number for run in crumb.filter[0]}
-    passed &= {run.number for run in control.filter[0]}
+    in_control = numbers_of(control.runs)
+    passed = numbers_of(crumb.filter[0]) & numbers_of(control.filter[0])
     pairs = []
     for run in crumb.runs:
         if run.number not in in_control:
@@ -135,6 +136,11 @@ def streamed(
             )
         )
     return pairs
+
+
+def numbers_of(runs: Iterable[Run]) -> set[int]:
+    """The numbers of runs."""
+    return {run.number for run in runs}
 
 
 def _drops_of_run(
@@ -160,9 +166,8 @@ def pretrained_network(file: str) -> SplitModel:
     from crumb_avalanche.training.pretraining import read_pretrained
 
     state, made_with = read_pretrained(file)
-    names = [entry.name for entry in fields(PretrainSettings)]
-    known = {name: made_with[name] for name in names if name in made_with}
-    settings = PretrainSettings(**known)
+    names = made_with.keys() & set(field_names(PretrainSettings))
+    settings = PretrainSettings(**selected(made_with, names))
     model = split_backbone(
         weights=None,
         n_classes=made_with["classes"],
@@ -284,11 +289,14 @@ class CorrectedBar:
 
 def corrected(bars: Sequence[Bar]) -> list[CorrectedBar]:
     """Correct the p-values of bars by Holm over all of them."""
-    over_runs = [bar.all_runs and bar.all_runs.over_runs.p for bar in bars]
-    s4 = [bar.all_runs and bar.all_runs.s4.p for bar in bars]
-    s4_filtered = [bar.filtered and bar.filtered.s4.p for bar in bars]
-    columns = zip(bars, holm(over_runs), holm(s4), holm(s4_filtered))
-    return [CorrectedBar(*values) for values in columns]
+    over_runs = []
+    s4 = []
+    s4_filtered = []
+    for bar in bars:
+        over_runs.append(bar.all_runs and bar.all_runs.over_runs.p)
+        s4.append(bar.all_runs and bar.all_runs.s4.p)
+        s4_filtered.append(bar.filtered and bar.filtered.s4.p)
+    return list(map(CorrectedBar, bars, holm(over_runs), holm(s4), holm(s4_filtered)))
 
 
 def lines_of(bars: Sequence[Bar]) -> list[list[str]]:

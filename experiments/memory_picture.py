@@ -202,11 +202,10 @@ def from_patches(
     candidates = other_maps.permute(0, 2, 3, 1).reshape(-1, channels)
     directions = torch.nn.functional.normalize(candidates, dim=1)
     nearest = most_similar_rows(wanted, directions).tolist()
-    corners = [
-        (corner(row, height), corner(column, width))
-        for row in range(height)
-        for column in range(width)
-    ]
+    corners = []
+    for row in range(height):
+        for column in range(width):
+            corners.append((corner(row, height), corner(column, width)))
     fade = np.hanning(PATCH + 2)[1:-1]
     weight = np.outer(fade, fade)[..., np.newaxis]
     # A border of one patch on each side, for patches that begin outside of the image.

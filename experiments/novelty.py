@@ -15,6 +15,7 @@ import argparse
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -91,7 +92,7 @@ class Order:
 def teach(classifier: Classifier, order: Order, classes: Sequence) -> Classifier:
     """Teach the clips of some classes to a copy of a classifier."""
     frames = order.frames
-    clips = [clip for rows in classes for clip in frames.clips(rows)]
+    clips = chain.from_iterable(map(frames.clips, classes))
     lessons = ((frames.labels[clip[0]], order.features[clip]) for clip in clips)
     return taught(classifier, frames.classes, lessons)
 

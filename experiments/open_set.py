@@ -24,6 +24,7 @@ in scenes of the photos for development.
 import argparse
 import itertools
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -187,7 +188,9 @@ def runs_of(
     count = chosen.development_runs if stream.name in DEVELOPMENT else chosen.runs
     table = stream.tables(0)
     sets = left_out_sets(stream, len(table.classes), count)
-    plans: list[tuple[int, tuple[int, ...]]] = [(run, ()) for run in range(count)]
+    plans: list[tuple[int, tuple[int, ...]]] = []
+    for run in range(count):
+        plans.append((run, ()))
     for index, labels in enumerate(sets):
         plans.append((index % max(count, 1), labels))
     for method, learner in learners.items():
@@ -222,7 +225,9 @@ def scene_images(scenes: Scenes) -> list[Image.Image]:
         others = list(first_of_class.values())
         others.remove(index)
         images += _images_of_class(scenes, name, index, others)
-    return [*images, *(scenes.photo() for _ in range(EMPTY))]
+    for _ in range(EMPTY):
+        images.append(scenes.photo())
+    return images
 
 
 def _images_of_class(
@@ -239,18 +244,22 @@ def _images_of_class(
     views = scenes.taught[index].views
     photo = scenes.taught[index].photos[0]
     held_out = next(views for label, views in scenes.held_out if label == name)
-    images = [scenes.shown(view, photo) for view in views[:8]]
-    images += [scenes.shown(view, scenes.photo()) for view in views[8:12]]
+    images = []
+    for view in views[:8]:
+        images.append(scenes.shown(view, photo))
+    for view in views[8:12]:
+        images.append(scenes.shown(view, scenes.photo()))
     for view in views[12:16]:
         target = scenes.taught[scenes.draws.choice(others)]
         images.append(scenes.shown(view, target.photos[0]))
-    images += [scenes.shown(view, scenes.photo()) for view in held_out[:4]]
-    moved = IMAGES_OF_CLASS["shown"] + IMAGES_OF_CLASS["own scene"]
-    images += [_moved(scenes, photo) for _ in range(moved)]
+    for view in held_out[:4]:
+        images.append(scenes.shown(view, scenes.photo()))
+    for _ in range(IMAGES_OF_CLASS["shown"] + IMAGES_OF_CLASS["own scene"]):
+        images.append(_shifted_view(scenes, photo))
     return images
 
 
-def _moved(scenes: Scenes, photo: Image.Image) -> Image.Image:
+def _shifted_view(scenes: Scenes, photo: Image.Image) -> Image.Image:
     """A photo as a camera sees it that has moved."""
     size = round(scenes.draws.uniform(0.8, 1) * SIDE)
     left, top = scenes.draws.integers(0, SIDE - size + 1, 2).tolist()
@@ -275,7 +284,7 @@ class SceneFeatures:
     @classmethod
     def of(cls, features: torch.Tensor) -> "SceneFeatures":
         """Name the images of `scene_images`."""
-        uses = [use for use, count in IMAGES_OF_CLASS.items() for _ in range(count)]
+        uses = list(Counter(IMAGES_OF_CLASS).elements())
         classes = (len(features) - EMPTY) // len(uses)
         labels = np.repeat(np.arange(classes), len(uses))
         return cls(
@@ -296,10 +305,10 @@ class SceneFeatures:
     def taught(self, learner: Learner, classes: Iterable[int]) -> Classifier:
         """Teach a clip of each of some classes."""
         names = [f"class{label}" for label in range(self.classes)]
-        lessons = (
-            (label, self.features[self.of_use("taught") & (self.labels == label)])
-            for label in classes
-        )
+        lessons = []
+        for label in classes:
+            mask = self.of_use("taught") & (self.labels == label)
+            lessons.append((label, self.features[mask]))
         return taught(learner._classifier, names, lessons)
 
 
@@ -315,8 +324,8 @@ def scenes_of(
     def pixels(split: int) -> Iterator[torch.Tensor]:
         images = scene_images(Scenes(objects(), files, split))
         for start in range(0, len(images), 16):
-            batch = images[start : start + 16]
-            yield torch.stack([learner._transform(image) for image in batch])
+            batch = map(learner._transform, images[start : start + 16])
+            yield torch.stack(list(batch))
 
     for split in range(chosen.splits):
         key = ("scenes", development, split)
@@ -372,26 +381,26 @@ def scene_rows(
     rows: list[list[object]] = [list(header)]
     for method, learner in learners.items():
         for split, scenes in enumerate(scenes_of(learner, chosen, chosen.development)):
-            pairs = itertools.combinations(range(scenes.classes), 2)
-            results = [familiarities(learner, scenes, pair) for pair in pairs]
+            known_shares: dict[str, list[float]] = defaultdict(list)
+            areas: dict[str, list[float]] = defaultdict(list)
+            for pair in itertools.combinations(range(scenes.classes), 2):
+                result = familiarities(learner, scenes, pair)
+                for use, values in result.items():
+                    known_shares[use].append(1 - share_below_zero(values))
+                    areas[use].append(auroc(result["known"], values))
             for use in (*SCENES, "known, shown"):
-                with_use = [result for result in results if use in result]
-                known = mean_of(
-                    1 - share_below_zero(result[use]) for result in with_use
-                )
-                area = mean_of(
-                    auroc(result["known"], result[use]) for result in with_use
-                )
-                figures = [f"{known:.5f}", f"{area:.5f}"]
+                figures = [
+                    f"{mean_of(known_shares[use]):.5f}",
+                    f"{mean_of(areas[use]):.5f}",
+                ]
                 rows.append([chosen.backbone, method, split, use, *figures])
                 print(*rows[-1], file=sys.stderr)
     return rows
 
 
-def mean_of(values: Iterable[float]) -> float:
+def mean_of(values: Sequence[float]) -> float:
     """Mean of values; NaN without any."""
-    numbers = list(values)
-    return float(np.mean(numbers)) if numbers else float("nan")
+    return float(np.mean(values)) if values else float("nan")
 
 
 def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
@@ -400,8 +409,8 @@ def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
     It is measured by number of classes; the last line has the mean.
     """
     counts = (1, 2, 4, 8)
-    known: dict[int, list[torch.Tensor]] = {count: [] for count in counts}
-    empty: dict[int, list[torch.Tensor]] = {count: [] for count in counts}
+    known: dict[int, list[torch.Tensor]] = defaultdict(list)
+    empty: dict[int, list[torch.Tensor]] = defaultdict(list)
     for scenes in scenes_of(learner, chosen, True):
         for count in counts:
             for start in range(0, 8, count):
@@ -434,12 +443,12 @@ def values_of(
 ) -> list[float]:
     """Values of a figure in the runs that it is of."""
     of_all_classes = measure in OF_ALL_CLASSES
-    return [
-        getattr(run.measured, measure)
-        for run in runs
-        if (run.stream, run.method) == (stream, method)
-        and of_all_classes == (not run.left_out)
-    ]
+    values = []
+    for run in runs:
+        same_method = (run.stream, run.method) == (stream, method)
+        if same_method and of_all_classes == (not run.left_out):
+            values.append(getattr(run.measured, measure))
+    return values
 
 
 def text_of(values: Sequence[float]) -> str:
@@ -457,10 +466,10 @@ def summary(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     """Header and lines of the table of streams and methods."""
     lines = []
     for stream, method in pairs_of(runs):
-        cells = [
-            text_of(values_of(runs, stream, method, measure)) for measure in MEASURES
-        ]
-        lines.append([f"{stream}, {method}", *cells])
+        line = [f"{stream}, {method}"]
+        for measure in MEASURES:
+            line.append(text_of(values_of(runs, stream, method, measure)))
+        lines.append(line)
     return ["stream, method", *MEASURES.values()], lines
 
 
@@ -479,9 +488,10 @@ def run_rows(runs: Sequence[Run]) -> list[list[object]]:
     """Header and a row for each run."""
     rows: list[list[object]] = [["stream", "method", "run", "left_out", *MEASURES]]
     for run in runs:
-        values = [getattr(run.measured, name) for name in MEASURES]
-        cells = [number(value, ".5f") for value in values]
-        rows.append([run.stream, run.method, run.run, " ".join(run.left_out), *cells])
+        row: list[object] = [run.stream, run.method, run.run, " ".join(run.left_out)]
+        for name in MEASURES:
+            row.append(number(getattr(run.measured, name), ".5f"))
+        rows.append(row)
     return rows
 
 
@@ -549,7 +559,9 @@ def main() -> None:
         print(f"written to {output}: open_set_scenes.csv")
     if only_scenes:
         return
-    runs = [run for stream in streams for run in runs_of(stream, learners, chosen)]
+    runs: list[Run] = []
+    for stream in streams:
+        runs += runs_of(stream, learners, chosen)
     header, lines = summary(runs)
     write_csv(output / "open_set.csv", [header, *lines])
     write_csv(output / "open_set_runs.csv", run_rows(runs))

@@ -123,8 +123,9 @@ def cells_of(
 ) -> list[Cell]:
     """Cells of rows, which are tested against the recommended preset."""
     root = options.output / protocol
-    return [
-        Cell(
+    cells = []
+    for name in names:
+        cell = Cell(
             row=name,
             benchmark=options.benchmark,
             protocol=protocol,
@@ -132,8 +133,8 @@ def cells_of(
             settings=settings_of(name, protocol, options.quick, budget),
             reference=root / TABLE,
         )
-        for name in names
-    ]
+        cells.append(cell)
+    return cells
 
 
 def csv_rows_of(findings: Sequence[Finding]) -> list[list[object]]:
@@ -159,8 +160,11 @@ def csv_rows_of(findings: Sequence[Finding]) -> list[list[object]]:
 def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
     """Print the table; write it, its runs and its picture."""
     print(f"\n{title}", end="")
-    lines = [[text(finding) for text in COLUMNS.values()] for finding in findings]
-    finals = {finding.cell.row: finding.finals for finding in findings}
+    lines = []
+    finals = {}
+    for finding in findings:
+        lines.append([text(finding) for text in COLUMNS.values()])
+        finals[finding.cell.row] = finding.finals
     figure = bars({title: {"": finals}}, title, ACCURACY, (0, 100))
     write_table(output, TABLE, list(COLUMNS), lines, csv_rows_of(findings), figure)
 

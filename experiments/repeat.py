@@ -15,7 +15,7 @@ only asked to stay within 10 points (joint training 3). Writes `repeat.csv` and
 import argparse
 import ast
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from support.common_options import add_engine_options, engine_options, run_script
@@ -29,6 +29,7 @@ from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.runs.cells import sweep
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.system.named_values import field_names
 
 RESULTS = Path(__file__).parent / "results"
 # Accuracy in points that another CPU may change.
@@ -155,8 +156,7 @@ def settings_of(
             values[name] = str(_file_named(text.partition("@")[0], files))
         else:
             values[name] = value_of(text)
-    known = {field.name for field in fields(RunSettings)}
-    unknown = values.keys() - known
+    unknown = values.keys() - set(field_names(RunSettings))
     if unknown:
         raise ValueError(
             f"run {run.number} of {run.row!r} was made with {', '.join(sorted(unknown))}"
@@ -219,11 +219,11 @@ def chosen_runs(
             raise ValueError(
                 f"{path} has no row {row!r}; its rows are {', '.join(names)}"
             )
-    chosen = [
-        run
-        for run in recorded
-        if run.number in numbers and (not rows or run.row in rows)
-    ]
+    chosen = []
+    for run in recorded:
+        is_of_row = not rows or run.row in rows
+        if is_of_row and run.number in numbers:
+            chosen.append(run)
     if not chosen:
         raise ValueError(f"{path} has none of the runs {list(numbers)}")
     return chosen

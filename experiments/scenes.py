@@ -29,8 +29,11 @@ import argparse
 import csv
 import io
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -104,7 +107,7 @@ class Case:
     def shares(self) -> tuple[float, ...]:
         """Shares of the image, or of the box, that are looked at."""
         texts = self.looks.removeprefix("box:").split(",")
-        return tuple(float(text) for text in texts)
+        return tuple(map(float, texts))
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -148,8 +151,11 @@ def learned_in_a_run(
         What answers.
     """
     # A run tests on the first two objects of each class, which are not learned.
-    objects = [(name, [views[0].whole]) for name, views in scenes.held_out]
-    for number, (name, images) in enumerate([*objects, *scenes.lessons(stream)]):
+    lessons = []
+    for name, views in scenes.held_out:
+        lessons.append((name, [views[0].whole]))
+    lessons += scenes.lessons(stream)
+    for number, (name, images) in enumerate(lessons):
         clip = folder / "clips" / name / str(number)
         clip.mkdir(parents=True)
         for frame, image in enumerate(images):
@@ -203,7 +209,7 @@ def measure(
         if boxed:
             image = cut_out(image, image.info["box"])
         questions.append(question._replace(image=image))
-    counts = {way: Count() for way in WAYS}
+    counts: dict[str, Count] = defaultdict(Count)
     for start in range(0, len(questions), AT_A_TIME):
         batch = questions[start : start + AT_A_TIME]
         answer = learner.predict([question.image for question in batch])
@@ -213,7 +219,7 @@ def measure(
             count.images += 1
             count.right += reply.label == question.name
             count.known += reply.known is not False
-    return {way: count for way, count in counts.items() if count.images}
+    return counts
 
 
 Row = dict[str, str]  # a line of the CSV file
@@ -239,15 +245,18 @@ def summary(rows: Sequence[Row]) -> str:
 
     The last column has the percent of the empty photos that were called known.
     """
-    by_case: dict[tuple[str, ...], list[Row]] = {}
+    by_case: dict[tuple[str, ...], list[Row]] = defaultdict(list)
     names = CASE[:-1]
+    case_of = itemgetter(*names)
     for row in rows:
-        by_case.setdefault(tuple(row[name] for name in names), []).append(row)
+        by_case[case_of(row)].append(row)
     lines = []
     for case, case_rows in by_case.items():
         splits = {row["split"] for row in case_rows}
-        cells = [percent_text(case_rows, way) for way in WAYS]
-        lines.append([*case, str(len(splits)), *cells])
+        line = [*case, str(len(splits))]
+        for way in WAYS:
+            line.append(percent_text(case_rows, way))
+        lines.append(line)
     return table([*names, "splits", *WAYS[:-1], "empty called known"], lines)
 
 
@@ -288,22 +297,24 @@ def rows_of(
     with TemporaryDirectory() as folder:
         learner = learner_of(case, scenes, Path(folder), options)
         counts = measure(learner, scenes, case.stream, case.is_boxed, share)
-    return [
-        dict(zip(HEADER, [*case.cells, way, *count.cells]))
-        for way, count in counts.items()
-    ]
+    rows = []
+    for way in WAYS:
+        if way in counts:
+            cells = [*case.cells, way, *counts[way].cells]
+            rows.append(dict(zip(HEADER, cells)))
+    return rows
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
     """All cases of a command line, split by split."""
-    return [
-        Case(backbone, method, looks, stream, split)
-        for split in range(options.splits)
-        for backbone in options.weights_of
-        for method in options.methods
-        for looks in options.looks
-        for stream in options.streams
-    ]
+    cases = []
+    for split in range(options.splits):
+        learners = product(
+            options.weights_of, options.methods, options.looks, options.streams
+        )
+        for backbone, method, looks, stream in learners:
+            cases.append(Case(backbone, method, looks, stream, split))
+    return cases
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -373,7 +384,7 @@ def main() -> int:
     torch.set_num_threads(options.threads)
     path = options.output / "scenes.csv"
     rows = read_rows(path)
-    finished = {tuple(row[name] for name in CASE) for row in rows}
+    finished = set(map(itemgetter(*CASE), rows))
     todo = [case for case in cases_of(options) if case.cells not in finished]
     if todo and not options.table_only:
         objects = cut_outs(options.eth80)
@@ -381,7 +392,7 @@ def main() -> int:
         for case in todo:
             rows += rows_of(case, objects, photos, options)
             options.output.mkdir(parents=True, exist_ok=True)
-            lines = [[row[name] for name in HEADER] for row in rows]
+            lines = map(itemgetter(*HEADER), rows)
             write_csv(path, [HEADER, *lines])
     text = summary(rows)
     if rows:

@@ -222,10 +222,14 @@ def quantities_of(
         paper: all numbers of the paper.
     """
     dataset = benchmark if paper.has(TABLE, benchmark) else PAPER_DATASET
-    existing = [file for file in files if file.exists()]
-    runs = [pairs for pairs in map(measured, existing) if pairs is not None]
-    parts = dict.fromkeys(part_of(file) for file in existing)
-    part = "; ".join(text for text in parts if text)
+    runs = []
+    parts: dict[str, None] = {}  # each once
+    for file in files:
+        pairs = measured(file)
+        if pairs is not None:
+            runs.append(pairs)
+            parts[part_of(file)] = None
+    part = "; ".join(filter(None, parts))
     quantities = []
     for index, unit in enumerate(UNITS):
 
@@ -282,17 +286,16 @@ def measure_all(
     paper = PaperNumbers()
     quantities = []
     for benchmark in options.roots:
-        folders = {
-            run: options.output / benchmark / f"run{run}" for run in options.runs
-        }
+        files = []
         order = protocol or options.protocols(benchmark)[0]
-        for run, folder in folders.items():
+        for run in options.runs:
+            folder = options.output / benchmark / f"run{run}"
+            files.append(folder / COSTS)
             settings = options.settings(
                 benchmark, protocol=order, run=run, output=str(folder)
             )
             if not options.table_only:
                 measure_once(settings, part)
-        files = [folder / COSTS for folder in folders.values()]
         quantities += quantities_of(benchmark, files, paper)
     return quantities
 

@@ -12,6 +12,7 @@ run, and a folder for each run to --output.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from support.common_options import (
@@ -57,12 +58,10 @@ def cells_of(
     pretrained: str | None,
 ) -> list[Cell]:
     """The cells of the table, codes and images of each count."""
-    return [
-        _cell(options, protocol, count, method, pretrained)
-        for protocol in protocols
-        for count in counts
-        for method in NAMES
-    ]
+    cells = []
+    for protocol, count, method in product(protocols, counts, NAMES):
+        cells.append(_cell(options, protocol, count, method, pretrained))
+    return cells
 
 
 def _cell(

@@ -40,11 +40,9 @@ TABLE = "table4"
 PAPER_DATASET = "core50"
 FIRST = "Ours"
 ROWS = rows_of(TABLE)
-MEM_SIZES = {
-    name: size
-    for sizes in rows_of("mem_sizes").values()
-    for name, size in sizes.items()
-}
+MEM_SIZES: dict[str, int] = {}  # by benchmark
+for _sizes in rows_of("mem_sizes").values():
+    MEM_SIZES |= _sizes
 QUICK_ROWS = (
     "MeRec replay",
     "Half capacity",
@@ -151,11 +149,11 @@ def cells_of(
     mem_size: int,
 ) -> list[Cell]:
     """The cells of the table; one whose start is missing says what it needs."""
-    return [
-        _cell(name, options, protocol, starts, mem_size)
-        for protocol in protocols
-        for name in names
-    ]
+    cells = []
+    for protocol in protocols:
+        for name in names:
+            cells.append(_cell(name, options, protocol, starts, mem_size))
+    return cells
 
 
 def _cell(

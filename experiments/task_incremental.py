@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
 from support.common_options import (
     PROTOCOLS,
@@ -111,10 +112,11 @@ def with_task_labels(strategy: Any, stream: Sequence[Any]) -> list[float]:
     strategy.plugins.append(plugin)
     metrics = strategy.eval(stream)
     strategy.plugins.remove(plugin)
-    return [
-        100 * accuracy_on(metrics, experience.current_experience)
-        for experience in stream
-    ]
+    accuracies = []
+    for experience in stream:
+        share = accuracy_on(metrics, experience.current_experience)
+        accuracies.append(100 * share)
+    return accuracies
 
 
 def without_task_labels(strategy: Any, stream: Sequence[Any]) -> float:
@@ -166,13 +168,11 @@ def measure(settings: RunSettings, experiences: int | None = None) -> None:
         strategy.train(experience, eval_streams=[])
         after_learning += with_task_labels(strategy, test[number : number + 1])
     after_stream = with_task_labels(strategy, test)
-    forgotten = [
-        before - after for before, after in zip(after_learning[:-1], after_stream[:-1])
-    ]
+    losses = np.subtract(after_learning, after_stream)[:-1].tolist()
     figures = {
         "class_incremental": without_task_labels(strategy, test),
         "task_incremental": statistics.fmean(after_stream),
-        "forgetting": statistics.fmean(forgotten),
+        "forgetting": statistics.fmean(losses),
         "after_learning": after_learning,
         "after_the_stream": after_stream,
         "made_with": made_with(plan, experiences),
@@ -188,11 +188,11 @@ def values_of(results: Results, method: str, figure: str) -> list[float]:
 def gains(results: Results, method: str, figure: str) -> list[float]:
     """Differences of a method to fine-tuning in the same runs."""
     plain = results.get(PLAIN, {})
-    return [
-        figures[figure] - plain[run][figure]
-        for run, figures in results[method].items()
-        if run in plain
-    ]
+    differences = []
+    for run, figures in results[method].items():
+        if run in plain:
+            differences.append(figures[figure] - plain[run][figure])
+    return differences
 
 
 def csv_rows_of(results: Results) -> list[list[object]]:

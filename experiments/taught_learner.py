@@ -23,6 +23,7 @@ Writes `taught_learner.csv` and `.md` to --output.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ from support.common_options import (
     parser_for,
     run_script,
 )
-from support.findings import Cell, Finding
+from support.findings import Cell, Finding, finals_of, splits_of
 from support.open_set import features_of, right, taught
 from support.sweep import exit_code
 from support.tables import each_text, interval_text, write_table
@@ -78,7 +79,7 @@ class Taught:
 
     def learner(self, frames: FrameTable, *lessons: Iterable[int]) -> Classifier:
         """A classifier that was taught the clips of these rows, lesson by lesson."""
-        clips = [clip for rows in lessons for clip in frames.clips(rows)]
+        clips = chain.from_iterable(map(frames.clips, lessons))
         pairs = ((frames.labels[clip[0]], self.features[clip]) for clip in clips)
         return taught(self.empty, frames.classes, pairs)
 
@@ -233,7 +234,7 @@ def accuracies_of(
     options: CommonOptions, finding: Finding
 ) -> dict[str, dict[int, float]]:
     """Accuracy in percent of each row by number of the run."""
-    accuracies = {"run": {run.number: run.final for run in finding.runs}}
+    accuracies = {"run": finals_of(finding.runs)}
     source = given_of(options)
     benchmark = options.benchmark
     table_of = get_benchmark(benchmark).table
@@ -253,7 +254,7 @@ def main() -> int:
     cell = Cell("run", options.benchmark, "", options.output / "run", settings)
     (finding,), failed = options.found([cell])
     if finding.runs:
-        splits = {run.number: run.split for run in finding.runs}
+        splits = splits_of(finding.runs)
         accuracies = accuracies_of(options, finding)
         csv_rows: list[list[object]] = [list(CSV_HEADER)]
         for row, values in accuracies.items():

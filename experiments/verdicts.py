@@ -148,10 +148,11 @@ def comparisons(family: dict) -> list[Verdict]:
             references[row] = reference
             differences[row] = difference
     corrected = holm([difference.p for difference in differences.values()])
-    return [
-        Verdict(row, references[row], difference, p, s4_text(recorded.s4.get(row)))
-        for (row, difference), p in zip(differences.items(), corrected)
-    ]
+    verdicts = []
+    for (row, difference), p in zip(differences.items(), corrected):
+        s4 = s4_text(recorded.s4.get(row))
+        verdicts.append(Verdict(row, references[row], difference, p, s4))
+    return verdicts
 
 
 def s4_text(p: str | None) -> str:

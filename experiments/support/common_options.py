@@ -67,12 +67,13 @@ class CommonOptions:
 
     def protocols(self, benchmark: str, wanted: Sequence[str] = PROTOCOLS) -> list[str]:
         """Return the wanted protocols that a benchmark has, the first with --quick."""
-        protocols = [
-            name
-            for name in wanted
-            if name == "class_iid" or benchmark not in IMAGE_SETS
-        ]
-        return protocols[:1] if self.quick else protocols
+        protocols = []
+        for name in wanted:
+            if name == "class_iid" or benchmark not in IMAGE_SETS:
+                protocols.append(name)
+        if self.quick:
+            return protocols[:1]
+        return protocols
 
     def settings(self, benchmark: str, **changes) -> RunSettings:
         """Settings of runs on a benchmark."""
@@ -168,11 +169,12 @@ class Recorder:
 
     def missing(self) -> list[RunSettings]:
         """Settings of the runs that are not recorded."""
-        return [
-            run
-            for folder, run in self.settings.items()
-            if self._line(self.cells[folder.parent][0], run.run) is None
-        ]
+        missing = []
+        for folder, run in self.settings.items():
+            cell = self.cells[folder.parent][0]
+            if self._line(cell, run.run) is None:
+                missing.append(run)
+        return missing
 
     def _line(self, cell: Cell, number: int) -> RecordedRun | None:
         """Look up a run of a cell among the recorded ones."""
@@ -220,9 +222,13 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
     parser = argparse.ArgumentParser(
         description=doc.strip().splitlines()[0], allow_abbrev=False
     )
-    count = "+" if several else 1
-    plural = "s, in the order of their folders" if several else ""
-    own_folder = "" if several else "/NAME"
+    count: int | str = 1
+    plural = ""
+    own_folder = "/NAME"
+    if several:
+        count = "+"
+        plural = "s, in the order of their folders"
+        own_folder = ""
     add = parser.add_argument
     add(
         "--benchmark",

@@ -5,6 +5,7 @@ The difference to the paper is given on the paper's benchmark only; the differen
 for our runs.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -121,6 +122,16 @@ class Finding:
         return [run.ledger[name] for run in self.runs]
 
 
+def finals_of(runs: Iterable[Run]) -> dict[int, float]:
+    """Final accuracy of runs in percent, by number."""
+    return {run.number: run.final for run in runs}
+
+
+def splits_of(runs: Iterable[Run]) -> dict[int, str]:
+    """Hash of the table of frames of runs, by number."""
+    return {run.number: run.split for run in runs}
+
+
 def filtered_runs(runs: Sequence[Run]) -> tuple[list[Run], float | None]:
     """Apply the first-task filter; an offline bound has no first task and keeps all."""
     if not runs or any(run.joint for run in runs):
@@ -181,11 +192,10 @@ def find(
         numbers: numbers of the runs.
         runs_of: finished runs of a cell.
     """
-    by_folder = {
-        cell.folder: tuple(runs_of(cell, numbers))
-        for cell in cells
-        if cell.folder is not None
-    }
+    by_folder: dict[Path | None, tuple[Run, ...]] = {}
+    for cell in cells:
+        if cell.folder is not None:
+            by_folder[cell.folder] = tuple(runs_of(cell, numbers))
     findings = []
     for cell in cells:
         runs = by_folder.get(cell.folder, ())
@@ -201,12 +211,11 @@ def find(
 
 def compared(finding: Finding, reference: Sequence[Run]) -> Finding:
     """Compare a finding with the runs of its reference."""
-    ours = {run.number: run.final for run in reference}
-    theirs = {run.number: run.final for run in finding.runs}
-    splits = {run.number: run.split for run in reference}
+    ours = finals_of(reference)
+    theirs = finals_of(finding.runs)
     return replace(
         finding,
-        paired=paired(ours, theirs, splits),
+        paired=paired(ours, theirs, splits_of(reference)),
         s4=tested_on_batches(reference, finding.runs),
         s4_filtered=tested_on_batches(filtered_runs(reference)[0], finding.filter[0]),
     )
@@ -218,14 +227,12 @@ TESTS = {"paired": "p_holm", "s4": "s4_holm", "s4_filtered": "s4_filtered_holm"}
 
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
     """Correct the p-values of findings within each benchmark and protocol."""
-    families = dict.fromkeys(family_of(finding) for finding in findings)
     result = list(findings)
-    for family in families:
-        indices = [
-            index
-            for index, finding in enumerate(findings)
-            if family_of(finding) == family and finding.paired is not None
-        ]
+    indices_of_family: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for index, finding in enumerate(findings):
+        if finding.paired is not None:
+            indices_of_family[family_of(finding)].append(index)
+    for indices in indices_of_family.values():
         for test, name in TESTS.items():
             p_values = _corrected_by_folder([findings[i] for i in indices], test)
             for index in indices:

@@ -194,13 +194,11 @@ def run_stream(
         unknown: labels of the classes left out.
         seed: order of the lessons.
     """
-    taught_labels = [
-        label for label in range(len(table.classes)) if label not in unknown
-    ]
-    lessons = (
-        (label, features[rows])
-        for label, rows in lessons_of(table, taught_labels, seed)
-    )
+    labels = np.arange(len(table.classes))
+    taught_labels = np.setdiff1d(labels, unknown).tolist()
+    lessons = []
+    for label, rows in lessons_of(table, taught_labels, seed):
+        lessons.append((label, features[rows]))
     classifier = taught(empty, table.classes, lessons)
     confidence = classifier.confidence
     test = table.rows("test")

@@ -103,9 +103,13 @@ def _plot_series(
         names: series of all panels that have bars, in their order within a row.
     """
     for name, by_row in series.items():
-        values = {row: list(values) for row, values in by_row.items() if len(values)}
-        means = [fmean(values_of_row) for values_of_row in values.values()]
-        indices = [rows.index(row) for row in values]
+        values = []
+        indices = []
+        for row, values_of_row in by_row.items():
+            if len(values_of_row):
+                values.append(list(values_of_row))
+                indices.append(rows.index(row))
+        means = list(map(fmean, values))
         if _is_of_paper(name):
             axes.plot(means, indices, "D", ms=4, color="black", label=name)
             continue
@@ -115,7 +119,7 @@ def _plot_series(
         axes.barh(
             heights,
             means,
-            xerr=[interval(values_of_row)[1] for values_of_row in values.values()],
+            xerr=[interval(values_of_row)[1] for values_of_row in values],
             height=BAR_HEIGHT / len(names),
             color=COLOURS[number % len(COLOURS)],
             alpha=0.6,
@@ -123,7 +127,7 @@ def _plot_series(
             capsize=2,
             label=name,
         )
-        for height, values_of_row in zip(heights, values.values()):
+        for height, values_of_row in zip(heights, values):
             _plot_dots(axes, values_of_row, height)
 
 

@@ -149,9 +149,10 @@ class RecordedRun:
 
 def _text(numbers: Iterable[float | None]) -> str:
     """Numbers separated by spaces."""
-    return " ".join(
-        NOT_TESTED if number is None else f"{number:.6g}" for number in numbers
-    )
+    words = []
+    for number in numbers:
+        words.append(NOT_TESTED if number is None else f"{number:.6g}")
+    return " ".join(words)
 
 
 def _numbers(text: str) -> tuple:

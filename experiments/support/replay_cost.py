@@ -7,6 +7,7 @@ import json
 import tempfile
 import time
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -133,11 +134,11 @@ class TableTask:
 
         last = self.shape[0] - 1
         rows = np.unique(np.linspace(0, last, self.measured_images).astype(int))
-        chunks = (rows[start : start + CHUNK] for start in range(0, len(rows), CHUNK))
-        sample = sample_of(
-            torch.cat(list(self.maps([int(row) for row in chunk], 1)))
-            for chunk in chunks
-        )
+        batches = []
+        for start in range(0, len(rows), CHUNK):
+            chunk = rows[start : start + CHUNK].tolist()
+            batches.append(torch.cat(list(self.maps(chunk, 1))))
+        sample = sample_of(batches)
         codebook = Codebook(self.codebook_size, self.codebook_dim)
         generator = torch.Generator().manual_seed(self.seed)
         INITIALISERS[self.codebook_init](codebook, sample, generator)
@@ -213,7 +214,7 @@ def read_through(dataset: Any, cache: Any) -> Any:
     if cache is None:
         return dataset
     rows = np.asarray(list(dataset.frame_row))
-    labels = [int(label) for label in dataset.targets]
+    labels = list(map(int, dataset.targets))
     return cache.store.dataset(dataset, rows, labels)
 
 
@@ -234,7 +235,7 @@ def streamed(
     learners: Mapping[str, Any], experiences: Sequence[Any], cache: Any, workers: int
 ) -> Streamed:
     """Train all learners in turns, experience by experience."""
-    seconds: dict[str, list[float]] = {name: [] for name in learners}
+    seconds: dict[str, list[float]] = defaultdict(list)
     memories = 0
     for number, experience in enumerate(experiences, start=1):
         # The first learner would pay for a cold disk.
@@ -303,10 +304,11 @@ def _ratios(
     quantity: str, values: Values, pairs: Sequence[tuple[str, str]]
 ) -> list[Ratio]:
     """Compare the values of pairs."""
-    return [
-        Ratio(quantity, learner, other, values[learner] / values[other])
-        for learner, other in pairs
-    ]
+    compared = []
+    for learner, other in pairs:
+        ratio = values[learner] / values[other]
+        compared.append(Ratio(quantity, learner, other, ratio))
+    return compared
 
 
 @dataclass(frozen=True)
@@ -328,9 +330,9 @@ class Costs:
     @property
     def ratios(self) -> list[Ratio]:
         """CRUMB's costs by those of REMIND."""
-        memory = {
-            kind: self.peak_bytes[kind] + held for kind, held in self.held_bytes.items()
-        }
+        memory = {}
+        for kind, held_bytes in self.held_bytes.items():
+            memory[kind] = self.peak_bytes[kind] + held_bytes
         return ratios(self.seconds_per_image, self.seconds_whole_run, memory)
 
     @property
@@ -375,7 +377,6 @@ def measure(settings: RunSettings, part: Part) -> None:
     sessions = sessions_of(settings, stream)
     cache = sessions[CRUMB].cache
     learners = {name: session.strategy for name, session in sessions.items()}
-    prepared = {name: session.calibration_seconds for name, session in sessions.items()}
     trained = streamed(learners, experiences, cache, plan.workers)
     replays = get_strategy("remind").settings().replays
     if trained.memories < 2 * replays:
@@ -384,14 +385,14 @@ def measure(settings: RunSettings, part: Part) -> None:
             f"{replays} mixtures: it costs more"
         )
     images = sum(len(experience.dataset) for experience in experiences[1:])
+    seconds_per_image = {}
+    seconds_whole_run = {}
+    for name, seconds in trained.seconds.items():
+        seconds_per_image[name] = sum(seconds[1:]) / images
+        seconds_whole_run[name] = sessions[name].calibration_seconds + sum(seconds)
     costs = Costs(
-        seconds_per_image={
-            name: sum(seconds[1:]) / images for name, seconds in trained.seconds.items()
-        },
-        seconds_whole_run={
-            name: prepared[name] + sum(seconds)
-            for name, seconds in trained.seconds.items()
-        },
+        seconds_per_image=seconds_per_image,
+        seconds_whole_run=seconds_whole_run,
         peak_bytes=peak_bytes_of_tables(
             plan, part, learners, read_through(table_images, cache), output
         ),
@@ -400,10 +401,10 @@ def measure(settings: RunSettings, part: Part) -> None:
     source = "images" if cache is None else "a cache"
     frames = f"{len(experiences[0].dataset)} + {images} frames, F from {source}"
     print(f"\n{plan.benchmark}, {plan.protocol}, run {plan.run}: {frames}")
-    lines = [
-        [ratio.quantity, ratio.learner, ratio.other, f"{100 * ratio.value:.1f}"]
-        for ratio in costs.ratios
-    ]
+    lines = []
+    for ratio in costs.ratios:
+        percent = f"{100 * ratio.value:.1f}"
+        lines.append([ratio.quantity, ratio.learner, ratio.other, percent])
     print(table(["quantity", "of", "by", "%"], lines))
     write_csv(output / COSTS, costs.csv_rows)
 
@@ -412,14 +413,12 @@ def held_bytes_of(learners: Mapping[str, Any]) -> dict[str, float]:
     """Bytes of codes, labels and tables, by way of making the tables."""
     from crumb_avalanche.training.ledger import LedgerMetric
 
-    counted = {
-        name: LedgerMetric().count(strategy)["memory_bytes"]
-        for name, strategy in learners.items()
-    }
+    bytes_of_crumb = LedgerMetric().count(learners[CRUMB])["memory_bytes"]
+    bytes_of_remind = LedgerMetric().count(learners[BATCHES])["memory_bytes"]
     return {
-        CRUMB: counted[CRUMB],
-        ALL_MAPS: counted[BATCHES],
-        SAMPLE: counted[BATCHES],
+        CRUMB: bytes_of_crumb,
+        ALL_MAPS: bytes_of_remind,
+        SAMPLE: bytes_of_remind,
     }
 
 

@@ -183,12 +183,12 @@ class FinishedRun:
 
 def finished_runs(folder: Path, numbers: Sequence[int]) -> list[FinishedRun]:
     """Read the finished runs among `folder/runN`, in the order of `numbers`."""
-    paths = {number: folder / f"run{number}" / RESULT for number in numbers}
-    return [
-        FinishedRun(path.parent, number, _checked_result(path))
-        for number, path in paths.items()
-        if path.exists()
-    ]
+    runs = []
+    for number in dict.fromkeys(numbers):
+        path = folder / f"run{number}" / RESULT
+        if path.exists():
+            runs.append(FinishedRun(path.parent, number, _checked_result(path)))
+    return runs
 
 
 def _checked_result(path: Path) -> dict:

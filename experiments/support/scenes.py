@@ -174,10 +174,9 @@ class Scenes:
         width, length = view.cut.size
         factor = min(share * SIDE / length, 0.95 * SIDE / width)
         size = max(1, round(width * factor)), max(1, round(length * factor))
-        left, top = (
-            round(SIDE * (0.5 + self.draws.uniform(-0.08, 0.08)) - extent / 2)
-            for extent in size
-        )
+        shift_x, shift_y = self.draws.uniform(-0.08, 0.08, 2)
+        left = round(SIDE * (0.5 + shift_x) - size[0] / 2)
+        top = round(SIDE * (0.5 + shift_y) - size[1] / 2)
         image = photo.copy()
         resized = view.cut.resize(size, Image.Resampling.LANCZOS)
         image.paste(resized, (left, top), resized)
@@ -193,10 +192,9 @@ class Scenes:
                 yield target.name, [view.whole for view in views]
                 continue
             photos = self._photos_of(stream, target)
-            images = [
-                self.shown(view, photos[number % len(photos)])
-                for number, view in enumerate(views)
-            ]
+            images = []
+            for number, view in enumerate(views):
+                images.append(self.shown(view, photos[number % len(photos)]))
             yield target.name, images
 
     def _photos_of(self, stream: str, target: TaughtObject) -> list[Image.Image]:

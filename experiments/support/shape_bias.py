@@ -4,6 +4,7 @@ And the advantage of a network over a control.
 """
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,10 +68,10 @@ def logits_of(
         Logits ``(N, classes)`` by perturbation.
     """
     model.eval()
-    generators = {
-        name: torch.Generator().manual_seed(seed) for name in MAP_PERTURBATIONS
-    }
-    logits: dict[str, list[Tensor]] = {name: [] for name in (PLAIN, *MAP_PERTURBATIONS)}
+    generators = {}
+    for name in MAP_PERTURBATIONS:
+        generators[name] = torch.Generator().manual_seed(seed)
+    logits: dict[str, list[Tensor]] = defaultdict(list)
     for images in batches:
         maps = model.features(images.to(model.pixel_mean.device))
         logits[PLAIN].append(model.classify(maps).cpu())
@@ -292,10 +293,9 @@ def drops_of_network(
     """
     logits = logits_of(model, batches)
     plain = columns(logits[PLAIN], labels)
-    drops = {
-        name: drops_of(plain, columns(logits[name], labels))
-        for name in MAP_PERTURBATIONS
-    }
+    drops = {}
+    for name in MAP_PERTURBATIONS:
+        drops[name] = drops_of(plain, columns(logits[name], labels))
     if style is not None:
         classes = np.unique(style.labels)
         mask = np.isin(labels, classes)

@@ -46,7 +46,9 @@ class Starts:
         """Describe what "Ours" starts from."""
         if self.folder is None:
             text = "all rows start from stock weights, without CRUMB pretraining"
-            return f"{text}, but where the row says otherwise" if self.given else text
+            if self.given:
+                text += ", but where the row says otherwise"
+            return text
         file = self.file(OURS)
         if file is None:
             return f"pretrained files in {self.folder}, where that of Ours is missing"

@@ -27,11 +27,11 @@ def grid(
         runs: numbers of the runs.
         rows: changes of the settings by the name of the row.
     """
-    return [
-        cell_settings(base, output / name, number, changes)
-        for number in runs
-        for name, changes in rows.items()
-    ]
+    settings = []
+    for number in runs:
+        for name, changes in rows.items():
+            settings.append(cell_settings(base, output / name, number, changes))
+    return settings
 
 
 def exit_code(failed: dict[Path, str]) -> int:

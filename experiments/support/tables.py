@@ -219,10 +219,10 @@ class TextTable:
 
 def text_tables(findings: Sequence[Finding]) -> list[TextTable]:
     """The tables of benchmarks and protocols as text."""
-    return [
-        _text_table(benchmark, protocol, panel)
-        for (benchmark, protocol), panel in panels_of(findings).items()
-    ]
+    tables = []
+    for (benchmark, protocol), panel in panels_of(findings).items():
+        tables.append(_text_table(benchmark, protocol, panel))
+    return tables
 
 
 def _text_table(
@@ -248,11 +248,10 @@ def _title(benchmark: str, protocol: str, findings: Sequence[Finding]) -> str:
     """Title of a table, which says where the paper's numbers are of other data."""
     order = protocol.replace("_", "-")
     title = f"{benchmark}, {order}: final accuracy over all classes, percent"
-    datasets = {
-        finding.cell.paper_dataset
-        for finding in findings
-        if finding.cell.paper is not None
-    }
+    datasets = set()
+    for finding in findings:
+        if finding.cell.paper is not None:
+            datasets.add(finding.cell.paper_dataset)
     datasets.discard(benchmark)
     if datasets:
         title += f" (the paper's numbers are of {', '.join(sorted(datasets))})"
@@ -261,13 +260,14 @@ def _title(benchmark: str, protocol: str, findings: Sequence[Finding]) -> str:
 
 def recorded_runs_of(findings: Iterable[Finding]) -> list[RecordedRun]:
     """Every run of the findings, with all that is needed to repeat it."""
-    return [
-        RecordedRun.of(
-            finding.cell.row, finding.cell.benchmark, finding.cell.protocol, run
-        )
-        for finding in findings
-        for run in finding.runs
-    ]
+    recorded = []
+    for finding in findings:
+        cell = finding.cell
+        for run in finding.runs:
+            recorded.append(
+                RecordedRun.of(cell.row, cell.benchmark, cell.protocol, run)
+            )
+    return recorded
 
 
 def publish(
