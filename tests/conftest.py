@@ -145,7 +145,7 @@ def crumb(capsys):
     def call(*arguments) -> tuple[int, str, str]:
         capsys.readouterr()
         try:
-            code = main([str(argument) for argument in arguments])
+            code = main(list(map(str, arguments)))
         except SystemExit as error:
             code = error.code
         out, err = capsys.readouterr()

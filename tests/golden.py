@@ -101,7 +101,7 @@ def command(*arguments: object) -> str:
     """Call ``crumb`` in this process; return what it printed."""
     from crumb_avalanche.cli import main
 
-    words = [str(argument) for argument in arguments]
+    words = list(map(str, arguments))
     out = io.StringIO()
     err = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -181,14 +181,14 @@ class Shapes:
 def train_network(names: tuple[str, ...], path: Path) -> None:
     """Train ``small_cnn`` on toy shapes for seconds, with plain torch."""
     import torch
+    from torch.utils.data import default_collate
 
     from benchmarks_toybox_ilab import FrameDataset, imagenet_transform
     from crumb_avalanche import SmallCNN
 
     table = drawn(names, frames_per_clip=6)
     samples = list(FrameDataset(table, range(len(table)), imagenet_transform(32)))
-    images = torch.stack([image for image, _ in samples])
-    labels = torch.tensor([label for _, label in samples])
+    images, labels = default_collate(samples)
     torch.manual_seed(0)
     network = SmallCNN()
     optimizer = torch.optim.SGD(
@@ -293,15 +293,18 @@ def taught(shapes: Shapes, method: str) -> dict[str, Any]:
         learner.save(file)
         answers = answers_to(learner, clips)
         loaded_answers = answers_to(Learner.load(file), clips)
-    labels = [answer.label for answer in answers]
-    is_right = [
-        f"/clips/{answer.label}/" in Path(answer.path).as_posix() for answer in answers
-    ]
+    labels = []
+    known = []
+    right = 0
+    for answer in answers:
+        labels.append(answer.label)
+        known.append(answer.known)
+        right += f"/clips/{answer.label}/" in Path(answer.path).as_posix()
     return {
-        "accuracy": 100 * sum(is_right) / len(answers),
+        "accuracy": 100 * right / len(answers),
         "answers_digest": digest(" ".join(labels).encode()),
         "confidence": [answer.confidence for answer in answers[::9]],
-        "known_digest": digest(repr([answer.known for answer in answers]).encode()),
+        "known_digest": digest(repr(known).encode()),
         "as_loaded": labels == [answer.label for answer in loaded_answers],
         "images": {info.name: info.images for info in learner.classes},
         "bytes": learner.bytes,
@@ -309,7 +312,10 @@ def taught(shapes: Shapes, method: str) -> dict[str, Any]:
 
 
 def answers_to(learner: Any, clips: list[Path]) -> list[Any]:
-    return [answer for clip in clips for answer in learner.predict_all(clip)]
+    answers = []
+    for clip in clips:
+        answers += learner.predict_all(clip)
+    return answers
 
 
 def exported(shapes: Shapes, method: str) -> dict[str, Any]:
@@ -449,12 +455,11 @@ def machine() -> dict[str, str]:
     name = facts.get("model name") or platform.processor()
     # Virtual machines name CPUs of several generations alike, whose libraries round
     # differently.
-    generation = [
-        f"{fact} {facts[fact]}"
-        for fact in ("cpu family", "model", "stepping")
-        if fact in facts
-    ]
-    cpu = ", ".join([name, *generation])
+    words = [name]
+    for fact in ("cpu family", "model", "stepping"):
+        if fact in facts:
+            words.append(f"{fact} {facts[fact]}")
+    cpu = ", ".join(words)
     versions = {name: importlib.metadata.version(name) for name in SAME_VERSIONS}
     return {"cpu": cpu, "machine": platform.machine(), **versions}
 
@@ -465,21 +470,21 @@ def values_by_part(
     """The functions that compute all values, by part and name."""
     shapes = Shapes(work)
     names = re.findall(r"^(\w+): ", command("strategies"), re.MULTILINE)
-    settings = {name: f"--strategy {name}" for name in names}
-    settings.update(VARIANTS)
-    methods: dict[str, Compute] = {
-        name: partial(method_run, shapes, name, flags)
-        for name, flags in settings.items()
-    }
+    methods: dict[str, Compute] = {}
+    for name in names:
+        methods[name] = partial(method_run, shapes, name, f"--strategy {name}")
+    for name, flags in VARIANTS.items():
+        methods[name] = partial(method_run, shapes, name, flags)
     methods["crumb, pretrained"] = partial(pretrained_run, shapes)
+    learners: dict[str, Compute] = {}
+    exports: dict[str, Compute] = {}
+    for method in METHODS_OF_LEARNER:
+        learners[method] = partial(taught, shapes, method)
+        exports[method] = partial(exported, shapes, method)
     return {
         "methods": methods,
-        "learners": {
-            method: partial(taught, shapes, method) for method in METHODS_OF_LEARNER
-        },
-        "exports": {
-            method: partial(exported, shapes, method) for method in METHODS_OF_LEARNER
-        },
+        "learners": learners,
+        "exports": exports,
         "eth80": {} if options.quick else eth80_values(options, work),
     }
 
@@ -526,10 +531,9 @@ def record(options: argparse.Namespace, work: Path) -> int:
 
 def write_values(file: Path, recorded: dict[str, Any]) -> None:
     """Write one value a line, to a file of its own first."""
-    lines = [
-        f"  {json.dumps(name)}: {json.dumps(value)}"
-        for name, value in recorded["values"].items()
-    ]
+    lines = []
+    for name, value in recorded["values"].items():
+        lines.append(f"  {json.dumps(name)}: {json.dumps(value)}")
     header = f'{{"machine": {json.dumps(recorded["machine"])},\n "values": {{\n'
     unfinished = file.with_name(f"{file.name}.unfinished")
     unfinished.write_text(header + ",\n".join(lines) + "\n}}\n")
@@ -576,14 +580,12 @@ def differences_of(
 def print_missing(recorded: dict[str, Any], computed: set[str]) -> int:
     """Print values of the computed parts that only the file has; return how many."""
     computed_parts = {name.split("/")[0] for name in computed}
-    missing = [
-        name
-        for name in recorded
-        if name.split("/")[0] in computed_parts and name not in computed
-    ]
-    for name in missing:
-        print(f"{name}: only in the file")
-    return len(missing)
+    missing = 0
+    for name in recorded:
+        if name.split("/")[0] in computed_parts and name not in computed:
+            print(f"{name}: only in the file")
+            missing += 1
+    return missing
 
 
 def differences(old: Any, new: Any, same: bool, where: str = "") -> Iterator[str]:

@@ -194,7 +194,7 @@ def test_a_learner_is_kept_and_exported(method, backbone, tmp_path, monkeypatch)
 
 def answers(learner, images):
     """The label and the confidence of each image."""
-    predicted = [learner.predict(image) for image in images]
+    predicted = list(map(learner.predict, images))
     return [(answer.label, answer.confidence) for answer in predicted]
 
 

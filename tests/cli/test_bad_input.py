@@ -276,7 +276,7 @@ def test_help_shows_few_flags(crumb, name):
     usual = flags_in(crumb(name, "--help")[1])
     every = flags_in(crumb(name, "--help-all")[1])
     assert usual < every and len(usual) <= 13
-    assert {flag_of(setting) for setting in COMMANDS[name].flagged()} <= every
+    assert set(map(flag_of, COMMANDS[name].flagged())) <= every
     assert f"--help-all shows all {len(every)} flags" in crumb(name, "--help")[1]
 
 
@@ -385,12 +385,11 @@ def takes_text(hint):
     return hint is str or str in get_args(hint)
 
 
-TEXT_FLAGS = [
-    (name, setting)
-    for name, command in COMMANDS.items()
-    for setting, hint in get_type_hints(command.settings).items()
-    if setting in command.flagged() and setting != "method" and takes_text(hint)
-]
+TEXT_FLAGS = []
+for command_name, command in COMMANDS.items():
+    for flag, hint in get_type_hints(command.settings).items():
+        if flag in command.flagged() and flag != "method" and takes_text(hint):
+            TEXT_FLAGS.append((command_name, flag))
 
 
 @pytest.mark.parametrize(("name", "setting"), TEXT_FLAGS)

@@ -105,7 +105,7 @@ EACH = pytest.mark.parametrize("command", COMMANDS)
 
 def called(words):
     """Call a command in this process, which ends well."""
-    assert main([str(word) for word in words]) == 0
+    assert main(list(map(str, words))) == 0
 
 
 def save_archive(path, photos):
@@ -186,7 +186,7 @@ def test_a_kill_before_any_change_of_a_file(
     for _ in range(CASES):
         folder = tmp_path / "work"
         folder.mkdir()
-        words = [str(word) for word in command(folder, place)]
+        words = list(map(str, command(folder, place)))
         number = draws.choice(SIGNALS)
         kills = 1
         if command is run:  # which resumes after each kill

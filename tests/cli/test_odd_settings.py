@@ -120,10 +120,10 @@ def place(tmp_path_factory, clips, weights_file):
     folder = tmp_path_factory.mktemp("odd")
     run = ["run", "--benchmark", "clip_folder", "--dataset-root", clips]
     run += ["--weights", "none", "--strategy", "ncm", *NETWORK]
-    assert cli.main([str(word) for word in (*run, "--output", folder / "run")]) == 0
+    assert cli.main(list(map(str, (*run, "--output", folder / "run")))) == 0
     teach = ["teach", folder / "base.safetensors", clips / "cup", "--label", "cup"]
     teach += ["--weights", weights_file, *NETWORK]
-    assert cli.main([str(word) for word in teach]) == 0
+    assert cli.main(list(map(str, teach))) == 0
     return folder
 
 

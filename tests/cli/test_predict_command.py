@@ -39,7 +39,7 @@ def answers(predict):
     """A function that asks the learner, and returns its answers."""
 
     def asked(*words):
-        return [json.loads(line) for line in predict(*words, "--json")]
+        return list(map(json.loads, predict(*words, "--json")))
 
     return asked
 

@@ -40,7 +40,7 @@ def test_runs_hold_out_different_fifths(tmp_path, number, count, level):
     tables = [ClipFolderFrames(tmp_path, run) for run in range(number + 1)]
     splits = [held_out(table)["class0"] for table in tables]
     assert len({table.frames_hash() for table in tables}) == 1
-    assert {len(split) for split in splits} == {count}
+    assert set(map(len, splits)) == {count}
     assert len(set(map(tuple, splits[:number]))) == number
     assert splits[number] == splits[0]
     # All are held out before a pair is repeated.

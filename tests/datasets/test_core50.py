@@ -186,7 +186,7 @@ def official(tmp_path_factory):
         numbers = list(OBJECTS)
         if scenario == "nc":
             numbers = draw.sample(OBJECTS, 50)
-            names[run] = [official_name(number) for number in numbers]
+            names[run] = list(map(official_name, numbers))
         label_of = {number: label for label, number in enumerate(numbers)}
         batches = batches_of(scenario, count, label_of, draw)
         write_lists(root / folder / f"run{run}", batches, label_of)

@@ -141,7 +141,7 @@ def test_dots_are_where_brightness_changes(dots):
     path = dots[0]
     assert path.endswith("frame00-dots")
     paths = dots[:10]
-    images = np.stack([drawn(path) for path in paths])
+    images = np.stack(list(map(drawn, paths)))
     plain = np.stack([drawn(path.removesuffix("-dots")) for path in paths])
     down = np.abs(np.diff(plain, axis=1, prepend=plain[:, :1]))
     across = np.abs(np.diff(plain, axis=2, prepend=plain[:, :, :1]))

@@ -122,17 +122,16 @@ def test_a_page_shows_the_outputs_of_its_notebook(name, executed, site):
     text = (site / "notebooks" / name / "index.html").read_text(encoding="utf-8")
     folder = site / "notebooks"
     pictures = re.findall(rf'<img alt="([^"]*)" src="../({name}_\w+.png)"', text)
-    assert pictures and all(
-        alt and (folder / file).stat().st_size > 1000 for alt, file in pictures
-    )
-    printed = [
-        out.text
-        for cell in executed[0][name].cells
-        for out in cell.get("outputs", [])
-        if "text" in out
-    ]
-    last = [one for one in printed if "Warning" not in one][-1].split()
-    assert set(last) <= set(re.sub("<[^>]*>", " ", text).split())
+    assert pictures
+    for alt, file in pictures:
+        assert alt
+        assert (folder / file).stat().st_size > 1000
+    printed = []
+    for cell in executed[0][name].cells:
+        for output in cell.get("outputs", []):
+            if "text" in output and "Warning" not in output.text:
+                printed.append(output.text)
+    assert set(printed[-1].split()) <= set(re.sub("<[^>]*>", " ", text).split())
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
@@ -141,12 +140,10 @@ def test_a_notebook_s_cells_are_those_of_jupytext(name):
         "jupytext", reason='the site needs pip install -e ".[docs]"'
     )
     read = jupytext.read(ROOT / "docs" / "notebooks" / f"{name}.py")
-    cells = [
-        notebooks.Cell(
-            cell.cell_type == "code", cell.source, cell.metadata.get("alt", "")
-        )
-        for cell in read.cells
-    ]
+    cells = []
+    for cell in read.cells:
+        is_code = cell.cell_type == "code"
+        cells.append(notebooks.Cell(is_code, cell.source, cell.metadata.get("alt", "")))
     assert notebooks.cells(name) == cells
 
 
@@ -154,11 +151,9 @@ class ParsedError(BaseException):
     """The arguments were accepted."""
 
 
-SCRIPTS = {
-    tuple(words)
-    for path in pages()
-    for words in commands(path.read_text(encoding="utf-8"))
-}
+SCRIPTS: set[tuple[str, ...]] = set()
+for page in pages():
+    SCRIPTS.update(map(tuple, commands(page.read_text(encoding="utf-8"))))
 
 
 @pytest.mark.parametrize(

@@ -23,22 +23,19 @@ from crumb_avalanche.learner.learner import Learner
 
 def made_table(objects=4, clips=2, frames=6, classes=5):
     """Classes of four objects, of which the last is held out."""
-    return FrameTable(
-        [
-            Frame(
-                f"{c}/{o}/{s}/{f}",
-                f"class{c}",
-                f"object{o}",
-                str(s),
-                f,
-                "test" if o == objects - 1 else "train",
-            )
-            for c in range(classes)
-            for o in range(objects)
-            for s in range(clips)
-            for f in range(frames)
-        ]
-    )
+    counts = (classes, objects, clips, frames)
+    rows = []
+    for class_, object_, clip, frame in np.ndindex(counts):
+        row = Frame(
+            path=f"{class_}/{object_}/{clip}/{frame}",
+            class_name=f"class{class_}",
+            object_name=f"object{object_}",
+            session=str(clip),
+            frame=frame,
+            split="test" if object_ == objects - 1 else "train",
+        )
+        rows.append(row)
+    return FrameTable(rows)
 
 
 def test_auroc_by_hand():
@@ -49,19 +46,23 @@ def test_auroc_by_hand():
 
 def test_a_lesson_is_an_object_with_all_its_clips():
     table = made_table()
-    lessons = list(lessons_of(table, [0, 2, 3], seed=1))
-    assert len(lessons) == 3 * 3 and all(len(rows) == 12 for _, rows in lessons)
-    for label, rows in lessons:
-        assert len({table.object_name[row] for row in rows}) == 1 and set(
-            table.labels[rows]
-        ) == {label}
-    assert len({label for label, _ in lessons[:6]}) == 2, "two classes at a time"
-    taught = np.concatenate([rows for _, rows in lessons])
-    assert sorted(taught) == [
-        row for row in table.rows("train") if table.labels[row] in (0, 2, 3)
-    ]
-    again = list(lessons_of(table, [0, 2, 3], seed=1))
-    assert all(np.array_equal(one[1], other[1]) for one, other in zip(lessons, again))
+    labels, rows_of_lessons = zip(*lessons_of(table, [0, 2, 3], seed=1))
+    names = np.array(table.object_name)
+    rows = np.array(rows_of_lessons)
+    assert rows.shape == (3 * 3, 12)
+    assert (names[rows] == names[rows[:, :1]]).all()
+    assert (labels == table.labels[rows].T).all()
+    assert len(set(labels[:6])) == 2, "two classes at a time"
+    train = table.rows("train")
+    taught = train[np.isin(table.labels[train], [0, 2, 3])]
+    assert sorted(rows.flatten()) == taught.tolist()
+
+
+def test_lessons_of_a_seed():
+    table = made_table()
+    _, rows = zip(*lessons_of(table, [0, 2, 3], seed=1))
+    _, same_rows = zip(*lessons_of(table, [0, 2, 3], seed=1))
+    assert np.array_equal(rows, same_rows)
 
 
 def test_combinations_left_out():
@@ -141,27 +142,25 @@ def test_novelty_along_a_stream(make):
     assert end.auroc is None and end.auroc_of_learner is None
 
 
+def noise_picture(draws):
+    pixels = draws.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((32, 32))
+
+
 def test_scenes(make, tmp_path, monkeypatch, capsys):
     """What is shown as nothing is called known less often; features are kept."""
-    draws, files = np.random.default_rng(0), []
-    pictures = [
-        Image.fromarray(draws.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize(
-            (32, 32)
-        )
-        for _ in range(174)
-    ]
-    for number, picture in enumerate(pictures[:150]):
+    draws = np.random.default_rng(0)
+    files = []
+    for number in range(150):
         files.append(tmp_path / f"{number}.png")
-        picture.save(files[-1])
-    views = [
-        [View(picture, picture.convert("RGBA"))] * 20 for picture in pictures[150:]
-    ]
-    objects = {
-        f"class{label}": {
-            f"object{place}": views[3 * label + place] for place in range(3)
-        }
-        for label in range(8)
-    }
+        noise_picture(draws).save(files[-1])
+    objects = {}
+    for label in range(8):
+        objects[f"class{label}"] = {}
+        for number in range(3):
+            picture = noise_picture(draws)
+            view = View(picture, picture.convert("RGBA"))
+            objects[f"class{label}"][f"object{number}"] = [view] * 20
     monkeypatch.setattr("open_set.cut_outs", lambda root: objects)
     monkeypatch.setattr("open_set.half_of", lambda folders, development: files)
     chosen = argparse.Namespace(
@@ -207,17 +206,17 @@ def photos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
     path = tmp_path_factory.mktemp("views") / "view.png"
-    found = {}
+    objects = {}
     for name, shape, colour in (("cup", "rectangle", RED), ("pear", "ellipse", GREEN)):
-        for one in range(3):
+        objects[name] = {}
+        for number in range(3):
+            own_colour = tuple(np.add(colour, 5 * number).tolist())
             views = []
-            for number in range(16):
-                picture(shape, tuple(value + 5 * one for value in colour), number).save(
-                    path
-                )
+            for view_number in range(16):
+                picture(shape, own_colour, view_number).save(path)
                 views.append(view_of(path))
-            found.setdefault(name, {})[f"{name}{one}"] = views
-    return found
+            objects[name][f"{name}{number}"] = views
+    return objects
 
 
 def test_an_object_is_cut_out_of_a_blue_ground(objects, tmp_path):
@@ -241,30 +240,27 @@ def test_an_object_has_the_height_that_is_asked_for(objects, photos):
     assert rows[-1] - rows[0] + 1 == pytest.approx(0.5 * SIDE, abs=2)
 
 
-def test_one_split_has_the_same_images_and_each_stream_its_photos(objects, photos):
-    once, again = (
-        [
-            image
-            for _, images in Scenes(objects, photos, 3).lessons("own")
-            for image in images
-        ]
-        for _ in "ab"
-    )
-    assert all(np.array_equal(*pair) for pair in zip(once, again, strict=True))
-    corners = {
-        stream: [
-            len({image.getpixel((0, 0)) for image in images})
-            for _, images in Scenes(objects, photos, 3).lessons(stream)
-        ]
-        for stream in ("own", "three", "plain")
-    }
-    assert corners == {"own": [1, 1], "three": [3, 3], "plain": [1, 1]}
-    table = [
-        image.getpixel((0, 0))
-        for _, images in Scenes(objects, photos, 3).lessons("table")
-        for image in images
-    ]
-    assert len(table) == 2 * TAUGHT and len(set(table)) == 1
+def lesson_images(objects, photos, stream):
+    """The images of each lesson of a split, `(lessons, TAUGHT, SIDE, SIDE, 3)`."""
+    _, images = zip(*Scenes(objects, photos, 3).lessons(stream))
+    return np.array([list(map(np.asarray, of_lesson)) for of_lesson in images])
+
+
+def test_a_split_has_the_same_images(objects, photos):
+    images = lesson_images(objects, photos, "own")
+    assert np.array_equal(images, lesson_images(objects, photos, "own"))
+
+
+@pytest.mark.parametrize(("stream", "count"), [("own", 1), ("three", 3), ("plain", 1)])
+def test_photos_of_a_lesson(objects, photos, stream, count):
+    for images in lesson_images(objects, photos, stream):
+        assert len(np.unique(images[:, 0, 0], axis=0)) == count
+
+
+def test_all_lessons_of_a_table_have_one_photo(objects, photos):
+    images = lesson_images(objects, photos, "table")
+    assert images.shape[:2] == (2, TAUGHT)
+    assert len(np.unique(images[:, :, 0, 0].reshape(-1, 3), axis=0)) == 1
 
 
 @pytest.mark.parametrize("stream, ways", [("own", 9), ("plain", 2)])
@@ -283,11 +279,11 @@ def test_a_learner_is_taught_and_asked(
 
 def test_a_summary_has_a_line_for_each_case():
     case = dict(backbone="small", method="slda", looks="0.75", stream="own")
-    rows = [
-        {**case, "split": split, "asked": way, "images": "4", "right": right, **known}
-        for split, right in (("0", "4"), ("1", "2"))
-        for way, known in (("same", {"known": "4"}), ("empty", {"known": "1"}))
-    ]
+    rows = []
+    for split, right in (("0", "4"), ("1", "2")):
+        row = {**case, "split": split, "images": "4", "right": right}
+        rows.append({**row, "asked": "same", "known": "4"})
+        rows.append({**row, "asked": "empty", "known": "1"})
     header, _, line = summary(rows).splitlines()
     assert "same" in header and "empty called known" in header
     assert "75.0 ± 317.7" in line and "25.0 ± 0.0" in line

@@ -71,7 +71,7 @@ class Reference:
 
     def means(self):
         """``(C, D)``, of the classes with images in the order of their numbers."""
-        return torch.stack([self.mean(label) for label in sorted(self.images)])
+        return torch.stack(list(map(self.mean, sorted(self.images))))
 
     def scatter(self, label):
         difference = self.group(label) - self.mean(label)

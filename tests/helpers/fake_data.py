@@ -56,14 +56,13 @@ def write_clip_folder(
 
 def held_out(table):
     """`object/clip` of the test split, in table order, by class."""
-    clips = {name: table.clips(table.rows("test", name)) for name in table.classes}
-    return {
-        name: [
-            f"{table.object_name[clip[0]]}/{table.session[clip[0]]}"
-            for clip in of_class
-        ]
-        for name, of_class in clips.items()
-    }
+    names_by_class = {}
+    for class_name in table.classes:
+        names = []
+        for first_row, *_ in table.clips(table.rows("test", class_name)):
+            names.append(f"{table.object_name[first_row]}/{table.session[first_row]}")
+        names_by_class[class_name] = names
+    return names_by_class
 
 
 def number_reader(path: str) -> Image.Image:

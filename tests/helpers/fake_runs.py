@@ -100,7 +100,7 @@ def fake_run(
 
 def report(*folders: Path, output: Path | None = None) -> None:
     """Do ``crumb report`` in this process."""
-    names = [str(folder) for folder in folders]
+    names = list(map(str, folders))
     main(ReportSettings(names, None if output is None else str(output)))
 
 

@@ -101,13 +101,12 @@ def host_benchmark(
         return class_incremental_benchmark(
             datasets, class_order=list(range(n_classes)), num_experiences=experiences
         )
-    streams = {
-        name: [
-            of_classes(data, PER_EXPERIENCE * number) for number in range(experiences)
-        ]
-        for name, data in (("train", train), ("test", test))
-    }
-    benchmark = benchmark_from_datasets(**streams)
+    train_experiences = []
+    test_experiences = []
+    for first_class in range(0, experiences * PER_EXPERIENCE, PER_EXPERIENCE):
+        train_experiences.append(of_classes(train, first_class))
+        test_experiences.append(of_classes(test, first_class))
+    benchmark = benchmark_from_datasets(train=train_experiences, test=test_experiences)
     return (
         task_incremental_benchmark(benchmark)
         if kind == "task_incremental"

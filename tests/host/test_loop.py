@@ -159,12 +159,12 @@ def test_experiences_are_grouped_by_stream(kind, make_stream):
     benchmark = make_stream() if kind == "ours" else host_benchmark(kind)
     train, test = benchmark.train_stream, benchmark.test_stream
     lengths = [len(test), len(train)]
-    assert [len(group) for group in _group_experiences_by_stream(test)] == lengths[:1]
-    assert [len(group) for group in _group_experiences_by_stream([test])] == lengths[:1]
+    assert list(map(len, _group_experiences_by_stream(test))) == lengths[:1]
+    assert list(map(len, _group_experiences_by_stream([test]))) == lengths[:1]
     mixed = _group_experiences_by_stream([*test, *train])
-    assert [len(group) for group in mixed] == lengths
+    assert list(map(len, mixed)) == lengths
     listed = _group_experiences_by_stream([test, train])
-    assert [len(group) for group in listed] == lengths
+    assert list(map(len, listed)) == lengths
 
 
 @pytest.mark.parametrize("kind", [StreamStrategy, CRUMBStrategy])
@@ -212,7 +212,7 @@ def test_an_order_asked_for_holds(name, shuffle):
     order = {} if shuffle is None else {"shuffle": shuffle}
     strategy = our_strategy(name, plugins=[trace], train_epochs=1)
     strategy.train(experience, **order)
-    in_order = trace.labels[0] == [int(label) for label in experience.dataset.targets]
+    in_order = trace.labels[0] == list(map(int, experience.dataset.targets))
     shuffles = shuffle is True or (shuffle is None and name.startswith("Naive"))
     assert in_order != shuffles
 

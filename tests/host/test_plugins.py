@@ -60,14 +60,13 @@ def labels_of_rows(buffer, model):
         codes = model.encode(model.features(images.tensors[0]))
         flat = codes.permute(0, 2, 3, 1).flatten(1)
         rows = pack(flat, bits_per_code(model.codebook.codebook_size))
-    label_of = {
-        row.numpy().tobytes(): label for row, label in zip(rows, images.targets)
-    }
-    return [
-        label_of[row.numpy().tobytes()]
-        for row, label in zip(buffer.rows, buffer.labels)
-        if label >= 0
-    ]
+    label_of = {}
+    for row, label in zip(rows, images.targets):
+        label_of[row.numpy().tobytes()] = label
+    labels = []
+    for row in buffer.rows[buffer.labels >= 0]:
+        labels.append(label_of[row.numpy().tobytes()])
+    return labels
 
 
 def assert_right_labels(buffer, model):

@@ -105,7 +105,7 @@ def test_ours_take_every_benchmark(name, kind):
     run(strategy, host_benchmark(kind))
     assert strategy.clock.train_exp_counter == 3
     assert trace.epochs == [3, 3, 3]
-    assert [len(labels) for labels in trace.labels] == 3 * [3 * PER_EXPERIENCE]
+    assert list(map(len, trace.labels)) == 3 * [3 * PER_EXPERIENCE]
     buffer = buffer_of(strategy)
     if buffer is not None:
         labels = buffer.labels.tolist()
@@ -188,7 +188,7 @@ def test_cumulative_repeats_earlier_images():
     trace = Trace()
     run(host_strategy("test_cumulative", plugins=[trace]), host_benchmark("nc"))
     epochs = 2
-    lengths = [len(labels) for labels in trace.labels]
+    lengths = list(map(len, trace.labels))
     assert lengths == [epochs * number * PER_EXPERIENCE for number in (1, 2, 3)]
 
 

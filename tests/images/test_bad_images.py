@@ -146,7 +146,7 @@ def test_files_that_are_gone_count_as_bad(tmp_path):
     missing = [tmp_path / "gone.png", tmp_path / "gone.mp4"]
     clips, bad = skipped([photo, *missing, tmp_path / "no*.png"], tmp_path)
     assert [len(frames) for _, _, frames in clips] == [1, 0]
-    assert [file.path for file in bad] == [str(path) for path in missing]
+    assert [file.path for file in bad] == list(map(str, missing))
 
 
 def test_a_photo_of_a_list_that_is_gone(tmp_path):

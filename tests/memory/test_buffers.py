@@ -46,7 +46,7 @@ def batch_of(numbers, labels):
     0 would look like an empty slot.
     """
     values = torch.tensor(numbers)
-    codes = torch.stack([digits(number) for number in numbers]).to(torch.uint8)
+    codes = torch.stack(list(map(digits, numbers))).to(torch.uint8)
 
     def pixels(positions):
         levels = values[list(positions)].to(torch.uint8)

@@ -174,7 +174,7 @@ def exemplars():
 
 def test_classes_share_the_buffer(exemplars):
     buffer = exemplars.buffer
-    counts = [buffer.slots.count(label) for label in buffer.classes]
+    counts = list(map(buffer.slots.count, buffer.classes))
     assert counts == [5, 5, 4, 4]
 
 

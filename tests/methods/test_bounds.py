@@ -33,7 +33,7 @@ def test_seen_classes_are_guessed_equally_often(make_model, make_stream):
     deviation = (len(answers_given) * 2 / 9) ** 0.5  # binomial with p = 1/3
     assert set(answers_given) == seen
     assert len(answers_given) >= 1500
-    counts = torch.tensor([answers_given.count(label) for label in seen])
+    counts = torch.tensor(list(map(answers_given.count, seen)))
     assert ((counts - len(answers_given) / 3).abs() < 5 * deviation).all()
 
 
@@ -137,7 +137,7 @@ class PlainLoop:
         )
         images = torch.stack([image for image, *_ in experience.dataset]).float()
         targets = experience.dataset.targets
-        labels = torch.tensor([self.seen.index(label) for label in targets])
+        labels = torch.tensor(list(map(self.seen.index, targets)))
         epochs = 2 if number == 0 else 1
         for start in [*range(0, 20, 8)] * epochs:
             batch = slice(start, start + 8)

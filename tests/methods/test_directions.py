@@ -109,8 +109,8 @@ def test_which_class_loses_directions(total, left, outside, eight_bits):
 def test_directions_are_counted(total, left, outside, eight_bits):
     directions = trimmed(total, eight_bits)
     assert len(directions) == total
-    assert directions.counts.tolist() == [len(values) for values in left]
-    assert [len(rows) for rows in directions.rows] == [len(values) for values in left]
+    assert directions.counts.tolist() == list(map(len, left))
+    assert list(map(len, directions.rows)) == list(map(len, left))
 
 
 @each_width

@@ -100,7 +100,7 @@ class PlainLoop:
         return model.plastic_layers(model.feature_extractor(pixels))
 
     def loss_of(self, logits, labels):
-        columns = torch.tensor([self.seen.index(label) for label in labels])
+        columns = torch.tensor(list(map(self.seen.index, labels)))
         return cross_entropy(logits[:, self.seen], columns)
 
     def draw(self, count):

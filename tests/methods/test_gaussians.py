@@ -65,7 +65,7 @@ class DefinedRda:
 
     def __init__(self, statistics, features, labels, shrinkage, diagonal, own_images):
         directions = statistics.directions
-        self.rows = torch.stack([directions.of_class(c) for c in range(CLASSES)])
+        self.rows = torch.stack(list(map(directions.of_class, range(CLASSES))))
         self.outside = directions.outside.double()
         self.counts = torch.bincount(labels).double()
         groups = groups_of(features, labels)

@@ -183,7 +183,7 @@ class Watch(SupervisedPlugin):
         seen = strategy.seen_classes.seen
         logits = model.plastic_layers(model.features(buffer.rows[slots]))[:, seen]
         labels = buffer.labels[slots].tolist()
-        columns = torch.tensor([seen.index(label) for label in labels])
+        columns = torch.tensor(list(map(seen.index, labels)))
         weights = list(model.plastic_layers.parameters())
         return flat(torch.autograd.grad(cross_entropy(logits, columns), weights))
 
@@ -205,7 +205,7 @@ def watch(make_model, make_stream):
 
 
 def test_each_step_heeds_all_past_experiences(watch):
-    numbers = [len(products) for products in watch.products]
+    numbers = list(map(len, watch.products))
     assert numbers == [0] * 8 + [1] * 4 + [2] * 4
 
 

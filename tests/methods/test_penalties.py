@@ -92,7 +92,7 @@ WEIGHT = "plastic_layers.1.weight"
 def loss_of(weights, numbers, labels, seen):
     """Cross-entropy over the classes seen."""
     logits = torch.tensor(numbers).unsqueeze(1) * weights
-    columns = torch.tensor([seen.index(label) for label in labels])
+    columns = torch.tensor(list(map(seen.index, labels)))
     return cross_entropy(logits[:, seen], columns)
 
 

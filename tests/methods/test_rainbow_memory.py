@@ -71,7 +71,7 @@ def test_the_choice_spans_the_range(count):
     chosen = easy_to_hard(UNCERTAINTY, count)
     assert {1, 0} <= set(chosen)
     assert len(set(chosen)) == count
-    steps = np.diff([ORDER.index(position) for position in chosen])
+    steps = np.diff(list(map(ORDER.index, chosen)))
     assert steps.max() - steps.min() <= 1
 
 

@@ -49,8 +49,8 @@ def codes_of(buffer, model, images):
 def test_a_memory_is_the_code_of_an_image():
     strategy, stream = learn(mem_size=30)
     buffer = strategy.storage_policy
-    images = torch.cat([images_of(experience) for experience in stream.train_stream])
-    labels = torch.cat([labels_of(experience) for experience in stream.train_stream])
+    images = torch.cat(list(map(images_of, stream.train_stream)))
+    labels = torch.cat(list(map(labels_of, stream.train_stream)))
     codes = codes_of(buffer, strategy.model, images)
     stored = unpack(buffer.rows, buffer.quantizer.bits, codes.shape[1])
     same = (stored[:, None] == codes[None]).all(2)  # (memories, images)
@@ -132,7 +132,7 @@ def test_steps_are_those_of_a_plain_loop(replays):
         old = unpack(draw.rows, buffer.quantizer.bits, 4 * 4 * 8).view(-1, 4, 4, 8)
         maps = decoded_maps(torch.cat([new, old.long()]), centroids)
         targets = torch.cat([labels[batch], draw.labels]).tolist()
-        columns = torch.tensor([seen.index(label) for label in targets])
+        columns = torch.tensor(list(map(seen.index, targets)))
         loss = cross_entropy(plastic(maps)[:, seen], columns)
         optimizer.zero_grad()
         loss.backward()
@@ -220,7 +220,7 @@ def test_new_and_replayed_maps_are_cropped(monkeypatch):
     # Two memories are mixed for each of the ten replayed maps.
     assert sizes == [BATCH, 20] + [BATCH, 4 * BATCH] * 3
     assert not any(maps.any() for maps in inputs)
-    assert [len(maps) for maps in inputs] == [BATCH + 10] * 4
+    assert list(map(len, inputs)) == [BATCH + 10] * 4
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,7 @@ def test_eviction_balances_the_classes():
     slots = Slots(3, 0)
     stored = EvictLargest().choose(slots, [0, 0, 0, 1, 2, 2, 2, 2])
     assert len(stored) >= 6
-    assert sorted(slots.count(label) for label in (0, 1, 2)) == [1, 1, 1]
+    assert sorted(map(slots.count, (0, 1, 2))) == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("most", "rows"), [(10, 10), (25, 30), (1000, 90)])

@@ -73,7 +73,7 @@ def mistakes():
 
 
 def test_the_most_confident_mistakes_come_first(mistakes):
-    positions = [mistakes.text.index(path) for path in ("b 0.9 y", "b 0.6 x", "a 0.7")]
+    positions = list(map(mistakes.text.index, ("b 0.9 y", "b 0.6 x", "a 0.7")))
     assert positions == sorted(positions)
 
 

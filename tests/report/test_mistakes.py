@@ -143,9 +143,7 @@ def test_thumbnails_are_in_the_page(page):
 
 
 def test_confused_pairs_show_what_was_learned(page):
-    positions = [
-        page.text.index(words) for words in ("b taken for a", "a0.png", "a taken for b")
-    ]
+    positions = list(map(page.text.index, ("b taken for a", "a0.png", "a taken for b")))
     assert positions == sorted(positions)
 
 

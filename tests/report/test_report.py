@@ -178,7 +178,7 @@ def test_a_full_disk_keeps_the_report_before(tmp_path):
 
 def labels_in(folder: Path) -> list[str]:
     """The labels of the groups of runs below a folder."""
-    runs = [read_run(path) for path in find_runs([str(folder)]).finished]
+    runs = list(map(read_run, find_runs([str(folder)]).finished))
     return [group.label for group in groups_of(runs)]
 
 

@@ -131,7 +131,7 @@ def by_content(tmp_path):
     for number, (path, digest) in enumerate(contents):
         result = {"provenance": {"weights": f"sha256:{digest}"}}
         fake_run(tmp_path / str(number), run=number, result=result, weights=path)
-    runs = [read_run(folder) for folder in find_runs([str(tmp_path)]).finished]
+    runs = list(map(read_run, find_runs([str(tmp_path)]).finished))
     return groups_of(runs)
 
 

@@ -173,7 +173,7 @@ def test_run_and_learner_hold_the_same(taught):
     of_run = taught.strategy.statistics.named_tensors()
     of_learner = taught.learner._classifier.statistics.named_tensors()
     names = taught.learner._classifier.names
-    numbers = [taught.table.classes.index(name) for name in names]
+    numbers = list(map(taught.table.classes.index, names))
     torch.testing.assert_close(of_run["counts"][numbers], of_learner["counts"])
     torch.testing.assert_close(of_run["means"][numbers], of_learner["means"])
 

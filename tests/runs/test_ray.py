@@ -67,7 +67,7 @@ def test_runs_of_a_node_that_is_removed(base, tmp_path, cluster, engine, capsys)
     remover.join()
     assert "its worker was lost" in capsys.readouterr().err
     here = grid(base, tmp_path / "here", range(12), {"row": {}})
-    assert not do_all([unit_of(cell) for cell in here], Processes(2, "fork"))
+    assert not do_all(list(map(unit_of, here)), Processes(2, "fork"))
     for cell, undisturbed in zip(cells, here, strict=True):
         assert not differences(Path(cell.output), Path(undisturbed.output))
 

@@ -83,7 +83,7 @@ def run(tiny):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             arguments = (*tiny, "--output", folder, *more)
-            assert main([str(argument) for argument in arguments]) == 0
+            assert main(list(map(str, arguments))) == 0
         return Finished(folder, out.getvalue())
 
     return call

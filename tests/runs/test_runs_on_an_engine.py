@@ -29,7 +29,7 @@ def run(tiny):
         out = io.StringIO()
         arguments = (*tiny, "--output", folder, *flags(strategy="ncm"), *more)
         with contextlib.redirect_stdout(out):
-            assert main([str(argument) for argument in arguments]) == 0
+            assert main(list(map(str, arguments))) == 0
         return out.getvalue()
 
     return call
@@ -71,7 +71,7 @@ def test_a_failed_run_is_named(tiny, clips, tmp_path, capsys):
     min(files).write_bytes(b"damaged")
     words = flags(runs="0-1", processes=2, dataset_root=tmp_path / "clips")
     arguments = (*tiny, "--output", tmp_path / "runs", *words)
-    assert main([str(word) for word in arguments]) == 1
+    assert main(list(map(str, arguments))) == 1
     last = capsys.readouterr().err.splitlines()[-1]
     assert "2 of 2 runs failed, such as" in last
     assert last.endswith("the same command does them again")

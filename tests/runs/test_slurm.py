@@ -87,7 +87,7 @@ def test_disturbed_runs_are_those_of_processes(base, tmp_path, disturb):
     assert not sweep(jobs, SLURM, tmp_path / "slurm")
     disturber.join()
     here = grid(base, tmp_path / "here", range(12), {"row": {}})
-    assert not do_all([unit_of(cell) for cell in here], Processes(2, "fork"))
+    assert not do_all(list(map(unit_of, here)), Processes(2, "fork"))
     for job, cell in zip(jobs, here, strict=True):
         assert not differences(Path(job.output), Path(cell.output))
 
@@ -139,7 +139,7 @@ def test_a_preempted_run_goes_on(base, tmp_path):
 
 def test_the_same_call_finds_its_jobs_again(base, tmp_path):
     cells = grid(base, tmp_path, range(2), {"row": {}})
-    units = [unit_of(cell) for cell in cells]
+    units = list(map(unit_of, cells))
     first = slurm_engine.SlurmEngine(SLURM, tmp_path)
     first.start(units)
     jobs = set(first._units)

@@ -367,7 +367,7 @@ def tables(draw):
 
     Perhaps it is cut or has odd bytes.
     """
-    rows = [list(row) for row in [COLUMNS, *ROWS]]
+    rows = list(map(list, [COLUMNS, *ROWS]))
     for _ in range(draw(st.integers(0, 3))):
         rows = change(draw, rows)
     text = io.StringIO()

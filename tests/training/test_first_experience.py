@@ -82,7 +82,7 @@ def test_images_are_spread_over_the_experience(images):
         maps = numbers.float().view(-1, 1, 1, 1)
         batch = StreamBatch(numbers, feature_map=maps, codes=None, pixels=None)
         first.observe(batch, start, images)
-    numbers = [int(feature_map) for feature_map in first._maps]
+    numbers = list(map(int, first._maps))
     assert len(numbers) == min(images, IMAGES)
     assert max(numbers) >= images * (1 - 2 / IMAGES) - 1
 

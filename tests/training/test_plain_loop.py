@@ -37,7 +37,7 @@ class SameMasks(nn.Module):
     def forward(self, inputs):
         if not self.training:
             return inputs
-        masks = [self.mask(features) for features in inputs]
+        masks = list(map(self.mask, inputs))
         return inputs * torch.stack(masks) / (1 - self.share)
 
     def mask(self, features):
@@ -198,7 +198,7 @@ class PlainLoop:
 
     def loss_of(self, maps, labels):
         """Cross-entropy among the seen classes."""
-        targets = torch.tensor([self.seen.index(label) for label in labels])
+        targets = torch.tensor(list(map(self.seen.index, labels)))
         return cross_entropy(self.plastic(maps)[:, self.seen], targets)
 
     def replay_loss(self, labels):
@@ -381,7 +381,7 @@ def loss_among(name, classes, logits, labels):
     """The loss of a criterion that was made for some classes alone."""
     classes = sorted(classes)
     criterion = CRITERIA[name](WEIGHTS[classes], classes.index)
-    targets = torch.tensor([classes.index(label) for label in labels])
+    targets = torch.tensor(list(map(classes.index, labels)))
     return criterion(logits[:, classes], targets)
 
 

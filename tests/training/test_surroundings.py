@@ -248,7 +248,7 @@ def test_strategies_that_train_on_all_experiences_take_the_plugin(
         strategy.train(part)
     assert max(losses.losses) < 20  # no class that is trained on was masked
     slots = strategy.plugins[1].storage_policy.slots
-    assert [slots.count(label) for label in range(4)] == [2] * 4
+    assert list(map(slots.count, range(4))) == [2] * 4
 
 
 RESETTING = [(GDumb, {"mem_size": 20}), (FromScratchTraining, {})]

@@ -139,7 +139,7 @@ def test_a_variable_rate_follows_the_time_stamps(tmp_path):
 )
 def test_time_stamps_that_are_missing_or_jump(stamps, times):
     clock = Clock(rate=2)
-    assert [clock(stamp) for stamp in stamps] == pytest.approx(times)
+    assert list(map(clock, stamps)) == pytest.approx(times)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def write_noise(path):
 def decoded(path):
     """Return the frames of a video; none if it is refused."""
     try:
-        return [np.asarray(image) for image in sampled_frames(path, 10)]
+        return list(map(np.asarray, sampled_frames(path, 10)))
     except VideoError:
         return []
 
