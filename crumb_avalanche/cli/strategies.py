@@ -1,11 +1,12 @@
 """``crumb strategies`` lists the methods. A list of all does not import torch."""
 
 import textwrap
-from dataclasses import fields
+from dataclasses import asdict
 
 from crumb_avalanche.cli.settings import StrategiesSettings
 from crumb_avalanche.methods.descriptions import Description, descriptions
 from crumb_avalanche.methods.registry import get_strategy
+from crumb_avalanche.system.named_values import attributes, field_names
 
 WIDTH = 80
 LABELS = 10  # columns of "  stores  "
@@ -49,21 +50,11 @@ def with_settings(name: str) -> str:
         ValueError: the name is unknown.
     """
     entry = get_strategy(name)
-    method = Description(
-        name=entry.name,
-        summary=entry.summary,
-        source=entry.source,
-        stores=entry.stores,
-        joint=entry.joint,
-        round_up=entry.round_up,
-        budgeted=entry.budgeted,
-    )
+    method = Description(**attributes(entry, field_names(Description)))
     lines = [described(method)]
-    defaults = entry.settings()
-    settings = [
-        f"{setting.name} {getattr(defaults, setting.name)!r}"
-        for setting in fields(defaults)
-    ]
+    settings = []
+    for setting, default in asdict(entry.settings()).items():
+        settings.append(f"{setting} {default!r}")
     if settings:
         lines.append("  own settings, --method.NAME VALUE")
         lines += textwrap.wrap(

@@ -147,7 +147,7 @@ class Spy(SupervisedPlugin):
 
     def before_update(self, strategy, **kwargs):
         plugin = strategy.memory
-        embeddings, labels = plugin._embedded
+        embeddings, labels = plugin._labelled_embeddings
         expected = None
         if int(plugin.known.sum()) > 1:
             prototypes = plugin.prototypes

@@ -21,3 +21,10 @@ def base(clips):
         keep_learner=False,
         progress=False,
     )
+
+
+@pytest.fixture
+def another_version(monkeypatch):
+    """This process has another version of the package than its workers."""
+    name = "crumb_avalanche.runs.worker_check.library_versions"
+    monkeypatch.setattr(name, lambda: {"crumb-avalanche": "99.0"})

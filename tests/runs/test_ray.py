@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from refused_workers import check_refused_workers
 from support.runs import differences
 from support.sweep import grid
 
@@ -15,7 +16,6 @@ from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import Processes
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.worker_check import EngineError
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -81,10 +81,6 @@ def test_a_failed_run_stops_no_other(base, tmp_path, engine):
     assert "Traceback" in (Path(bad.output) / "error.txt").read_text()
 
 
-def test_workers_of_another_version(base, tmp_path, engine, monkeypatch):
-    module = "crumb_avalanche.runs.worker_check.library_versions"
-    monkeypatch.setattr(module, lambda: {"crumb-avalanche": "99.0"})
-    cells = grid(base, tmp_path, [0], {"row": {}})
-    with pytest.raises(EngineError, match=r"the worker on .* has crumb-avalanche"):
-        sweep(cells, engine, tmp_path)
-    assert not (tmp_path / "row").exists()
+@pytest.mark.usefixtures("another_version")
+def test_workers_of_another_version(base, tmp_path, engine):
+    check_refused_workers(base, engine, tmp_path)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from refused_workers import check_refused_workers
 from support.runs import differences
 from support.sweep import grid
 
@@ -171,13 +172,9 @@ def test_a_refused_job(base, tmp_path):
     assert not (tmp_path / "row").exists()
 
 
-def test_workers_of_another_version(base, tmp_path, monkeypatch):
-    module = "crumb_avalanche.runs.worker_check.library_versions"
-    monkeypatch.setattr(module, lambda: {"crumb-avalanche": "99.0"})
-    cells = grid(base, tmp_path, [0], {"row": {}})
-    with pytest.raises(EngineError, match=r"the worker on .* has crumb-avalanche"):
-        sweep(cells, SLURM, tmp_path)
-    assert not (tmp_path / "row").exists()
+@pytest.mark.usefixtures("another_version")
+def test_workers_of_another_version(base, tmp_path):
+    check_refused_workers(base, SLURM, tmp_path)
 
 
 UNSEEN = """
