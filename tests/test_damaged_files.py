@@ -135,9 +135,9 @@ def maps(folder):
 
 
 def learners(folder):
-    paths = [
-        folder / f"{method}.safetensors" for method in ("recommended", "ncm", "ranpac")
-    ]
+    paths = []
+    for method in ("recommended", "ncm", "ranpac"):
+        paths.append(folder / f"{method}.safetensors")
     for path in paths:
         learner = Learner(path.stem, "small_cnn", None, 32, budget_bytes=200_000)
         for number, label in enumerate(("Straße", "<b>mug")):
@@ -251,9 +251,10 @@ def prepared(tmp_path_factory):
         if kind not in prepared_kinds:
             folder = tmp_path_factory.mktemp(kind.__name__)
             paths, act = kind(folder)
-            kept = {
-                path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
-            }
+            kept = {}
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    kept[path] = path.read_bytes()
             prepared_kinds[kind] = folder, paths, act, kept, cache(act)
         return prepared_kinds[kind]
 

@@ -93,10 +93,9 @@ def test_a_record_is_what_is_measured(quick, name):
     recorded = recorded_backbones()[name]
     now = backbone_measures.measured(name)
     unmeasured = {"images_per_second": 0, "eth80": None, "splits": 0}
-    rounded = {
-        entry: pytest.approx(getattr(now, entry), rel=1e-3)
-        for entry in ("trained", "megabytes", "gflops")
-    }
+    rounded = {}
+    for entry in ("trained", "megabytes", "gflops"):
+        rounded[entry] = pytest.approx(getattr(now, entry), rel=1e-3)
     assert replace(recorded, **unmeasured) == replace(now, **unmeasured, **rounded)
 
 

@@ -252,11 +252,10 @@ def test_a_home_folder_is_expanded(refused, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_default_paths_are_usable(command):
-    defaults = {
-        setting.name: setting.default
-        for setting in fields(COMMANDS[command].settings)
-        if setting.default is not MISSING
-    }
+    defaults = {}
+    for setting in fields(COMMANDS[command].settings):
+        if setting.default is not MISSING:
+            defaults[setting.name] = setting.default
     assert usable_paths(defaults).keys() == defaults.keys()
 
 

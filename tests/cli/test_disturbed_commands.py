@@ -336,7 +336,7 @@ def is_unfinished(name):
 def test_every_change_that_was_reported_is_there(place, tmp_path):
     pytest.importorskip("uvicorn")
     draws = random.Random(0)
-    kinds = [
-        one_round(place, tmp_path / str(number), draws) for number in range(ROUNDS)
-    ]
+    kinds = []
+    for number in range(ROUNDS):
+        kinds.append(one_round(place, tmp_path / str(number), draws))
     assert set().union(*kinds) == {"new", "merged", "gone", "served"}

@@ -92,9 +92,9 @@ def test_teach_predict_change_and_export(place, tmp_path):
     has_onnx = importlib.util.find_spec("onnxruntime") is not None
     if has_onnx:
         commands.append(["export", mine, "--threads", "1"])
-    arguments = [
-        json.dumps(value, default=str) for value in (MODULES, FUNCTIONS, commands)
-    ]
+    arguments = []
+    for value in (MODULES, FUNCTIONS, commands):
+        arguments.append(json.dumps(value, default=str))
     program = [sys.executable, "-c", HIDDEN, *arguments]
     process = subprocess.run(program, capture_output=True, text=True)
     assert process.returncode == 0, process.stdout + process.stderr

@@ -346,9 +346,10 @@ def check_events(events, address):
         for event in events
         if event["method"].endswith("WillBeSent")
     ]
-    foreign = [
-        url for url in urls if not url.startswith((f"{address}/", "data:", "blob:"))
-    ]
+    foreign = []
+    for url in urls:
+        if not url.startswith((f"{address}/", "data:", "blob:")):
+            foreign.append(url)
     assert len(urls) > 8
     assert foreign == []
     errors = [event for event in events if event["method"] == "Runtime.exceptionThrown"]

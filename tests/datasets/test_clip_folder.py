@@ -6,7 +6,7 @@ import sys
 from itertools import chain
 
 import pytest
-from fake_data import held_out, write_clip_folder, write_files, write_image
+from fake_data import held_out, image_sizes, write_clip_folder, write_files, write_image
 from fake_videos import video_frame_number, write_video
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
@@ -29,7 +29,7 @@ def test_frames_are_numbered_by_position_in_natural_order(tmp_path):
     kitchen = [f"cup/red/kitchen/{name}" for name in NATURAL]
     assert list(table.path) == ["cup/red/garden/0.png", *kitchen]
     assert table.frame == (0, 0, 1, 2, 3, 4, 5, 6)
-    assert {table.read(row).size for row in range(len(table))} == {(12, 8)}
+    assert image_sizes(table) == {(12, 8)}
 
 
 @pytest.mark.parametrize(("number", "count"), [(2, 1), (7, 1), (8, 2), (13, 3)])

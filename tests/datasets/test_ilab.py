@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from fake_data import ilab_names, ilab_session, odd_ilab_names, write_files
+from fake_data import ilab_names, ilab_session, image_sizes, odd_ilab_names, write_files
 
 from benchmarks_toybox_ilab.datasets.ilab import LAYOUT, ILabFrames
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
@@ -63,7 +63,7 @@ def test_frames_of_a_tree_with_unusual_names(tmp_path):
     )
     assert table.path[-1].startswith("train_img/van-i0007-b0018-c04-r0")
     assert table.path[-1].endswith("-l0.JPG")
-    assert {table.read(row).size for row in range(len(table))} == {(12, 8)}
+    assert image_sizes(table) == {(12, 8)}
 
 
 # Camera, rotation, light and focus, in the order of a clip.

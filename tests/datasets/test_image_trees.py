@@ -9,6 +9,7 @@ import pytest
 from fake_data import (
     ETH80_NUMBERS,
     image_tree_names,
+    values_of,
     write_eth80,
     write_files,
     write_image,
@@ -405,7 +406,7 @@ def test_each_object_of_the_real_data_is_held_out_twice(real):
     for run in range(10):
         table = ETH80Frames(real, run)
         test = table.rows("test")
-        held_out.update({table.object_name[row] for row in test})
+        held_out.update(values_of(table.object_name, test))
     assert len(held_out) == 80
     assert set(held_out.values()) == {2}
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from fake_data import values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -76,8 +77,8 @@ def test_counts_and_split():
     ) == list(CLASSES)
     assert len(PRETRAINING_CLASSES) == len(STREAM_CLASSES) == 10
     assert table.counts()["star"] == {"train": 6 * 3 * 15, "test": 6 * 15}
-    assert {table.session[row] for row in table.rows("test")} == {"session3"}
-    assert {table.session[row] for row in table.rows("train")} == {
+    assert values_of(table.session, table.rows("test")) == {"session3"}
+    assert values_of(table.session, table.rows("train")) == {
         "session0",
         "session1",
         "session2",
@@ -91,7 +92,7 @@ def test_arguments_of_the_table():
     table = ToyShapesFrames(None, 3, ["star", "fish"], 2, **shape)
     assert table.classes == ("fish", "star")
     assert len(table) == 2 * 2 * 3 * 4
-    assert {table.session[row] for row in table.rows("train")} == {"session1"}
+    assert values_of(table.session, table.rows("train")) == {"session1"}
     assert table.path[5] == "fish/object0/session1/frame01-of4-32px"
     assert (
         table.read(5).tobytes()

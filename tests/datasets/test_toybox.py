@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from fake_data import (
     TOYBOX_FOLDERS,
+    image_sizes,
     odd_toybox_names,
     toybox_clip,
     toybox_names,
@@ -37,7 +38,7 @@ def test_a_tree_with_unusual_names_and_files(tmp_path):
     assert len(table) == 7 * 2 + 15 + 3 + 2 + 9 * 2 + 9
     last = "images/animals/duck_12_pivothead/duck_12_pivothead_hodgepodge_2"
     assert table.path[-1].startswith(last)
-    assert {table.read(row).size for row in range(len(table))} == {(12, 8)}
+    assert image_sizes(table) == {(12, 8)}
 
 
 def paths_of(table, object_name, session):

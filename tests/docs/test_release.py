@@ -114,9 +114,10 @@ def test_the_recipe_has_the_pythons(setup):
 @pytest.mark.parametrize("name", NAMING)
 def test_named_files_exist(name):
     paths = PATH.findall((ROOT / name).read_text(encoding="utf-8"))
-    missing = [
-        path for path in paths if not (ROOT / path).exists() and "TABLE" not in path
-    ]
+    missing = []
+    for path in paths:
+        if not (ROOT / path).exists() and "TABLE" not in path:
+            missing.append(path)
     assert missing == []
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fake_data import values_of
 from page_commands import ROOT, blocks
 from PIL import Image
 from site_parts import reference
@@ -104,7 +105,7 @@ def test_the_data_set_has_its_classes(names):
 
 def test_the_data_set_holds_out_an_object(names):
     table = names["table"]
-    objects = {table.object_name[row] for row in table.rows("test")}
+    objects = values_of(table.object_name, table.rows("test"))
     assert objects == {"2"}
 
 

@@ -107,10 +107,9 @@ class MeanReference(Reference):
     """Cosines with class means."""
 
     def scores(self, features):
-        similarities = [
-            torch.cosine_similarity(features.double(), mean[None])
-            for mean in self.means()
-        ]
+        similarities = []
+        for mean in self.means():
+            similarities.append(torch.cosine_similarity(features.double(), mean[None]))
         return torch.stack(similarities, 1)
 
 
@@ -209,10 +208,9 @@ class MahalanobisReference(Reference):
 
     def scores(self, features):
         points = self.transformed(features)
-        distances = [
-            self.distances(points, mean, covariance)
-            for mean, covariance in zip(self.means(), self.covariances())
-        ]
+        distances = []
+        for mean, covariance in zip(self.means(), self.covariances()):
+            distances.append(self.distances(points, mean, covariance))
         return -torch.stack(distances, 1)
 
     @staticmethod

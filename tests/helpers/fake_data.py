@@ -35,11 +35,10 @@ def write_eth80(
     root: Path, numbers: dict = ETH80_NUMBERS, views: tuple[str, ...] = ETH80_VIEWS
 ) -> Path:
     """ETH-80 with fewer classes and views: `root/car14/car14-045-090.jpg`."""
-    names = [
-        f"{class_name}{number}"
-        for class_name, objects in numbers.items()
-        for number in objects
-    ]
+    names = []
+    for class_name, objects in numbers.items():
+        for number in objects:
+            names.append(f"{class_name}{number}")
     for name, view in product(names, views):
         write_image(root / name / f"{name}-{view}.jpg")
     return root
@@ -600,3 +599,13 @@ def frames_by_clip(table):
     for row in table:
         frames.setdefault((row.object_name, row.session), []).append(row.frame)
     return frames
+
+
+def image_sizes(table) -> set[tuple[int, int]]:
+    """Read all frames of a table, and return their sizes."""
+    return {table.read(row).size for row in range(len(table))}
+
+
+def values_of(column, rows) -> set:
+    """Return the values of a column of a table in some rows."""
+    return {column[row] for row in rows}

@@ -30,6 +30,7 @@ from crumb_avalanche.methods.registry import (
     LearningSettings,
     build_strategy,
 )
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.split_model import SplitModel
 
 N_CLASSES, PER_EXPERIENCE = 6, 2
@@ -116,9 +117,7 @@ def host_benchmark(
 
 def sgd(model: nn.Module, lr: float = 0.02, momentum: float = 0.9) -> torch.optim.SGD:
     """SGD over the weights that are trained."""
-    return torch.optim.SGD(
-        [w for w in model.parameters() if w.requires_grad], lr=lr, momentum=momentum
-    )
+    return torch.optim.SGD(trainable(model).values(), lr=lr, momentum=momentum)
 
 
 def quiet() -> EvaluationPlugin:

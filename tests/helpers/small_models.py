@@ -115,3 +115,13 @@ def conv_head_model() -> SplitModel:
         flatten=nn.Flatten(),
     )
     return SplitModel(extractor, nn.Sequential(layers), "head", image_size=16)
+
+
+def same_tensors(tensors, others) -> bool:
+    """Whether all tensors are equal to others of the same names, bit by bit."""
+    return all(torch.equal(tensors[name], others[name]) for name in tensors)
+
+
+def stacked_images(dataset) -> torch.Tensor:
+    """Stack the images of a data set, ``(N, ...)``."""
+    return torch.stack([image for image, *_ in dataset])

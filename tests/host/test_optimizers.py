@@ -13,6 +13,8 @@ from host_benchmarks import (
     sgd,
 )
 
+from crumb_avalanche.models.layers import trainable
+
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -54,7 +56,7 @@ def test_any_optimizer(name, optimizer):
     """Frozen weights stay, although the host adds them to the optimiser."""
     model = host_model()
     frozen = [weight.clone() for weight in model.feature_extractor.parameters()]
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    trained = list(trainable(model).values())
     chosen = optimizer(trained, lr=1e-3, weight_decay=0.1)
     strategy = our_strategy(name, model, optimizer=chosen, train_epochs=1)
     strategy.train(host_benchmark("nc").train_stream[:2])

@@ -19,6 +19,7 @@ from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.replay import distillation_loss, draw_from, held_slots
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.split_at import split_at
 
 
@@ -126,7 +127,7 @@ def test_all_that_learns_is_optimised(followed):
     strategy = followed.strategy
     groups = strategy.optimizer.param_groups
     optimised = {id(weight) for group in groups for weight in group["params"]}
-    weights = [w for w in strategy.model.parameters() if w.requires_grad]
+    weights = list(trainable(strategy.model).values())
     assert set(map(id, weights)) <= optimised
 
 

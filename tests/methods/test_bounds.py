@@ -6,6 +6,7 @@ from dataclasses import astuple
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
+from small_models import stacked_images
 from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import Answers, built, same_weights
@@ -135,7 +136,7 @@ class PlainLoop:
             momentum=0.6,
             weight_decay=1e-3,
         )
-        images = torch.stack([image for image, *_ in experience.dataset]).float()
+        images = stacked_images(experience.dataset).float()
         targets = experience.dataset.targets
         labels = torch.tensor(list(map(self.seen.index, targets)))
         epochs = 2 if number == 0 else 1

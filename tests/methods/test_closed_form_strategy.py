@@ -6,6 +6,7 @@ import pytest
 import small_models
 import torch
 from avalanche.training.plugins import EvaluationPlugin
+from small_models import stacked_images
 from torch.nn import functional
 from watched import outputs_of
 
@@ -80,7 +81,7 @@ class Streamed:
         return built(name, small_models.make_model(codebook=False), 20_000, 4)
 
     def learn_features(self, experience):
-        images = torch.stack([image for image, *_ in experience.dataset])
+        images = stacked_images(experience.dataset)
         labels = torch.tensor([label for _, label, *_ in experience.dataset])
         features = self.learner.features(self.learner.model, [images], [0])
         learn_in_batches(self.expected, features, labels, size=6)
@@ -439,10 +440,9 @@ def test_kinds_of_moments_have_equal_lengths():
     )
     channels = small.model.map_shape[0]
     sizes = [channels, channels, plain.shape[1] - 2 * channels]
-    expected = [
-        functional.normalize(kind) * kind.shape[1] ** 0.5
-        for kind in plain.split(sizes, 1)
-    ]
+    expected = []
+    for kind in plain.split(sizes, 1):
+        expected.append(functional.normalize(kind) * kind.shape[1] ** 0.5)
     torch.testing.assert_close(equal, torch.cat(expected, 1))
 
 

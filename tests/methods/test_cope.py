@@ -33,11 +33,10 @@ class SlowLoss:
     def chance(self, f, proxy, c):
         """``P(c | f, p)``."""
         of_proxy = self.similarity(f, proxy.detach())
-        of_prototypes = [
-            self.similarity(f, self.p[k])
-            for k in range(len(self.p))
-            if self.known[k] and k != c
-        ]
+        of_prototypes = []
+        for k in range(len(self.p)):
+            if self.known[k] and k != c:
+                of_prototypes.append(self.similarity(f, self.p[k]))
         return of_proxy / (of_proxy + sum(of_prototypes))
 
     def attraction(self, i):

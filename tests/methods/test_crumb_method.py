@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_models import make_model, make_stream
+from small_models import make_model, make_stream, same_tensors
 from watched import SIX, Losses, learned, outputs_of
 
 from crumb_avalanche.methods.crumb_readout import LinearReadout
@@ -149,7 +149,7 @@ def test_stock_layers_stay():
     for experience in result.stream.train_stream[:2]:
         result.strategy.train(experience)
     after = state_of(result.strategy)
-    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert same_tensors(before, after)
     assert not result.strategy.optimizer.state
     weights = result.strategy.model.parameters()
     assert all(weight.grad is None for weight in weights)
@@ -167,7 +167,7 @@ def test_trained_layers_end_as_those_of_crumb():
     plain = taught("head").strategy
     weights = state_of(ours)
     expected = state_of(plain)
-    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+    assert same_tensors(weights, expected)
     assert torch.equal(ours.storage_policy.rows, plain.storage_policy.rows)
 
 

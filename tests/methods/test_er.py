@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_models import stacked_images
 from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import learned as learned_by
@@ -151,7 +152,7 @@ class PlainLoop:
         assert not list(self.drawn)
 
     def run_epoch(self, experience, stores):
-        images = torch.stack([image for image, *_ in experience.dataset]).float()
+        images = stacked_images(experience.dataset).float()
         labels = list(experience.dataset.targets)
         for start in range(0, len(labels), BATCH):
             batch = slice(start, start + BATCH)
@@ -179,11 +180,10 @@ class DarkLoop(PlainLoop):
 
     def dark_loss(self, memories):
         """Mean square over the classes that were seen when logits were stored."""
-        squares = [
-            (logits[label] - memory.logits[label]) ** 2
-            for logits, memory in zip(self.recalled(memories), memories)
-            for label in memory.seen
-        ]
+        squares = []
+        for logits, memory in zip(self.recalled(memories), memories):
+            for label in memory.seen:
+                squares.append((logits[label] - memory.logits[label]) ** 2)
         return torch.stack(squares).mean()
 
 

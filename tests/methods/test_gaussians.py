@@ -98,10 +98,11 @@ class DefinedRda:
     def log_densities(self, features):
         points = (features.double() - self.centre) @ self.projection
         means = (self.means - self.centre) @ self.projection
-        densities = [
-            MultivariateNormal(means[c], self.covariance(c)).log_prob(points)
-            for c in range(CLASSES)
-        ]
+        densities = []
+        for c in range(CLASSES):
+            densities.append(
+                MultivariateNormal(means[c], self.covariance(c)).log_prob(points)
+            )
         return torch.stack(densities, 1)
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from watched import built, make
 
 from crumb_avalanche.methods.replay import distillation_loss
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.training.feature_cache import FeatureCache
@@ -53,7 +54,7 @@ def stream_of(*pairs):
 
 
 def learn(model, stream, *plugins, rate=RATE, **arguments):
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    weights = list(trainable(model).values())
     optimizer = torch.optim.SGD(weights, lr=rate, momentum=MOMENTUM)
     settings = dict(
         train_mb_size=BATCH,

@@ -270,9 +270,9 @@ def spread(images, scores, count):
     """So many images, evenly from the lowest score to the highest."""
     order = sorted(range(len(images)), key=lambda index: scores[index])
     last = min(count, len(order)) - 1
-    ranks = [
-        round(number * (len(order) - 1) / max(1, last)) for number in range(last + 1)
-    ]
+    ranks = []
+    for number in range(last + 1):
+        ranks.append(round(number * (len(order) - 1) / max(1, last)))
     return [images[order[rank]] for rank in ranks]
 
 
@@ -327,11 +327,10 @@ def test_the_memory_is_what_a_slow_loop_chooses(make_model, make_stream, mem_siz
         assert len(memory) == mem_size
         assert len(choice.images) == classes * (mem_size // classes)
         for label, image in choice.images:
-            alike = [
-                torch.equal(image, row)
-                for row, image_label in memory
-                if image_label == label
-            ]
+            alike = []
+            for row, image_label in memory:
+                if image_label == label:
+                    alike.append(torch.equal(image, row))
             assert any(alike)
     assert len(scores) > 1  # the network is sure of some frames and not of others
 

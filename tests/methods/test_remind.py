@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
+from small_models import stacked_images
 from torch.nn.functional import cross_entropy, interpolate
 from watched import SIX, outputs_of, taught
 
@@ -33,7 +34,7 @@ def learn(experiences=3, mem_size=24, **method):
 
 
 def images_of(experience):
-    return torch.stack([image for image, *_ in experience.dataset])
+    return stacked_images(experience.dataset)
 
 
 def labels_of(experience):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
-from small_models import conv_head_model, make_model, make_stream
+from small_models import conv_head_model, make_model, make_stream, stacked_images
 from watched import built, outputs_of
 
 from crumb_avalanche.memory.slots import Slots
@@ -283,7 +283,7 @@ def build(name, *plugins, mem_size=8):
 
 
 def images_of(experience):
-    return torch.stack([image for image, *_ in experience.dataset])
+    return stacked_images(experience.dataset)
 
 
 def assert_in_order(labels, maps, experience, model):

@@ -50,9 +50,9 @@ def test_every_number_of_the_csv_is_shown(folder, page):
 
 @pytest.mark.parametrize("name", ["final_accuracy", "memory_bytes", "train_seconds"])
 def test_numbers_are_shown_as_in_the_csv(folder, page, name):
-    visible = [
-        float(text.replace(",", "")) for text in page.column_of("runs-table", name)
-    ]
+    visible = []
+    for text in page.column_of("runs-table", name):
+        visible.append(float(text.replace(",", "")))
     assert visible == [float(line[name]) for line in csv_of(folder)]
 
 

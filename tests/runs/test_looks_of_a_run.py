@@ -131,9 +131,9 @@ def table_class(table, clip):
 
 def cached(folder, model, count):
     """A cache of the maps of each look."""
-    stores = [
-        MapStore(folder, model, count, key, progress=False) for key in ("whole", "mid")
-    ]
+    stores = []
+    for key in ("whole", "mid"):
+        stores.append(MapStore(folder, model, count, key, progress=False))
     return FeatureCache(LookStore(stores))
 
 

@@ -20,6 +20,7 @@ from fake_data import write_tiny
 from fake_runs import weights_of
 from fake_videos import write_video
 from flags import flags
+from small_models import same_tensors
 from support.runs import differences
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
@@ -432,7 +433,7 @@ def test_quantized_maps_are_evaluated(run, tmp_path, plain):
     quantized = run(tmp_path, *SHORT, *settings)
     weights = weights_of(quantized.folder)
     expected = weights_of(plain.folder)
-    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert same_tensors(expected, weights)
     assert evaluated_losses(quantized) != evaluated_losses(plain)
 
 

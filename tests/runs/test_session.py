@@ -3,10 +3,10 @@
 from functools import partial
 
 import pytest
-import torch
 import yaml
 from fake_runs import tensors_of
 from flags import flags
+from small_models import same_tensors
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from crumb_avalanche.methods.registry import STRATEGIES
@@ -55,7 +55,7 @@ def test_fair_learns_as_with_a_given_rate(tuned, ran, tmp_path):
     assert result["accuracy_after"] == tuned_result["accuracy_after"]
     learned = tensors_of(tmp_path / "given")
     expected = tensors_of(tmp_path / "tuned")
-    assert all(torch.equal(learned[name], expected[name]) for name in expected)
+    assert same_tensors(expected, learned)
 
 
 FAIR_SLDA = flags(family="fair", strategy="slda")

@@ -10,7 +10,7 @@ from avalanche.benchmarks import benchmark_with_validation_stream
 from avalanche.benchmarks.scenarios.online import split_online_stream
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import ICaRL, Replay
-from fake_data import make_table, toybox_names, write_files
+from fake_data import make_table, toybox_names, values_of, write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -204,13 +204,13 @@ def sessions_of(table, experiences):
     """Return the session of each experience; they have one each."""
     sessions = []
     for rows in experiences:
-        (session,) = {table.session[row] for row in rows}
+        (session,) = values_of(table.session, rows)
         sessions.append(session)
     return sessions
 
 
 def all_sessions(table, split):
-    return sorted({table.session[row] for row in table.rows(split)})
+    return sorted(values_of(table.session, table.rows(split)))
 
 
 # Orders

@@ -5,6 +5,7 @@ import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.benchmarks.utils import as_classification_dataset
 from avalanche.training.plugins import SupervisedPlugin
+from fake_data import values_of
 from host_benchmarks import LabelledImages
 from hypothesis import given
 from hypothesis import strategies as st
@@ -159,7 +160,7 @@ def test_items_have_the_small_labels(small):
 def test_a_piece_is_one_object(small):
     for rows in small.rows_by_label().values():
         classes = {small.table.class_name[row] for row in rows}
-        objects = {small.table.object_name[row] for row in rows}
+        objects = values_of(small.table.object_name, rows)
         assert (len(classes), len(objects)) == (1, 1)
 
 

@@ -41,10 +41,9 @@ def learn(model, images, **settings):
 
 
 def test_the_loss_falls_and_f_does_not_change(model, images):
-    before = {
-        name: weights_hash(getattr(model, name))
-        for name in ("feature_extractor", "plastic_layers", "codebook")
-    }
+    before = {}
+    for name in ("feature_extractor", "plastic_layers", "codebook"):
+        before[name] = weights_hash(getattr(model, name))
     model.fold_feature_scale(model.features(images.tensors[0]))
     maps = TensorDataset(
         model.extract(images.tensors[0]), images.tensors[1]
@@ -88,10 +87,9 @@ def test_one_step_equals_the_formula(make_model, images, alpha, beta):
         quantized, labels
     )
     assert history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
-    right = [
-        100 * float((logits.argmax(1) == labels).float().mean())
-        for logits in (direct, quantized)
-    ]
+    right = []
+    for logits in (direct, quantized):
+        right.append(100 * float((logits.argmax(1) == labels).float().mean()))
     assert [
         history[0]["direct_accuracy"],
         history[0]["codebook_accuracy"],

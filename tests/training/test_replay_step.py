@@ -6,6 +6,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from host_benchmarks import STORING, host_benchmark, host_model, our_strategy
 
 from crumb_avalanche.methods.penalties import StreamSI
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.training.crumb import CRUMBPlugin
 from crumb_avalanche.training.replay_step import in_replay_step, memory_step
 
@@ -61,17 +62,16 @@ class StepsOf(torch.optim.SGD):
     """SGD that records the norm of the gradients of its steps."""
 
     def __init__(self, model):
-        weights = [p for p in model.parameters() if p.requires_grad]
+        weights = list(trainable(model).values())
         super().__init__(weights, lr=0.02)
         self.norms = []
 
     def step(self, closure=None):
-        gradients = [
-            weight.grad
-            for group in self.param_groups
-            for weight in group["params"]
-            if weight.grad is not None
-        ]
+        gradients = []
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    gradients.append(weight.grad)
         self.norms.append(float(torch.nn.utils.get_total_norm(gradients)))
         return super().step(closure)
 

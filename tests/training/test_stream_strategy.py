@@ -20,6 +20,7 @@ from watched import built, make, outputs_of, same_weights, taught, train
 
 from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import STRATEGIES
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.batch_plugin import BatchPlugin
@@ -204,11 +205,10 @@ def test_groups_train_as_one(make_model, make_stream):
     grouped = make_model()
     head = [*grouped.plastic_layers.head.parameters()]
     in_head = set(map(id, head))
-    references = [
-        weight
-        for weight in grouped.parameters()
-        if weight.requires_grad and id(weight) not in in_head
-    ]
+    references = []
+    for weight in grouped.parameters():
+        if weight.requires_grad and id(weight) not in in_head:
+            references.append(weight)
     groups = [{"params": head}, {"params": references}]
     one_group = torch.optim.SGD(whole.parameters(), lr=0.05)
     two_groups = torch.optim.SGD(groups, lr=0.05)
@@ -292,7 +292,7 @@ class NaNAt(SupervisedPlugin):
 
     def before_backward(self, strategy, **kwargs):
         self.weights.append(
-            [p.detach().clone() for p in strategy.model.parameters() if p.requires_grad]
+            [weight.detach().clone() for weight in trainable(strategy.model).values()]
         )
         if strategy.clock.train_exp_iterations == self.iteration:
             strategy.loss = strategy.loss * self.value
@@ -313,7 +313,7 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(
     with pytest.raises(TrainingDivergedError, match=words):
         strategy.train(make_stream().train_stream[0])
     assert len(fault.weights) == iteration + 1
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    weights = list(trainable(model).values())
     good = fault.weights[max(iteration - 1, 0)]
     assert all(map(torch.equal, weights, good))
     if iteration:
