@@ -114,7 +114,7 @@ class EngineSettings(ranges.InRange):
 
 
 # What a file of resources may set: all but engine and processes.
-_, _, *RESOURCES = field_names(EngineSettings)
+RESOURCES = field_names(EngineSettings)[2:]
 
 
 def engine_settings(
