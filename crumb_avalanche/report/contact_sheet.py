@@ -350,13 +350,8 @@ def confusion_matrix(pairs: Pairs) -> Matrix | None:
     A column of unknown images follows those of the classes. ``None`` for too many
     classes.
     """
-    truths: list[str] = []
-    answers: list[str] = []
-    for truth, label in pairs:
-        truths.append(truth)
-        if label is not None:
-            answers.append(label)
-    truths = list(dict.fromkeys(truths))
+    truths = list(dict.fromkeys(truth for truth, _ in pairs))
+    answers = [label for _, label in pairs if label is not None]
     columns = list(dict.fromkeys([*truths, *answers]))
     if not columns or len(columns) > MOST_COLUMNS:
         return None
