@@ -200,7 +200,8 @@ class FeatureMoments(InRange):
 def middle_of(length: int, share: float) -> tuple[int, int]:
     """Return where the middle of an axis begins and ends, at least one location."""
     locations = int(length)  # a tensor where an exporter traces
-    margin = min(int(locations * ((1 - share) / 2) + 0.5), (locations - 1) // 2)
+    margin = int(locations * ((1 - share) / 2) + 0.5)  # rounded
+    margin = min(margin, (locations - 1) // 2)
     return margin, locations - margin
 
 
@@ -243,11 +244,13 @@ def cell_slices(length: int, cells: int) -> list[slice]:
 
     Neighbours share one if the length is not divisible.
     """
-    # Without negative numbers, whose quotients ONNX rounds otherwise.
-    return [
-        slice(cell * length // cells, ((cell + 1) * length + cells - 1) // cells)
-        for cell in range(cells)
-    ]
+    slices = []
+    for cell in range(cells):
+        start = cell * length // cells
+        # Rounded up, without negative numbers, whose quotients ONNX rounds otherwise.
+        stop = ((cell + 1) * length + cells - 1) // cells
+        slices.append(slice(start, stop))
+    return slices
 
 
 def mean_and_deviation(maps: Tensor, tiny: float = 0.0) -> Moments:

@@ -105,10 +105,12 @@ class ClassMeans(ClosedForm):
         """
         mean = self.means[label].double()
         old = int(self.counts[label])
-        between = (old * new / (old + new)) ** 0.5 * (centre - mean)
-        self.means[label] = (mean + new / (old + new) * (centre - mean)).float()
+        difference = centre - mean
+        share = new / (old + new)
+        self.means[label] = (mean + share * difference).float()
         self.counts[label] += new
-        return between
+        weight = old * new / (old + new)  # of the squared difference in the scatter
+        return weight**0.5 * difference
 
     def _solve(self, seen):
         return functional.normalize(self.means[seen].double(), dim=1)

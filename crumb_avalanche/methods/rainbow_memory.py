@@ -146,7 +146,8 @@ def memory_rate(epoch: int, rate: float) -> float:
     while position >= length:
         position = position - length
         length = 2 * length
-    return 0.01 * rate + 0.99 * rate * (1 + math.cos(math.pi * position / length)) / 2
+    share = (1 + math.cos(math.pi * position / length)) / 2  # from 1 to 0
+    return 0.01 * rate + 0.99 * rate * share
 
 
 def augment(images: Tensor, random: np.random.Generator) -> Tensor:
