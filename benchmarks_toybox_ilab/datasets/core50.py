@@ -99,7 +99,7 @@ LAYOUT = Layout(
     rule="SS is the session, OO the object of the folders, in two digits each, and FFF "
     "a frame from 000 to 299",
     key=_key,
-    whole=False,
+    needs_all_folders=False,
     inner_folders=("core50_128x128", "core50/core50_128x128"),
     counts={"classes": 10, "train": 6_000, "test": 2_250},
     classes=CLASSES,

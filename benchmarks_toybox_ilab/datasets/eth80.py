@@ -54,7 +54,7 @@ LAYOUT = Layout(
     folders=tuple(
         f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)
     ),
-    whole=False,
+    needs_all_folders=False,
     counts={"classes": 8, "train": 2_624, "test": 656},
     owner="the data set",
     classes=CLASSES,

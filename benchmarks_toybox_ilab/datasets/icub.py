@@ -62,7 +62,7 @@ LAYOUT = Layout(
     f"the transformations are {', '.join(TRANSFORMATIONS)}",
     key=_key,
     folders=(*PARTS, *CLASSES),
-    whole=False,
+    needs_all_folders=False,
     counts={"classes": 20, "train_clips": 800, "test_clips": 200},
     classes=CLASSES,
 )

@@ -54,8 +54,8 @@ class Layout:
         key: `key(match)` returns class, object, session and frame of an image, or None
             if it is not used.
         folders: Folders directly in that of the data set.
-        whole: Whether all of `folders` are needed, and other folders are ignored;
-            otherwise any of them is enough.
+        needs_all_folders: Whether all of `folders` are needed, and other folders are
+            ignored; otherwise any of them is enough.
         inside: Whether the root may be the only one of `folders` itself.
         inner_folders: Folders below a root that may be that of the data set, besides
             the root itself and the folder `name`.
@@ -79,7 +79,7 @@ class Layout:
     rule: str = "other images lie elsewhere"
     key: Callable[[re.Match[str]], tuple | None] = lambda match: None
     folders: tuple[str, ...] = ()
-    whole: bool = True
+    needs_all_folders: bool = True
     inside: bool = False
     inner_folders: tuple[str, ...] = ()
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -116,10 +116,12 @@ class Layout:
         Raises:
             FrameTableError: If it is not there.
         """
-        folder = self.find(root, self.whole)
+        folder = self.find(root, self.needs_all_folders)
         if folder is not None and folder.is_dir():
             return folder
-        source = f"`crumb prepare {self.name}`" if self.pattern else self.source
+        source = self.source
+        if self.pattern is not None:  # which `crumb prepare` lays out
+            source = f"`crumb prepare {self.name}`"
         advice = (
             f"{self.name} is laid out as {self.tree}; give that folder as root, or "
             f"make it with {source}."
@@ -128,8 +130,8 @@ class Layout:
             raise FrameTableError(f"there is no folder {root}. {advice}")
         present = self._folders_in(root)
         missing = [name for name in self.folders if name not in present]
-        if not self.whole:
-            missing = missing[:1]
+        if not self.needs_all_folders:
+            missing = missing[:1]  # as an example: any of them is enough
         raise FrameTableError(
             f"{root} has no folder {' and no folder '.join(missing)}, but holds "
             f"{listed_entries(root)}. {advice}"
@@ -191,7 +193,7 @@ class Layout:
     def _files_of(self, folder: Path) -> list[str]:
         """List the files in that of `folders` which are there, or all files."""
         names: list[str] = []
-        if self.whole:
+        if self.needs_all_folders:
             names = self._folders_in(folder)
         paths: list[str] = []
         for name in names or [""]:  # "" is the folder itself

@@ -114,7 +114,7 @@ def _folder_with_layout(source: Path, layout: Layout) -> Path | None:
     for _ in range(_DEEPEST):
         folders = list(chain.from_iterable(map(_folders_in, folders)))
         for folder in folders:
-            if layout.find(folder, layout.whole) is not None:
+            if layout.find(folder, layout.needs_all_folders) is not None:
                 return folder
     return None
 

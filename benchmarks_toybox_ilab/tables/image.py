@@ -523,7 +523,7 @@ def _grey(image: Image.Image) -> np.ndarray:
 
 
 def _stated_depths(image: Image.Image) -> tuple[int, ...]:
-    """Return how many bits of 16-bit pixels may be used, of an opened file.
+    """Return the possible bit depths of an opened file of 16-bit pixels.
 
     Cameras often use 10 to 14 bits. `eight_bits` scales by the first of these that the
     brightest pixel fits into, so the image is not too dark.
@@ -537,8 +537,8 @@ def _stated_depths(image: Image.Image) -> tuple[int, ...]:
     elif image.format == "TIFF":
         bits = _stated_in_tiff(image)
     elif image.format == "PNG":
-        # A file that follows the standard fills all 16 bits whatever it states; those
-        # of cameras do not.
+        # Cameras fill only the bits that they state. A file that follows the standard
+        # fills all 16: its brightest pixel does not fit into fewer.
         bits = max(_chunk(image, b"sBIT"), default=0)
     if not bits:
         return DEPTHS

@@ -135,10 +135,10 @@ class Job:
             VideoError, ImportError: As `sampled_frames`.
             FrameTableError: If the frames cannot be written.
         """
-        record = self._record()
         names = self.finished_frames()
         if names is not None:
             return names
+        record = self._record()  # of the video before its frames are read
         sampled = sampled_frames(self.video, self.fps, self.size, threads)
         with closing(sampled) as images:
             first = next(images)  # a bad file fails here, before anything is written

@@ -376,11 +376,11 @@ def _decoded(video: Path, container: Any, stream: Any) -> Iterator[tuple[float, 
     time = 0.0
     end = 0.0  # of the last packet
     first_stamp: float | None = None  # of the first good frame
-    is_begun = False  # a packet was good
+    had_good_packet = False
     for packet in container.demux(stream):
-        if is_begun and packet.is_corrupt:
+        if had_good_packet and packet.is_corrupt:
             raise _damage(video, time)
-        is_begun = is_begun or not packet.is_corrupt
+        had_good_packet = had_good_packet or not packet.is_corrupt
         for frame in packet.decode():
             if frame.is_corrupt:
                 if first_stamp is None:
@@ -396,8 +396,9 @@ def _decoded(video: Path, container: Any, stream: Any) -> Iterator[tuple[float, 
             end = max(end, packet_time + _duration(packet))
     if first_stamp is None:
         raise _video_error(video, "has no frame that can be decoded")
-    # Some containers count from 0, others from the first frame: use the longer length.
-    length = max(end, end - first_stamp, time + 1 / rate)
+    # A first stamp below 0 lies before the 0 from which packets are counted.
+    length_of_packets = end - min(first_stamp, 0.0)
+    length = max(length_of_packets, time + 1 / rate)
     stated = _stated_seconds(container, stream, rate)
     if stated - length > _MISSING_SECONDS:
         raise _video_error(

@@ -114,11 +114,13 @@ class Shard:
         Raises:
             BadFrameError: an image cannot be read, and ``on_bad`` is ``raise``.
             RuntimeRefusedError: the runtime is not installed here.
-            ValueError: it has another version here, or the clips are others.
+            ValueError: it has another version here, or the source has other clips than
+                when the command was given.
         """
         torch.set_num_threads(self.threads)
         learner = Learner.load(self.learner)
-        runtime = str(learner.use_runtime(self.runtime.partition(" ")[0]))
+        name_of_runtime, _, _ = self.runtime.partition(" ")
+        runtime = str(learner.use_runtime(name_of_runtime))
         if runtime != self.runtime:
             raise ValueError(
                 f"the network runs in {self.runtime} where the command was given, but "
@@ -126,7 +128,8 @@ class Shard:
             )
         unread: list[BadImage] = []
         clips = self.source.clips(unread)[self.start : self.stop]
-        unread.clear()  # folders, which every worker meets
+        # Each worker lists the whole source: the command reports its unread folders.
+        unread.clear()
         report = unread.append if self.source.on_bad == "skip" else None
         computed = []
         for clip in clips:

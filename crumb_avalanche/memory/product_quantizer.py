@@ -180,8 +180,9 @@ class ProductQuantizer(nn.Module):
         batch, groups, height, width = codes.shape
         # One table of all groups, whose centroids follow each other.
         table = self.centroids.flatten(0, 1).to(codes.device)
-        size = self.centroids.shape[1]
-        offsets = torch.arange(groups, dtype=torch.int32, device=codes.device) * size
+        centroids_per_group = self.centroids.shape[1]
+        first_of_group = torch.arange(groups, dtype=torch.int32, device=codes.device)
+        offsets = first_of_group * centroids_per_group
         slices_bhwmd = functional.embedding(codes.permute(0, 2, 3, 1) + offsets, table)
         map_bhwc = slices_bhwmd.reshape(batch, height, width, self.channels)
         return map_bhwc.permute(0, 3, 1, 2)

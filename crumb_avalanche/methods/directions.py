@@ -281,10 +281,13 @@ class ClassDirections:
         if energy:
             energy_share = float(values.square().sum()) / energy
         else:
-            energy_share = 1 - (self.length - count) / self.length
-        # Cut directions are not orthogonal; a class of its own stores principal ones.
+            energy_share = count / self.length
+        # Cut directions are not orthogonal, so principal ones take their place.
         cut_class = ClassDirections(
-            1, count, self.per_class, eight_bits=self.eight_bits
+            n_classes=1,
+            length=count,
+            per_class=self.per_class,
+            eight_bits=self.eight_bits,
         )
         cut_class._store(0, _principal(values))
         return LastFeatures(

@@ -217,8 +217,7 @@ class Codebook(nn.Module):
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of
                 ``codebook_dim``.
             usable: whether the map is finite (see ``extraction.usable``), a bool on its
-                device; default it is checked here, for which a GPU is waited for once
-                more.
+                device; default it is checked here, which waits for a GPU once more.
 
         Returns:
             ``(B, G, H, W)`` codes, ``uint8`` up to 256 rows and ``int16`` above; ``(B,
@@ -234,6 +233,7 @@ class Codebook(nn.Module):
         self._check_channels(channels)
         rows = self.blocks.detach().float()
         is_filled = rows.any(dim=1)
+        # None where it is not known yet: the search marks slices that are not finite.
         all_filled, is_usable = self._check_rows(rows, is_filled, usable)
 
         maps_lc = _by_location(feature_map)

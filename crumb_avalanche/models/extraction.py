@@ -209,14 +209,17 @@ def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
     low, high = map(float, images.aminmax())
     black = float((-mean / std).min())
     white = float(((1 - mean) / std).max())
-    if float((images * std + mean).max()) > 10:  # white is 1
+    brightest = float((images * std + mean).max())  # white is 1
+    # Normalised images go well below 0; these fill most of the range from 0 to 1.
+    fills_unit_range = low >= 0 and high <= 1 and high - low > 0.5
+    if brightest > 10:
         warnings.warn(
             f"the images have values up to {high:.0f}, where white is expected to be "
             f"about {white:.1f}: give them as uint8, or divide by 255 before the "
             "normalisation, or call model.set_normalization([0], [1 / 255])",
             stacklevel=2,
         )
-    elif black <= -1 and 0 <= low < high - 0.5 and high <= 1:
+    elif black <= -1 and fills_unit_range:
         warnings.warn(
             f"the images have values from {low:.1f} to {high:.1f}, where black is "
             f"expected to be about {black:.1f} and white {white:.1f}: add "

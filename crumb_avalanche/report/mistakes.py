@@ -31,7 +31,7 @@ from crumb_avalanche.system.words import counted
 MOST_MISTAKES = 200  # with images
 FEW_OBJECTS = 3  # a class with fewer is learned from few examples of its looks
 FEW_TESTED = 20  # images of a class; one of them more or less is 5 percentage points
-UNREAD = 0.05  # share of unread files that is worth mending
+WORTH_MENDING = 0.05  # share of files that could not be read
 MOST_NAMED = 3  # classes that a line of advice names
 MOST_PAIRS = 3  # pairs of classes whose images are shown
 MOST_EXAMPLES = 3  # images of each side of a pair
@@ -361,7 +361,7 @@ def advice(
     """
     lines = []
     files = unread + sum(counts.images + counts.tested for counts in classes)
-    if unread >= UNREAD * files:
+    if unread and unread >= WORTH_MENDING * files:
         lines.append(
             f"Restore or convert the files that could not be read: {unread} of {files}."
         )

@@ -302,7 +302,10 @@ class Session:
 def _open_cache(
     folder: str, plan: RunPlan, stream: Stream, model: SplitModel
 ) -> FeatureCache:
-    """Open the cache of feature maps in a folder."""
+    """Open the cache of feature maps in a folder.
+
+    It has a store for each look, whose key says how the look was made of the images.
+    """
     stores = [
         MapStore(
             folder,
@@ -316,7 +319,8 @@ def _open_cache(
         for key in stream.images_keys
     ]
     store = LookStore(stores) if len(stores) > 1 else stores[0]
-    return FeatureCache(store, stored_images=plan.capacity or 0)
+    stored_images = plan.capacity or 0  # None where the method stores no images
+    return FeatureCache(store, stored_images=stored_images)
 
 
 def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:

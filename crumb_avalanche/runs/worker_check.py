@@ -53,9 +53,10 @@ class Call:
         return call
 
     def check_in(self) -> None:
-        """Compare this worker with the call, answer, and enter its working folder.
+        """Compare this worker with the process that starts workers, and answer it.
 
-        Called in the worker.
+        Called in the worker, which then enters the working folder. The answer is a file
+        that holds the difference, empty if there is none.
 
         Raises:
             EngineError: it does not see a folder, or has other versions.
@@ -66,10 +67,10 @@ class Call:
                 f"the worker on {host} does not see {self.folder.parent}: choose an "
                 "--output on a disk that all nodes share"
             )
-        reason = self._difference(host)
-        write_text(self.folder / f"{ANSWER}{host}-{os.getpid()}.txt", reason)
-        if reason:
-            raise EngineError(reason)
+        difference = self._difference(host)
+        write_text(self.folder / f"{ANSWER}{host}-{os.getpid()}.txt", difference)
+        if difference:
+            raise EngineError(difference)
         os.chdir(self.working_folder)
 
     def _difference(self, host: str) -> str:

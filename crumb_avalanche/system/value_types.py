@@ -33,7 +33,7 @@ class StateError(ValueError):
 
 
 def check(kind: Any, value: Any, path: str = "") -> None:
-    """Raise if a value is none of a type.
+    """Raise if a value is not of a type.
 
     Args:
         kind: made by the functions below, or a type such as ``bool``.

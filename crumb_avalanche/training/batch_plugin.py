@@ -117,7 +117,7 @@ def _check_map_shape(record: ForwardRecord, model: SplitModel) -> None:
         return
     channels, height, width = record.images.shape[1:]
     images = "the cached images"
-    if channels == 3:
+    if channels == 3:  # from a cache come maps, whose size is not that of the images
         images = f"images of {height} x {width} pixels"
     side = model.image_size
     raise ValueError(

@@ -304,7 +304,9 @@ def test_folders_with_another_layout(tmp_path, name):
 
 
 OF_TWO_FOLDERS = [
-    name for name in LAYOUTS if LAYOUTS[name].whole and len(LAYOUTS[name].folders) == 2
+    name
+    for name, layout in LAYOUTS.items()
+    if layout.needs_all_folders and len(layout.folders) == 2
 ]
 
 
