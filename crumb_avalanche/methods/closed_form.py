@@ -125,14 +125,24 @@ class ClosedForm(BudgetedStatistics):
         """Return what ``_typicality`` needs and is computed once after each change."""
         return None
 
-    def _typicality(self, features: Tensor, space: Any) -> Typicality:
+    def _typicality(
+        self, features: Tensor, space: Any, left_out: int | None
+    ) -> Typicality:
         """Measure how typical ``(B, D)`` float64 features are.
 
         By default by the largest score.
+
+        Args:
+            features: see above.
+            space: what ``_typical_space`` returned.
+            left_out: column of a class without which the values are measured, too.
         """
-        scores = self.solution()(features)
-        largest = scores.amax(1) / self.temperature
-        return Typicality.of_three(scores, largest, largest, largest)
+
+        def values_of(scores: Tensor) -> Tensor:
+            largest = scores.amax(1, keepdim=True) / self.temperature
+            return largest.expand(-1, 3)
+
+        return Typicality.of_scores(self.solution()(features), values_of, left_out)
 
     def _grow(self, n_classes: int) -> None:
         """Add classes up to a larger number."""
@@ -279,7 +289,12 @@ class ClosedForm(BudgetedStatistics):
             self._solution = self._solve(self.image_counts > 0)
         return self._solution
 
-    def typicality(self, features: Tensor, nothing: Tensor | None = None) -> Typicality:
+    def typicality(
+        self,
+        features: Tensor,
+        nothing: Tensor | None = None,
+        left_out: int | None = None,
+    ) -> Typicality:
         """Score the classes with images, and measure how like their images others are.
 
         What "like" means is the method's own; see ``_typicality``.
@@ -289,10 +304,12 @@ class ClosedForm(BudgetedStatistics):
             nothing: features of images that show nothing, as in
                 ``MeansSpan.against_background``; for forms that are
                 ``apart_from_nothing``.
+            left_out: column of one of at least two classes with images, without which
+                the values are measured, too.
         """
         space = self._cached_typical_space(nothing)
         with without_autocast(CPU):
-            return self._typicality(features.double(), space)
+            return self._typicality(features.double(), space, left_out)
 
     @isolated
     def _cached_typical_space(self, nothing: Tensor | None) -> Any:

@@ -380,6 +380,14 @@ class EarlierForm:
         """Drop the copy, so that all that was learned so far answers next."""
         self._form = None
 
+    def of(self, statistics: ClosedForm) -> ClosedForm:
+        """Return the copy of what was learned so far, made anew if it is too old."""
+        learned = int(statistics.image_counts.sum())
+        if self._form is None or learned >= GROWTH * self._images:
+            self._form = copy.deepcopy(statistics)
+            self._images = max(1, learned)
+        return self._form
+
     def knowing(self, statistics: ClosedForm, label: int) -> ClosedForm | None:
         """Return the form that answers for a clip of a class.
 
@@ -390,14 +398,11 @@ class EarlierForm:
         Returns:
             ``None`` if the form does not know the class, or no other one.
         """
-        learned = int(statistics.image_counts.sum())
-        if self._form is None or learned >= GROWTH * self._images:
-            self._form = copy.deepcopy(statistics)
-            self._images = max(1, learned)
-        known = self._form.image_counts > 0
+        form = self.of(statistics)
+        known = form.image_counts > 0
         if int(known.sum()) < 2 or label >= len(known) or not known[label]:
             return None
-        return self._form
+        return form
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copy, and how many images it learned."""

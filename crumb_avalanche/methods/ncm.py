@@ -122,10 +122,13 @@ class ClassMeans(ClosedForm):
         means = self.means[self.image_counts > 0].double()
         return MeansSpan.of_unit_vectors(functional.normalize(means, dim=1))
 
-    def _typicality(self, features: Tensor, space: MeansSpan) -> Typicality:
+    def _typicality(
+        self, features: Tensor, space: MeansSpan, left_out: int | None
+    ) -> Typicality:
         rows = functional.normalize(features) - space.centre
         scores = self.solution()(features)
-        return space.typicality(scores, rows=rows, white=space.white(rows))
+        white = space.white(rows)
+        return space.typicality(scores, rows=rows, white=white, left_out=left_out)
 
     def _merge(self, other, labels):
         self.absorb_means(other, labels)

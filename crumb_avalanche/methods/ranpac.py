@@ -253,16 +253,21 @@ class RandomProjection(RandomFeatures):
         gram.diagonal().add_(self.ridge * unit)
         return torch.linalg.cholesky(gram)
 
-    def _typicality(self, features: Tensor, space: Tensor | None) -> Typicality:
+    def _typicality(
+        self, features: Tensor, space: Tensor | None, left_out: int | None
+    ) -> Typicality:
         if space is None:
-            return super()._typicality(features, space)
-        scores = self.solution()(features)
-        largest = scores.amax(1)
+            return super()._typicality(features, space, left_out)
         hidden = self.project(features)
         solved = torch.linalg.solve_triangular(space, hidden.mT, upper=False)
-        leverage = solved.square().sum(0)
-        cosine = largest / leverage.clamp_min(TINY).sqrt()
-        return Typicality.of_three(scores, largest, cosine, cosine)
+        leverages = solved.square().sum(0).clamp_min(TINY).sqrt()
+
+        def values_of(scores: Tensor) -> Tensor:
+            largest = scores.amax(1)
+            cosine = largest / leverages
+            return torch.stack([largest, cosine, cosine], 1)
+
+        return Typicality.of_scores(self.solution()(features), values_of, left_out)
 
     def _merge(self, other, labels):
         self.gram += other.gram

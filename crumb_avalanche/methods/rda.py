@@ -246,9 +246,11 @@ class RegularizedDiscriminant(BlendedGaussians):
         means = self.means[self.image_counts > 0].double()
         return span.against_background(means, nothing)
 
-    def _typicality(self, features: Tensor, space: MeansSpan) -> Typicality:
+    def _typicality(
+        self, features: Tensor, space: MeansSpan, left_out: int | None
+    ) -> Typicality:
         rows = features - space.centre
         white = space.white(rows)
         # Scores in the same space, which is not computed a second time.
         scores = self.solved().scores(features, white).clamp_min(LOWEST_SCORE)
-        return space.typicality(scores, rows=rows, white=white)
+        return space.typicality(scores, rows=rows, white=white, left_out=left_out)

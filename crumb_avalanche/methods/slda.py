@@ -88,10 +88,13 @@ class StreamingLDA(ClassMeans):
         span = MeansSpan.of_whitened(means, whitening)
         return span.against_background(means, nothing)
 
-    def _typicality(self, features: Tensor, space: MeansSpan) -> Typicality:
+    def _typicality(
+        self, features: Tensor, space: MeansSpan, left_out: int | None
+    ) -> Typicality:
         rows = features - space.centre
         scores = self.solution()(features)
-        return space.typicality(scores, rows=rows, white=space.white(rows))
+        white = space.white(rows)
+        return space.typicality(scores, rows=rows, white=white, left_out=left_out)
 
     def _merge(self, other, labels):
         old = self.covariance_images

@@ -42,18 +42,34 @@ class Typicality(NamedTuple):
             that cosine apart from images that show nothing, where there are any.
         apart: ``(B,)`` float64, the last one without the directions of what was shown
             as nothing; ``None`` if nothing was.
+        left_out: ``(B, 3)`` float64, the values if one class had not been learned;
+            ``None`` if none was left out.
     """
 
     scores: Tensor
     values: Tensor
     apart: Tensor | None = None
+    left_out: Tensor | None = None
 
     @classmethod
-    def of_three(
-        cls, scores: Tensor, relative: Tensor, cosine: Tensor, last: Tensor
+    def of_scores(
+        cls,
+        scores: Tensor,
+        values_of: Callable[[Tensor], Tensor],
+        left_out: int | None,
     ) -> "Typicality":
-        """Join three values of each image, ``(B,)`` each."""
-        return cls(scores, torch.stack([relative, cosine, last], 1))
+        """Measure images by their scores alone.
+
+        Args:
+            scores: ``(B, C)``.
+            values_of: returns the values of scores, ``(B, 3)``.
+            left_out: column of a class without which they are measured, too.
+        """
+        typicality = cls(scores, values_of(scores))
+        if left_out is None:
+            return typicality
+        others = without_row(scores.mT, left_out).mT
+        return typicality._replace(left_out=values_of(others))
 
 
 class Whitening(NamedTuple):
@@ -126,13 +142,13 @@ class NothingCosine(NamedTuple):
         return cls(shift=shift, lift=lift, towards=towards / lengths)
 
     def __call__(self, white_rows: Tensor) -> Tensor:
-        """Return the largest cosine of ``(B, D)`` whitened rows.
+        """Return the cosines of ``(B, D)`` whitened rows with the means: ``(B, C)``.
 
         The rows are seen from the centre of the classes.
         """
         shifted = white_rows + self.shift
         squares = shifted.square().sum(1) - (shifted @ self.lift).square().sum(1)
-        return (shifted @ self.towards).amax(1) / squares.clamp_min(TINY).sqrt()
+        return (shifted @ self.towards) / squares.clamp_min(TINY).sqrt().unsqueeze(1)
 
 
 class MeansSpan(NamedTuple):
@@ -201,14 +217,9 @@ class MeansSpan(NamedTuple):
                 drawn, the others shown.
         """
         squares = self.means.square().sum(0)
-        # The length of a row of the transposed pseudo-inverse is 1 / (distance of its
-        # mean from the plane of the others).
-        inverse = self.means / squares
-        heights = 1 / inverse.square().sum(1).clamp_min(TINY)
-        height = float(heights.mean()) / len(self.centre)
         span = self._replace(
             background=1 / (1 + squares / len(means)),
-            outside=height**2 / (height**2 + OUTSIDE**2),
+            outside=_outside(self.means / squares, len(self.centre)),
         )
         if nothing is None:
             return span
@@ -221,7 +232,9 @@ class MeansSpan(NamedTuple):
         ]
         return span._replace(cosines=tuple(cosines))
 
-    def typicality(self, scores: Tensor, rows: Tensor, white: Tensor) -> Typicality:
+    def typicality(
+        self, scores: Tensor, rows: Tensor, white: Tensor, left_out: int | None = None
+    ) -> Typicality:
         """Compute distances and cosines, seen from the centre.
 
         Of unit vectors: minus the distance to the nearest class mean within the span,
@@ -238,28 +251,144 @@ class MeansSpan(NamedTuple):
             scores: ``(B, C)`` of the images.
             rows: ``(B, D)`` float64, the features minus ``centre``.
             white: the same in the whitened space.
+            left_out: column of a class; the values are computed without it, too.
         """
-        in_span = rows @ self.projection
+        points = rows @ self.projection
+        lengths = white.square().sum(1).clamp_min(TINY).sqrt()
+        cosines = [nothing_cosine(white) for nothing_cosine in self.cosines]
+        apart = None
+        if cosines:
+            apart = cosines[0].amax(1)
+        background = None
+        if self.background is not None:
+            background = points.square() @ self.background
+        seen = SeenPoints(points, self.means, lengths, background, apart)
+        typicality = Typicality(scores, seen.values(self.outside))
+        if len(cosines) > 1:
+            typicality = typicality._replace(apart=cosines[1].amax(1))
+        if left_out is None or len(self.means) < 2:
+            return typicality
+        if cosines:
+            apart = without_row(cosines[0].mT, left_out).mT.amax(1)
+        without = self._without(left_out, points, lengths, apart)
+        return typicality._replace(left_out=without)
+
+    def _without(
+        self, column: int, points: Tensor, lengths: Tensor, apart: Tensor | None
+    ) -> Tensor:
+        """Compute the values of images in the span of the means but one.
+
+        It takes ``C r`` steps an image: nothing is solved again. The covariance of the
+        space stays as it is.
+
+        Args:
+            column: of the class left out.
+            points: ``(B, r)`` of the images.
+            lengths: ``(B,)`` of the images in the whitened space.
+            apart: ``(B,)``, cosines with the other means apart from what shows nothing.
+        """
+        squares = self.means.square().sum(0)
+        # Rows of the transposed pseudo-inverse: each is normal to the plane of the
+        # other means.
+        normals = self.means / squares
+        normal = functional.normalize(normals[column], dim=0)
+        if self.means.shape[1] < len(self.means) - 1:
+            normal = torch.zeros_like(normal)  # the other means span the same space
+        means = without_row(self.means, column)
+        centre = means.mean(0)
+        lengths = (
+            (lengths.square() - 2 * points @ centre + centre @ centre)
+            .clamp_min(TINY)
+            .sqrt()
+        )
+        points = points - centre
+        points = points - (points @ normal).unsqueeze(1) * normal
+        background = None
+        outside = 0.0
+        if self.background is not None:
+            background = self._background_without(column, points, squares)
+            in_plane = without_row(normals, column)
+            in_plane = in_plane - (in_plane @ normal).unsqueeze(1) * normal
+            outside = _outside(in_plane, len(self.centre))
+        seen = SeenPoints(points, means - centre, lengths, background, apart)
+        return seen.values(outside)
+
+    def _background_without(
+        self, column: int, points: Tensor, squares: Tensor
+    ) -> Tensor:
+        """Return the squared lengths of points by the total covariance but of a class.
+
+        By the identity of Sherman and Morrison: without a mean ``m`` of ``C``, the
+        scatter of the others around their own mean is less by ``C / (C - 1) m m^T``.
+        """
+        others = len(self.means) - 1
+        mean = self.means[column]
+        weights = 1 / (1 + squares / others)
+        along = weights * mean
+        share = (1 + 1 / others) / others
+        surplus = share * (points @ along).square() / (1 - share * (mean @ along))
+        return points.square() @ weights + surplus
+
+
+class SeenPoints(NamedTuple):
+    """Images in the span of class means, seen from the centre of the means.
+
+    Attributes:
+        points: ``(B, r)`` of the images.
+        means: ``(C, r)`` of the classes.
+        lengths: ``(B,)`` of the images in the whitened space.
+        background: ``(B,)``, squared lengths by the total covariance; ``None`` for unit
+            vectors.
+        apart: ``(B,)``, cosines apart from images that show nothing; maybe ``None``.
+    """
+
+    points: Tensor
+    means: Tensor
+    lengths: Tensor
+    background: Tensor | None
+    apart: Tensor | None
+
+    def values(self, outside: float) -> Tensor:
+        """Return the values of a ``Typicality``, ``(B, 3)``.
+
+        Args:
+            outside: share of the cosine apart from images that show nothing.
+        """
         mean_squares = self.means.square().sum(1)
-        products = (in_span @ functional.normalize(self.means).mT).amax(1)
-        cosine = products / white.square().sum(1).clamp_min(TINY).sqrt()
-        squares = in_span.square().sum(1)
+        products = (self.points @ functional.normalize(self.means).mT).amax(1)
+        cosine = products / self.lengths
+        squares = self.points.square().sum(1)
         # As a product: torch's exporter to ONNX has no cdist in every version.
-        nearest = (mean_squares - 2 * in_span @ self.means.mT).amin(1) + squares
+        nearest = (mean_squares - 2 * self.points @ self.means.mT).amin(1) + squares
         if self.background is None:
-            return Typicality.of_three(scores, -nearest, cosine, cosine)
-        apart = [nothing_cosine(white) for nothing_cosine in self.cosines]
-        if not apart:
-            apart = [cosine]
-        difference = in_span.square() @ self.background - nearest
+            return torch.stack([-nearest, cosine, cosine], 1)
+        apart = cosine
+        if self.apart is not None:
+            apart = self.apart
+        difference = self.background - nearest
         relative = difference / mean_squares.mean().clamp_min(TINY).sqrt()
         relative = DISTANCE * relative + RISE * (1 - 1 / len(self.means))
         within = 2 * products / squares.clamp_min(TINY).sqrt() - 1
-        mixed = (1 - self.outside) * within + self.outside * apart[0]
-        typicality = Typicality.of_three(scores, relative, mixed, apart[0])
-        if len(apart) == 1:
-            return typicality
-        return typicality._replace(apart=apart[1])
+        mixed = (1 - outside) * within + outside * apart
+        return torch.stack([relative, mixed, apart], 1)
+
+
+def _outside(normals: Tensor, length: int) -> float:
+    """Return the share of the cosine apart from images that show nothing.
+
+    Args:
+        normals: ``(C, r)``; the length of each is 1 / (distance of its class mean from
+            the plane of the others).
+        length: number of features.
+    """
+    heights = 1 / normals.square().sum(1).clamp_min(TINY)
+    height = float(heights.mean()) / length
+    return height**2 / (height**2 + OUTSIDE**2)
+
+
+def without_row(rows: Tensor, index: int) -> Tensor:
+    """Return the rows but one."""
+    return torch.cat([rows[:index], rows[index + 1 :]])
 
 
 def above_rounding(squares: Tensor) -> Tensor:
