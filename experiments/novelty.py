@@ -24,6 +24,7 @@ from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
     add_network_options,
     auroc,
+    familiarity,
     features_of,
     learner_of,
     right,
@@ -125,12 +126,13 @@ def stage_of(classifier: Classifier, order: Order, classes: int) -> Stage:
     if not len(unknown):
         return Stage(classes, accuracy, None, None)
     strange = classifier.evidence(unknown)
-    familiarity = classifier.confidence.familiarity
     return Stage(
         classes,
         accuracy,
         auroc=auroc(largest_probability(evidence), largest_probability(strange)),
-        auroc_of_learner=auroc(familiarity(evidence), familiarity(strange)),
+        auroc_of_learner=auroc(
+            familiarity(classifier, evidence), familiarity(classifier, strange)
+        ),
     )
 
 

@@ -42,6 +42,7 @@ from support.open_set import (
     add_network_options,
     auroc,
     cached_features,
+    familiarity,
     features_of,
     learner_of,
     run_stream,
@@ -349,7 +350,7 @@ def familiarities(
 
     def ask(mask: np.ndarray) -> torch.Tensor:
         evidence = classifier.evidence(scenes.features[mask])
-        return classifier.confidence.familiarity(evidence)
+        return familiarity(classifier, evidence)
 
     known = scenes.of_use("known")
     held_out = scenes.of_use("held out")

@@ -20,7 +20,7 @@ from crumb_avalanche.learner.header import (
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.methods.run_header import LearnerHeader
 from crumb_avalanche.system.folder_lock import locked_file, output_file
-from crumb_avalanche.system.words import counted
+from crumb_avalanche.system.words import counted, error_rates
 
 if TYPE_CHECKING:
     from crumb_avalanche.learner.learner import Learner
@@ -232,6 +232,9 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
     yield f"network   {arguments['name']} at {size} pixels, {network['source']}"
     yield f"weights   {included}, SHA-256 {network['weights_sha256']}"
     yield f"budget    {header['budget_bytes']:,} bytes"
+    yield f"strict    {header['strict']:g}: a class is named from this confidence on"
+    if header["rates"] is not None:
+        yield f"errors    {error_rates(**header['rates'])}"
     names = [name for name in header["names"] if name is not None]
     images: Counter[str] = Counter(dict.fromkeys(names, 0))
     for lesson in header["lessons"]:

@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks_toybox_ilab.tables.folders import is_video
 from crumb_avalanche.cli.settings import NewLearnerSettings
 from crumb_avalanche.images.clips import Clip
+from crumb_avalanche.learner.confidence import STRICT
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.methods.look_shares import shares_of, text_of
 from crumb_avalanche.models.backbone_names import full_name
@@ -22,6 +23,8 @@ def opened(settings: NewLearnerSettings, path: Path) -> Learner:
         learner = Learner.load(path, settings.weights)
         learner.check_teachable()
         check_made_with(settings, learner, path)
+        if settings.strict is not None:
+            learner.set_strict(settings.strict)
         return learner
     weights: str | None = settings.weights or "torchvision"
     if weights == "none":
@@ -37,6 +40,7 @@ def opened(settings: NewLearnerSettings, path: Path) -> Learner:
         budget_bytes=settings.budget_bytes,
         cut_layer=settings.cut_layer,
         looks=looks,
+        strict=settings.strict or STRICT,
     )
     network = learner.network
     print(f"new learner with {network.backbone}, {network.source}", file=sys.stderr)

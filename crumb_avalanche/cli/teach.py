@@ -26,7 +26,7 @@ from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.process import keep_freed_memory
-from crumb_avalanche.system.words import counted
+from crumb_avalanche.system.words import counted, error_rates
 
 MOST_NAMES = 3  # of folders, in what is said about them
 WORK_OF_SHARDS = "crumb_avalanche.learner.shards"
@@ -255,15 +255,9 @@ def print_lesson(lesson: Lesson, learner: Learner, path: Path) -> None:
 
 
 def print_learner(learner: Learner, path: Path) -> None:
-    """Print what is missing until unknown images are recognised, and the bytes."""
-    if learner.clips_missing:
-        objects = counted(learner.clips_missing, "more object")
-        missing = f"clips of {objects} of these classes are learned"
-        if len(learner.classes) == 1:
-            missing = f"a second class, and then {missing}"
-        if not learner.nothing:
-            missing += "; show it the empty scene with --nothing"
-        print(f"a usual threshold separates known from unknown until {missing}")
+    """Print how often the learner errs about what it knows, and the bytes."""
+    if learner.rates is not None:
+        print(error_rates(*learner.rates))
     classes = counted(len(learner.classes), "class")
     size = path.stat().st_size
     print(f"{path}: {classes}, {learner.bytes:,} bytes learned, file of {size:,} bytes")

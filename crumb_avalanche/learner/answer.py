@@ -22,10 +22,11 @@ class Answer:
 
     Attributes:
         label: name of the most likely class.
-        confidence: its probability, 0 to 1, if the image shows one of the classes
-            taught.
-        known: whether a class taught explains the image; if not, ``label`` is the
-            nearest class. ``None`` where the method cannot tell.
+        confidence: its probability, 0 to 1; what is missing to 1 in all classes is that
+            of something that was never taught.
+        known: whether the confidence is enough to name the class, see
+            ``Learner.strict``; if not, ``label`` is the nearest class. ``None`` where
+            the method cannot tell.
         runners_up: the next classes with their probabilities, most likely first.
         path: source of the image or clip.
         truth: name of the class folder that the source lies in, if there is one.

@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from crumb_avalanche.images.looks import looks_of
 from crumb_avalanche.learner.answer import ClassInfo
-from crumb_avalanche.learner.confidence import Confidence, Records
+from crumb_avalanche.learner.confidence import STRICT, Confidence, Rates
 from crumb_avalanche.learner.evidence import (
     Evidence,
     evidence,
     evidence_by_location,
+    mean_log,
 )
 from crumb_avalanche.learner.nothing import (
     DRAWN,
@@ -27,6 +28,8 @@ from crumb_avalanche.learner.nothing import (
     usual_threshold,
     with_shown,
 )
+from crumb_avalanche.learner.prior import PRIORS
+from crumb_avalanche.learner.records import Records
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.looks import (
@@ -44,6 +47,9 @@ from crumb_avalanche.system.value_types import StateError
 # head's input.
 CLASSES = 20
 RUNNERS_UP = 4
+# Classes that judge the first clip of another one, which takes a solution of the
+# statistics; of more, later clips of each class say enough of what is unknown.
+MOST_JUDGES = 32
 
 # Names with their probabilities, most likely first, and whether a class explains what
 # is shown.
@@ -70,18 +76,17 @@ class Prediction:
     Attributes:
         evidence: of the ``n`` images, with scores that are logarithms of probabilities,
             but for a summand.
-        familiarity: ``(n,)`` float64, below 0 for unknown images; see ``Confidence``.
+        known: whether the clip was called by a name.
         observation: what was recorded of it.
     """
 
     evidence: Evidence
-    familiarity: Tensor
+    known: bool
     observation: Observation
 
-    @property
-    def known(self) -> bool:
-        """Whether a class explained the clip."""
-        return bool(self.familiarity.mean() >= 0)
+    def asks(self, number: int) -> bool:
+        """Whether the class of a number could be the answer."""
+        return number in self.evidence.labels
 
     def names(self, number: int) -> bool:
         """Whether the clip was answered with a class, by its number."""
@@ -108,15 +113,17 @@ class Classifier:
             for the others; default all.
         looks: the parts of an image that features are computed of, as long as they are
             needed. Each of their views is learned; the scores of the views are added.
-        usual: see ``Confidence``; without effect unless the cosines of the statistics
-            are those of a whitened space.
+        backbone: name of the network, for what is known of its confidence; without
+            effect unless the cosines of the statistics are those of a whitened space.
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
         statistics: the closed form.
         confidence: how sure its answers are.
         look_weights: how much the scores of each view count, and which looks are used.
+        strict: confidence from which on a class is named; below it an image is unknown.
         images: number of images learned, by number of the class.
+        clips: number of clips that they are of, likewise.
         nothing: ``(n, D)`` float32 features of images that show nothing, drawn ones
             first and then views of those that were shown; ``None`` where they are not
             used or not computed yet.
@@ -130,7 +137,7 @@ class Classifier:
         budget_bytes: int,
         kept: int | None = None,
         looks: Looks = WHOLE,
-        usual: float | None = None,
+        backbone: str = "",
     ):
         form = form_of(method)
         assert form is not None
@@ -139,10 +146,12 @@ class Classifier:
         self.budget_bytes = budget_bytes
         self.kept = length if kept is None else kept
         self.looks = looks
-        self.usual = usual if form.apart_from_nothing else None
+        self.backbone = backbone
+        self.strict = STRICT
         self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
         self.names: list[str | None] = []
         self.images: list[int] = []
+        self.clips: list[int] = []
         self.nothing: Tensor | None = None
         self._views = ViewFeatures(features, looks)
         # Within a lesson: what answers for clips before they are learned, and the
@@ -185,7 +194,7 @@ class Classifier:
             budget_bytes,
             head_length,
             looks,
-            usual_threshold(model.backbone),
+            model.backbone,
         )
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
@@ -194,6 +203,7 @@ class Classifier:
         # Faster than item by item.
         memo[id(self.names)] = list(self.names)
         memo[id(self.images)] = list(self.images)
+        memo[id(self.clips)] = list(self.clips)
         copied = copy.copy(self)
         copied.__dict__ = copy.deepcopy(dict(self.__dict__), memo)
         return copied
@@ -243,6 +253,7 @@ class Classifier:
             number = len(self.names)
             self.names.append(None)
             self.images.append(0)
+            self.clips.append(0)
             self.statistics.grow(number + 1)
         self.names[number] = name
         return number, note
@@ -257,16 +268,32 @@ class Classifier:
 
     def _start_confidence(self) -> None:
         """Begin without records of answers, which were those of more features."""
-        self.confidence = Confidence(usual=self.usual)
+        self.confidence = self._empty_confidence()
         self.look_weights = LookWeights(self.looks)
         self._earlier_confidence = self.confidence
         self._earlier.forget()
         if self.nothing is not None:
             self.nothing = self.nothing[:, -self.length :]
 
+    def _empty_confidence(self) -> Confidence:
+        """Return a confidence without records."""
+        if not self.statistics.apart_from_nothing:
+            return Confidence()
+        return Confidence(PRIORS.get(self.backbone), usual_threshold(self.backbone))
+
     def tensors(self) -> list[Tensor]:
         """Return the tensors that count for the budget."""
         return self.statistics.tensors()
+
+    @property
+    def rates(self) -> Rates | None:
+        """How often it errs about what it knows; ``None`` without a class."""
+        if not self.taught:
+            return None
+        counts = self.statistics.image_counts.tolist()
+        images = {number: int(counts[number]) for number in self.taught}
+        clips = [self.clips[number] for number in self.taught]
+        return self.confidence.rates(self.strict, images, mean_log(clips))
 
     # Features
 
@@ -327,11 +354,18 @@ class Classifier:
 
     # Learning
 
-    def learn(self, features: Tensor, number: int) -> None:
-        """Add the features of ``n`` images of a class, as ``compute`` returns them."""
+    def learn(self, features: Tensor, number: int, is_new_clip: bool = True) -> None:
+        """Add the features of ``n`` images of a class.
+
+        Args:
+            features: as ``compute`` returns them.
+            number: of the class.
+            is_new_clip: whether they are the first ones of their clip.
+        """
         rows = self._computed(features)
         self.statistics.update(rows, torch.full((len(rows),), number))
         self.images[number] += len(features)
+        self.clips[number] += is_new_clip
 
     def _computed(self, features: Tensor) -> Tensor:
         """Return the features of all views that were computed: ``(m, D)``."""
@@ -381,27 +415,39 @@ class Classifier:
 
         Returns:
             What the images looked like, by the confidence before the lesson; ``None``
-            if the copy did not know the class, or no other one.
+            if the copy knew no other class, or of a new class more than 32.
         """
-        form = self._earlier.knowing(self.statistics, number)
-        if form is None:
+        form = self._earlier.of(self.statistics)
+        if not self._judges(form, number):
             return None
         by_view = self._by_view(features)
         views = self.look_weights.views_in(by_view)
-        of_views = evidence(form, by_view[:, views].flatten(0, 1), self.nothing)
-        scores = of_views.scores.unflatten(0, (-1, len(views)))
-        column = int((form.image_counts[:number] > 0).sum())
-        losses = self.look_weights.losses_of(scores, column)
-        self.look_weights.add(losses)
+        rows = by_view[:, views].flatten(0, 1)
+        of_views = evidence(form, rows, self.nothing, left_out=number)
+        losses = torch.zeros_like(self.look_weights.losses)
+        if number in of_views.labels:
+            scores = of_views.scores.unflatten(0, (-1, len(views)))
+            column = int((of_views.labels < number).sum())
+            losses = self.look_weights.losses_of(scores, column)
+            self.look_weights.add(losses)
         of_images = self._together(of_views, views)
         records = Records.of_lesson(of_images, number, lesson=0)
         self.confidence.add_lesson(records)
         before = self._earlier_confidence
+        least = before.least(of_images, self.strict)
         return Prediction(
             evidence=before.calibrated(of_images),
-            familiarity=before.familiarity(of_images),
+            known=bool(before.of_clip(of_images).amax() >= least),
             observation=Observation(records, losses),
         )
+
+    def _judges(self, form: ClosedForm, number: int) -> bool:
+        """Whether a form answers for a clip of a class before it is learned."""
+        known = form.image_counts > 0
+        is_known = number < len(known) and bool(known[number])
+        if is_known:
+            return int(known.sum()) > 1
+        return 2 <= int(known.sum()) <= MOST_JUDGES
 
     def observe(self, observation: Observation) -> None:
         """Record a clip again that was predicted in the same state."""
@@ -433,12 +479,11 @@ class Classifier:
         Returns:
             ``n + 1`` rankings, the last one for the clip.
         """
-        familiarity = self.confidence.familiarity(evidence)
-        known = [*(familiarity >= 0).tolist(), bool(familiarity.mean() >= 0)]
-        clip = evidence._replace(scores=evidence.scores.mean(0, keepdim=True))
         of_frames = self.confidence.probabilities(evidence)
-        of_clip = self.confidence.probabilities(clip)
+        of_clip = self.confidence.of_clip(evidence)
         shares = torch.cat([of_frames, of_clip])
+        least = self.confidence.least(evidence, self.strict)
+        known = (shares.amax(1) >= least).tolist()
         best = shares.argsort(1, descending=True)[:, : runners_up + 1]
         names = [str(self.names[number]) for number in evidence.labels.tolist()]
         rankings = []
@@ -460,10 +505,16 @@ class Classifier:
         apart = evidence.apart
         if apart is not None:
             apart = mean(apart.unsqueeze(1)).squeeze(1)
+        left_out = evidence.left_out
+        if left_out is not None:
+            left_out = mean(left_out)
+        clips = [self.clips[number] for number in evidence.labels.tolist()]
         return evidence._replace(
             scores=mean(evidence.scores),
             typicality=mean(evidence.typicality),
             apart=apart,
+            left_out=left_out,
+            clips=torch.tensor(clips),
         )
 
     def explain(
@@ -530,13 +581,14 @@ class Classifier:
         labels[source] = target
         statistics = self.statistics.like(self.statistics.state_dict())
         statistics.merge(self.statistics, labels)
-        confidence = Confidence(usual=self.confidence.usual)
+        confidence = self._empty_confidence()
         confidence.merge(self.confidence, labels)
         self.statistics = statistics
         self.confidence = confidence
         self.names[source] = None
-        self.images[target] += self.images[source]
-        self.images[source] = 0
+        for counts in (self.images, self.clips):
+            counts[target] += counts[source]
+            counts[source] = 0
         self._earlier.forget()
 
     def forget(self, name: str) -> None:
@@ -546,6 +598,7 @@ class Classifier:
         self.confidence.forget(number)
         self.names[number] = None
         self.images[number] = 0
+        self.clips[number] = 0
         self._earlier.forget()
 
     def check_mergeable(self, other: "Classifier") -> None:
@@ -583,6 +636,7 @@ class Classifier:
         for number in other.taught:
             labels[number], note = self.number_of(str(other.names[number]))
             self.images[labels[number]] += other.images[number]
+            self.clips[labels[number]] += other.clips[number]
             notes.append(note)
         self._merge_statistics(other, labels)
         notes.append(self._make_room(len(self.taught)))
@@ -622,6 +676,7 @@ class Classifier:
             "statistics": self.statistics.state_dict(),
             "confidence": self.confidence.state_dict(),
             "images": list(self.images),
+            "clips": list(self.clips),
             "look_weights": self.look_weights.state_dict(),
             "nothing": self.nothing,
         }
@@ -642,6 +697,7 @@ class Classifier:
         self.statistics = type(self.statistics).from_state(state["statistics"])
         self.confidence.load_state_dict(state["confidence"])
         self.images = list(state["images"])
+        self.clips = list(state["clips"])
         self.look_weights.load_state_dict(state["look_weights"])
         self.nothing = state["nothing"]
         self._earlier.forget()

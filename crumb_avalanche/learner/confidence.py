@@ -1,10 +1,13 @@
-"""Probabilities and unknown images.
+"""How sure answers are: probabilities of the classes, and of none of them.
 
-Both are calibrated on clips that were predicted before they were learned.
+Both follow from clips that were predicted before they were learned, and from a prior
+that was measured on other streams.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
@@ -13,203 +16,47 @@ from torch.nn import functional
 
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.nothing import LEAST_APART
+from crumb_avalanche.learner.prior import Prior, prior_of_records
+from crumb_avalanche.learner.records import Records
 from crumb_avalanche.system.value_types import StateError
 
-LEAST_LESSONS = 5  # observed before the threshold is fitted
-REJECTED = 0.05  # share of images of known classes below each of the two thresholds
-# Factors of the deviations by which the sum and the cosine exceed their thresholds; the
-# smaller product counts. A steep cosine hardly changes the order of images above its
-# threshold.
-STEEPNESS = (1.0, 4.0)
-# Deviation of the logarithm of the temperature from the usual one; of 1, 0.25 and 0.1
-# the best of these.
-PRIOR = 0.25
-# Probability that less than 1 % of held-out images of CIFAR-100 and Tiny-ImageNet stay
-# below.
+# Confidence from which on a class is named, unless it is set, and the share of images
+# of known classes that is less sure. Chosen on the streams of
+# ``experiments/known_prior.py``, where shares of 0.1, 0.15 and 0.2 were compared.
+STRICT = 0.8
+REFUSED = 0.15
+# Probability below which an image is unknown in any case: less than 1 % of held-out
+# images of CIFAR-100 and Tiny-ImageNet are below.
 DOUBTFUL = 0.1
-# Classes of a record besides the true one; the others add little to a softmax.
-RIVALS = 16
-PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
-LEAST_DEVIATION = 1e-6  # a smaller one is of equal values
+CERTAIN = 40.0  # logarithm of odds, as a large number
+# Deviations from the mean of a normal distribution to the quantile of that share.
+BELOW_MEAN = -NormalDist().inv_cdf(REFUSED)
+LEAST_LESSONS = 5  # after which records count alone that are of the present classes
+# Deviation of the logarithm of the temperature from that of the prior; of 1, 0.25 and
+# 0.1 the best of these.
+DEVIATION = 0.25
+# Lessons as which the prior counts beside those recorded: for how close images are, and
+# for the rates of errors.
+LESSONS_OF_PRIOR = 3.0
+LESSONS_OF_RATES = 10.0
+MOST_SHARE = 0.999
+CLEAR = 0.95  # of the classes' probability, the share of the most likely one
+# Logarithm of the largest odds of an image at LEAST_APART, and its growth beyond.
+ODDS_APART = 0.0
+STEEPNESS_APART = 100.0
+REJECTED = 0.05  # share of images of known classes that are like images of nothing
 
 
-class Records(NamedTuple):
-    """Images of learned classes, each predicted before it was learned.
-
-    Attributes:
-        labels: ``(n,)`` int64, the true class.
-        lessons: ``(n,)`` int64, number of the lesson.
-        images: ``(n,)`` int64, images of the true class that were learned at that time.
-        classes: ``(n,)`` int64, number of classes at that time.
-        typicality: ``(n, 3)`` float32, see ``Evidence``.
-        rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for
-            none.
-        gaps: ``(n, 16)`` float32, their scores minus that of the true class; -inf for
-            none.
-    """
-
-    labels: Tensor
-    lessons: Tensor
-    images: Tensor
-    classes: Tensor
-    typicality: Tensor
-    rivals: Tensor
-    gaps: Tensor
-
-    @classmethod
-    def none(cls) -> "Records":
-        """Return no records."""
-        numbers = torch.zeros(0, dtype=torch.int64)
-        return cls(
-            labels=numbers,
-            lessons=numbers,
-            images=numbers,
-            classes=numbers,
-            typicality=torch.zeros(0, 3, dtype=torch.float32),
-            rivals=torch.zeros(0, RIVALS, dtype=torch.int64),
-            gaps=torch.zeros(0, RIVALS, dtype=torch.float32),
-        )
-
-    @classmethod
-    def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
-        """Return the records of a lesson.
-
-        Args:
-            evidence, label: see ``Confidence.observe``.
-            lesson: its number.
-        """
-        images = len(evidence.scores)
-        count = min(images, PER_LESSON)
-        spread = torch.linspace(0, images - 1, count, dtype=torch.float32)
-        rows = spread.round().long()
-        column = (evidence.labels == label).nonzero().flatten()
-        scores = evidence.scores[rows]
-        gaps = (scores - scores[:, column]).float()
-        gaps[:, column] = -torch.inf
-        largest = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
-        is_rival = largest.values > -torch.inf
-        rivals = torch.where(is_rival, evidence.labels[largest.indices], -1)
-        empty = RIVALS - largest.values.shape[1]
-        return cls(
-            labels=torch.full((len(rows),), label),
-            lessons=torch.full((len(rows),), lesson),
-            images=evidence.counts[column].expand(len(rows)),
-            classes=torch.full((len(rows),), len(evidence.labels)),
-            typicality=evidence.typicality[rows].float(),
-            rivals=functional.pad(rivals, (0, empty), value=-1),
-            gaps=functional.pad(largest.values, (0, empty), value=-torch.inf),
-        )
-
-    @classmethod
-    def of_state(cls, state: dict[str, Any]) -> "Records":
-        """Return copies of the records of a state with an entry for each attribute.
-
-        Raises:
-            KeyError: a tensor is missing.
-            StateError: a tensor has another shape.
-        """
-        records = cls(*(torch.as_tensor(state[name]).clone() for name in cls._fields))
-        count = len(records.labels)
-        empty = cls.none()._asdict()
-        for name, values in records._asdict().items():
-            if values.shape != (count, *empty[name].shape[1:]):
-                raise StateError(
-                    f"{name} of the confidence has the shape {tuple(values.shape)}, "
-                    f"which does not fit {count} records; give what state_dict returned"
-                )
-        return records
-
-    def where(self, mask: Tensor) -> "Records":
-        """Return those records for which a ``(n,)`` bool is true."""
-        return Records(*(values[mask] for values in self))
-
-    @property
-    def number_of_lessons(self) -> int:
-        """Number of lessons that the records are of."""
-        return len(self.lessons.unique())
-
-    def of_first(self, *masks: Tensor) -> "Records":
-        """Return the records of the first mask that leaves enough lessons, or all."""
-        for mask in masks:
-            records = self.where(mask)
-            if records.number_of_lessons >= LEAST_LESSONS:
-                return records
-        return self
-
-    def joined_with(self, new: "Records", capacity: int) -> "Records":
-        """Return these records and new ones below them.
-
-        Beyond the capacity, the class with most records loses every second one; a class
-        with a single record loses it.
-        """
-        columns = [torch.cat(pair) for pair in zip(self, new, strict=True)]
-        records = Records(*columns)
-        while len(records.labels) > capacity:
-            labels, counts = records.labels.unique(return_counts=True)
-            of_fullest = records.labels == labels[counts.argmax()]
-            index = of_fullest.nonzero().flatten()
-            dropped = index[1::2] if len(index) > 1 else index
-            mask = torch.ones(len(records.labels), dtype=torch.bool)
-            mask[dropped] = False
-            records = records.where(mask)
-        return records
-
-    def without_class(self, label: int) -> "Records":
-        """Return the records of the other classes, in which this class is no rival."""
-        records = self.where(self.labels != label)
-        forgotten = records.rivals == label
-        return records._replace(
-            rivals=records.rivals.masked_fill(forgotten, -1),
-            gaps=records.gaps.masked_fill(forgotten, -torch.inf),
-        )
-
-    def renumbered(self, labels: Mapping[int, int], lessons: int) -> "Records":
-        """Return the records with other numbers of classes and lessons.
-
-        Args:
-            labels: the new number of each class; records of classes left out are not
-                returned. Two classes may become one.
-            lessons: added to the numbers of lessons.
-        """
-        new_labels = _renumbered(self.labels, labels)
-        rivals = _renumbered(self.rivals, labels)
-        # A rival that is the true class now is none.
-        rivals = rivals.masked_fill(rivals == new_labels[:, None], -1)
-        records = self._replace(
-            labels=new_labels,
-            lessons=self.lessons + lessons,
-            rivals=rivals,
-            gaps=self.gaps.masked_fill(rivals < 0, -torch.inf),
-        )
-        return records.where(new_labels >= 0)
-
-
-def _renumbered(values: Tensor, numbers: Mapping[int, int]) -> Tensor:
-    """Return the new numbers of classes; -1 for those left out, and for -1."""
-    last = 1 + max(numbers, default=0)  # stands for classes without a new number
-    table = torch.full((last + 1,), -1)
-    for old, new in numbers.items():
-        table[old] = new
-    return table[values.masked_fill(values < 0, last).clamp_max(last)]
-
-
-class _Thresholds(NamedTuple):
-    """What separates known from unknown images.
+class Rates(NamedTuple):
+    """How often a learner errs about what it knows.
 
     Attributes:
-        scales: units of relative distance and cosine, ``(2,)`` float64.
-        least: of what ``_sums`` returns, for a known image; ``(2,)``.
-        units: of what ``_sums`` returns; ``(2,)``.
+        refused: share of the images of classes taught that are called unknown.
+        named: share of the images of other things that are called by a name.
     """
 
-    scales: Tensor
-    least: Tensor
-    units: Tensor
-
-    def familiarity(self, typicality: Tensor) -> Tensor:
-        """Return ``(B,)`` float64 from ``(B, 3)``: below 0 for unknown images."""
-        excess = _sums(typicality, self.scales) - self.least
-        return (excess / self.units).amin(1)
+    refused: float
+    named: float
 
 
 @dataclass(frozen=True)
@@ -217,53 +64,73 @@ class _Fit:
     """What was fitted to the records.
 
     Attributes:
-        key: numbers and image counts of the classes that it holds for.
+        key: the classes, images and clips that it holds for.
+        prior: see ``Prior``; ``None`` until there are records to make one of.
         temperature: factor on the usual temperature.
-        thresholds: ``None`` until enough lessons are observed.
+        shift: by how much closer than the prior says images of known classes are.
+        excess: by how much closer beyond the shift images of other classes are.
+        least_apart: cosine apart from what shows nothing, from which on an image may
+            show something; ``None`` until five lessons were recorded.
     """
 
-    key: tuple[int, ...]
+    key: tuple[Any, ...]
+    prior: Prior | None
     temperature: float
-    thresholds: _Thresholds | None
+    shift: float = 0.0
+    excess: float = 0.0
+    least_apart: float | None = None
 
 
 class Confidence:
-    """Temperature and threshold, from images that were predicted before learned.
+    """Probabilities of classes, from images that were predicted before learned.
 
-    No image is held out. ``observe`` takes the evidence of each clip before the clip is
-    learned. If the class was known by then, the images become records; how the classes
-    scored images that they had not seen yet is what calibrates them. Records from a
-    time when their class had less than half of its present images, or when there were
-    less than half of the present classes, do not count for temperature and threshold.
-    If fewer than five lessons are left, those of few classes count for the temperature,
-    too, and those of few images for the threshold; if need be all do.
+    No image is held out. ``add_lesson`` takes the records of each clip before the clip
+    is learned: how its classes scored images that they had not seen yet, and how the
+    other classes did alone, for which the image is of an unknown thing.
+
+    The probability of class ``c`` is ``k p_c``. ``p`` is the softmax of the scores
+    divided by a temperature, and ``k`` the probability that the image shows any class,
+    a logistic function of its *closeness* to the classes; see ``Prior``. A class is
+    named if its probability is at least the learner's ``strict``; by default of 0.8, 15
+    % of the images of known classes are meant to be below.
 
     *Temperature*: maximum of the likelihood of the true classes, each lesson counting
-    once, with a normal prior of deviation 0.25 for its logarithm, so that it starts
-    from the usual one of the closed form.
+    once, with a normal prior of deviation 0.25 for its logarithm. Records from a time
+    when their class had less than half of its present images, or when there were less
+    than half of the present classes, do not count. If fewer than five lessons are left,
+    those of few classes count, too, and if need be all do.
 
-    *Unknown*: an image is known if the sum of its relative distance to the nearest
-    class and its cosine with a class mean, without ``usual`` in units of their
-    deviations, and its cosine apart from what shows nothing are above their 5 %
-    quantiles over the records, each lesson counting once; of the latter cosine no more
-    than ``usual`` is asked. The sum tells classes that were never learned, the cosine
-    apart from nothing what shows no object at all. Before five lessons are observed,
-    images whose largest probability is below 0.1 are unknown, and those whose sum is
-    below ``usual``. Images that look like what was shown as nothing always are.
+    *Closeness*: the prior says how close images of known classes and of others are, by
+    the number of clips and of classes. Both are moved by the difference between the 15
+    % quantiles of the prior and of what was recorded of known classes, each lesson
+    counting once, the prior as three. If the classes are closer to each other than the
+    prior says, images have to be closer by half as much: as many more of known classes
+    are refused as fewer of others are named.
+
+    *Nothing*: from five lessons on, images are unknown whose cosine apart from what
+    shows nothing is below that of 95 % of the records, of which no more than ``usual``
+    is asked. Images that look like what was shown as nothing always are.
 
     Args:
-        capacity: largest number of records, 236 bytes each; beyond it, the class with
-            most loses every second one.
-        usual: threshold of the sum before five lessons, and largest one of the cosine
-            after them; ``None`` if the space is not whitened. See
-            ``nothing.usual_threshold``.
+        prior: of the network; ``None`` for values in other units than cosines. Then an
+            image is of a known class as long as less than five lessons were recorded,
+            and a class is named from a probability of 0.1 on.
+        usual: see ``nothing.usual_threshold``; without effect without a prior.
+        capacity: largest number of records; beyond it, the class with most loses every
+            second one.
     """
 
-    def __init__(self, capacity: int = 1000, usual: float | None = None):
+    def __init__(
+        self,
+        prior: Prior | None = None,
+        usual: float | None = None,
+        capacity: int = 1000,
+    ):
         if capacity < 1:
             raise ValueError(f"capacity is {capacity}; give at least 1 record")
-        self.capacity = capacity
+        self.prior = prior
         self.usual = usual
+        self.capacity = capacity
         self._records = Records.none()
         self._next = 0  # number of the next lesson
         self._fit: _Fit | None = None  # computed when it is needed
@@ -273,76 +140,174 @@ class Confidence:
         return len(self._records.labels)
 
     @property
-    def lessons_missing(self) -> int:
-        """Lessons to be observed before the threshold is fitted."""
-        return max(0, LEAST_LESSONS - self._records.number_of_lessons)
+    def lessons(self) -> int:
+        """Number of clips of known classes that were recorded."""
+        return self._of_known.number_of_lessons
+
+    @property
+    def _of_known(self) -> Records:
+        """The records of classes that were known."""
+        return self._records.where(~self._records.is_new)
 
     def observe(self, evidence: Evidence, label: int) -> None:
-        """Record a clip of a class before it is learned; one call is one lesson.
+        """Record a clip before it is learned; one call is one lesson.
 
         Leave out clips of an object that was learned before: they are easier than new
-        objects. A clip of a new class is no record, because no score is right for it.
+        objects.
 
         Args:
-            evidence: evidence of the clip's images from statistics without them.
+            evidence: of the clip's images from statistics without them; see
+                ``Records.of_lesson``.
             label: the true class.
         """
-        if label in evidence.labels and len(evidence.labels) > 1:
-            self.add_lesson(Records.of_lesson(evidence, label, self._next))
+        self.add_lesson(Records.of_lesson(evidence, label, self._next))
 
     def add_lesson(self, records: Records) -> None:
-        """Add the records of a clip, as the next lesson."""
+        """Add the records of a clip, as the next lesson.
+
+        Images of which a single class is known are no records: it is always the answer.
+        """
         lessons = torch.full_like(records.lessons, self._next)
-        self._add(records._replace(lessons=lessons))
-        self._next += 1
+        records = records._replace(lessons=lessons).with_rivals()
+        if len(records.labels):
+            self._add(records)
+            self._next += 1
 
     def _add(self, new: Records) -> None:
         """Add records; what was fitted to fewer no longer holds."""
         self._records = self._records.joined_with(new, self.capacity)
         self._fit = None
 
+    # Answers
+
     def probabilities(self, evidence: Evidence) -> Tensor:
         """Return ``(B, C)`` float64 probabilities of the columns' classes.
 
-        They are those if the image shows one of the classes.
+        Their sum is the probability that the image shows any of them.
         """
-        return self.calibrated(evidence).scores.softmax(1)
+        shares = self.calibrated(evidence).scores.softmax(1)
+        return shares * self.odds(evidence).sigmoid().unsqueeze(1)
+
+    def of_clip(self, evidence: Evidence) -> Tensor:
+        """Return ``(1, C)`` probabilities for all images together, as those of a clip.
+
+        Scores and logarithms of odds are means.
+        """
+        scores = self.calibrated(evidence).scores.mean(0, keepdim=True)
+        return scores.softmax(1) * self.odds(evidence).mean().sigmoid()
+
+    def least(self, evidence: Evidence, strict: float) -> float:
+        """Return the probability from which on a class is named.
+
+        Args:
+            evidence: of the images.
+            strict: the one of the learner, which holds where something is known of
+                images of other classes; else all are named that are not doubtful.
+        """
+        fit = self._fit_of(_images(evidence), evidence.taught)
+        if fit.prior is None:
+            return min(strict, DOUBTFUL)
+        return strict
 
     def calibrated(self, evidence: Evidence) -> Evidence:
-        """Return the evidence with scores whose softmax are the probabilities."""
+        """Return the evidence with scores whose softmax is over the known classes."""
         return evidence._replace(scores=evidence.scores / self.temperature(evidence))
 
     def temperature(self, evidence: Evidence) -> float:
         """Return the factor on the usual temperature of the closed form."""
-        return self._fitted(evidence).temperature
+        return self._fit_of(_images(evidence), evidence.taught).temperature
 
-    def familiarity(self, evidence: Evidence) -> Tensor:
-        """Return ``(B,)`` float64, how well the classes explain each image.
+    def odds(self, evidence: Evidence) -> Tensor:
+        """Return logarithms of the odds that images show any class: ``(B,)`` float64.
 
-        It is below 0 for unknown images. The mean over the frames of a clip says the
-        same of the clip.
+        Those of images that look like what was shown as nothing are low.
         """
-        fit = self._fitted(evidence)
-        if fit.thresholds is None:
-            familiarity = self._usual_familiarity(evidence, fit.temperature)
-        else:
-            familiarity = fit.thresholds.familiarity(evidence.typicality)
-        if evidence.apart is None:
-            return familiarity
-        return torch.minimum(familiarity, evidence.apart - LEAST_APART)
+        fit = self._fit_of(_images(evidence), evidence.taught)
+        # Of as many images as there are, also where exporters trace it.
+        odds = 0 * evidence.typicality[:, 0] + CERTAIN
+        if fit.prior is not None:
+            classes = len(evidence.labels.tolist())
+            closeness = fit.prior.closeness(evidence.typicality)
+            odds = _odds(fit, closeness, evidence.taught, classes)
+        if fit.least_apart is not None:
+            odds = _limited(odds, evidence.typicality[:, 2], fit.least_apart)
+        if evidence.apart is not None:
+            odds = _limited(odds, evidence.apart, LEAST_APART)
+        return odds.clamp(-CERTAIN, CERTAIN)
 
-    def _usual_familiarity(self, evidence: Evidence, temperature: float) -> Tensor:
-        """Return the familiarity as long as few lessons were observed."""
-        largest = (evidence.scores / temperature).log_softmax(1).amax(1)
-        familiarity = largest - torch.tensor(DOUBTFUL, dtype=torch.float64).log()
-        if self.usual is None:
-            return familiarity
-        excess = evidence.typicality[:, :2].sum(1) - self.usual
-        return torch.minimum(familiarity, excess)
+    # Fitting
 
-    def known(self, evidence: Evidence) -> Tensor:
-        """Return ``(B,)`` bool, whether a class explains each image."""
-        return self.familiarity(evidence) >= 0
+    def _fit_of(self, images: Mapping[int, int], clips: float) -> _Fit:
+        """Return the fit for numbers of images, cached till they change.
+
+        Args:
+            images: of each class now, by number.
+            clips: mean logarithm of the clips of each class.
+        """
+        key = (*images.items(), clips)
+        if self._fit is None or self._fit.key != key:
+            self._fit = self._fitted(key, images, clips)
+        return self._fit
+
+    def _fitted(
+        self, key: tuple[Any, ...], images: Mapping[int, int], clips: float
+    ) -> _Fit:
+        """Fit all to the records; see ``_fit_of``."""
+        records = self._of_known
+        present = self._of_present(records, images)
+        prior = self.prior
+        if prior is None and present.number_of_lessons >= LEAST_LESSONS:
+            prior = prior_of_records(present.typicality, present.left_out)
+        centre = 0.0
+        if prior is not None:
+            centre = float(prior.temperature.at(clips, len(images)))
+        fit = _Fit(key, prior, temperature=_temperature(present, centre))
+        if self.prior is not None:
+            shift = _shift(self.prior, records, clips, len(images))
+            surplus = _mean_surplus(self.prior, self._records.left_out_alone())
+            fit = replace(fit, shift=shift, excess=max(0.0, surplus - shift))
+        if self.usual is None or present.number_of_lessons < LEAST_LESSONS:
+            return fit
+        least = _quantile(present.typicality[:, 2], _weights(present), REJECTED)
+        return replace(fit, least_apart=min(least, self.usual))
+
+    @staticmethod
+    def _of_present(records: Records, images: Mapping[int, int]) -> Records:
+        """Return the records that hold for the present classes, if they are enough."""
+        present = torch.tensor([images.get(c, 0) for c in records.labels.tolist()])
+        of_many_images = 2 * records.images >= present
+        of_many_classes = 2 * records.classes >= len(images)
+        for mask in (of_many_images & of_many_classes, of_many_images):
+            chosen = records.where(mask)
+            if chosen.number_of_lessons >= LEAST_LESSONS:
+                return chosen
+        return records
+
+    # Errors
+
+    def rates(self, strict: float, images: Mapping[int, int], clips: float) -> Rates:
+        """Return how often a learner with so many images of its classes errs.
+
+        What was recorded counts beside the prior, each lesson once. Of other things no
+        less are named than the prior says: classes that are far apart tell little of
+        what looks like one of them.
+
+        Args:
+            strict: confidence from which on a class is named.
+            images: of each class, by number; at least one.
+            clips: mean logarithm of the clips of each class.
+        """
+        fit = self._fit_of(images, clips)
+        known = self._of_present(self._of_known, images)
+        strange = self._of_present(self._records.left_out_alone(), images)
+        expected = _expected(fit, strict, clips, len(images))
+        named = _mixed(expected.named, _confidence(fit, strange) >= strict, strange)
+        return Rates(
+            refused=_mixed(expected.refused, _confidence(fit, known) < strict, known),
+            named=max(expected.named, named),
+        )
+
+    # Changes of classes
 
     def forget(self, label: int) -> None:
         """Remove the records of a class, and the class from those of others."""
@@ -382,94 +347,137 @@ class Confidence:
         self._next = following
         self._fit = None
 
-    def _fitted(self, evidence: Evidence) -> _Fit:
-        """Return the fit for the present numbers of images, cached till they change."""
-        labels = evidence.labels.tolist()
-        counts = evidence.counts.tolist()
-        key = (*labels, *counts)
-        if self._fit is None or self._fit.key != key:
-            self._fit = self._fitted_to(key, dict(zip(labels, counts, strict=True)))
-        return self._fit
 
-    def _fitted_to(self, key: tuple[int, ...], images: dict[int, int]) -> _Fit:
-        """Fit temperature and thresholds; ``images`` are those of each class now."""
-        records = self._records
-        present = [images.get(label, 0) for label in records.labels.tolist()]
-        of_many_images = 2 * records.images >= torch.tensor(present)
-        of_many_classes = 2 * records.classes >= len(images)
-        of_both = of_many_images & of_many_classes
-        temperature = _temperature(records.of_first(of_both, of_many_images))
-        for_thresholds = records.of_first(of_both, of_many_classes)
-        thresholds = None
-        if for_thresholds.number_of_lessons >= LEAST_LESSONS:
-            thresholds = _thresholds(for_thresholds, self.usual)
-        return _Fit(key, temperature, thresholds)
+def _images(evidence: Evidence) -> dict[int, int]:
+    """Return the images of each class, by number."""
+    return dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
 
 
-def _temperature(records: Records) -> float:
-    """Return the temperature with the largest posterior density, to 0.1 %."""
+def _odds(fit: _Fit, closeness: Tensor, clips: Any, classes: Any) -> Tensor:
+    """Return logarithms of the odds that images show any class: ``(n,)``.
+
+    Args:
+        fit: with a prior.
+        closeness: ``(n,)`` of the images.
+        clips, classes: see ``Line.at``.
+    """
+    prior = fit.prior
+    assert prior is not None
+    below = BELOW_MEAN * prior.known_deviation.at(clips, classes)
+    least = prior.known.at(clips, classes) - below + fit.shift + fit.excess / 2
+    odds_of_least = _logit(STRICT / CLEAR)
+    return odds_of_least + prior.slope.at(clips, classes) * (closeness - least)
+
+
+def _logit(share: float) -> float:
+    """Return the logarithm of odds."""
+    return math.log(share / (1 - share))
+
+
+def _limited(odds: Tensor, apart: Tensor, least: float) -> Tensor:
+    """Return odds that are low where a cosine is below a threshold: ``(n,)``."""
+    return torch.minimum(odds, ODDS_APART + STEEPNESS_APART * (apart - least))
+
+
+def _confidence(fit: _Fit, records: Records) -> Tensor:
+    """Return the probability of the most likely class of each record, ``(n,)``."""
+    shares = records.shares(fit.temperature)
+    if fit.prior is None:
+        return shares
+    closeness = fit.prior.closeness(records.typicality)
+    clips = records.clips.double()
+    odds = _odds(fit, closeness, clips, records.classes)
+    if fit.least_apart is not None:
+        odds = _limited(odds, records.typicality[:, 2].double(), fit.least_apart)
+    return shares * odds.sigmoid()
+
+
+def _shift(prior: Prior, records: Records, clips: float, classes: int) -> float:
+    """Return by how much closer images of known classes are than the prior says.
+
+    Of their 15 % quantiles, in deviations of the prior.
+
+    Args:
+        prior: counts as some lessons without a difference.
+        records: of known classes.
+        clips, classes: now; see ``Line.at``.
+    """
+    if not len(records.labels):
+        return 0.0
+    circumstances = (records.clips.double(), records.classes)
+    difference = prior.closeness(records.typicality) - prior.known.at(*circumstances)
+    deviations = difference / prior.known_deviation.at(*circumstances)
+    weights = _weights(records)
+    beyond = _quantile(deviations, weights, REFUSED) + BELOW_MEAN
+    lessons = float(weights.sum())
+    beyond *= lessons / (lessons + LESSONS_OF_PRIOR)
+    return beyond * float(prior.known_deviation.at(clips, classes))
+
+
+def _mean_surplus(prior: Prior, records: Records) -> float:
+    """Return by how much closer images of other classes are than the prior says.
+
+    It is the mean over lessons; the prior counts as some without a difference.
+    """
+    mean = prior.strange.at(records.clips.double(), records.classes)
+    surplus = prior.closeness(records.typicality) - mean
+    weights = _weights(records)
+    return float((weights @ surplus) / (weights.sum() + LESSONS_OF_PRIOR))
+
+
+def _mixed(expected: float, errs: Tensor, records: Records) -> float:
+    """Return the share of records that err, mixed with the one that is expected."""
+    weights = _weights(records)
+    errors = float(weights @ errs.double()) + LESSONS_OF_RATES * expected
+    return errors / (float(weights.sum()) + LESSONS_OF_RATES)
+
+
+def _expected(fit: _Fit, strict: float, clips: float, classes: int) -> Rates:
+    """Return the rates of errors that follow from the prior and what moved it."""
+    prior = fit.prior
+    if prior is None:
+        return Rates(refused=0.0, named=1.0)
+    known = NormalDist(0.0, float(prior.known_deviation.at(clips, classes)))
+    apart = float(prior.strange.at(clips, classes) - prior.known.at(clips, classes))
+    strange = NormalDist(apart, float(prior.strange_deviation.at(clips, classes)))
+    # Closeness from which on a class is named, beyond that of known images.
+    odds = _logit(min(strict / CLEAR, MOST_SHARE)) - _logit(STRICT / CLEAR)
+    least = odds / float(prior.slope.at(clips, classes)) - BELOW_MEAN * known.stdev
+    # All are moved by the shift; by the excess others, and the threshold by half of it.
+    return Rates(
+        refused=known.cdf(least + fit.excess / 2),
+        named=1 - strange.cdf(least - fit.excess / 2),
+    )
+
+
+def _temperature(records: Records, prior: float) -> float:
+    """Return the temperature with the largest posterior density, to 0.1 %.
+
+    Args:
+        records: of known classes.
+        prior: logarithm of the most likely temperature without records.
+    """
     weights = _weights(records)
     # The true class has the gap 0.
     gaps = functional.pad(records.gaps.double(), (1, 0))
-    centre = 0.0
+    centre = prior
     step = 0.5
     while step > 1e-4:
         logs = centre + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
         losses = []
         for log in logs:
             loss = weights @ (gaps / log.exp()).logsumexp(1)
-            losses.append(loss + (log / PRIOR).square() / 2)
+            losses.append(loss + ((log - prior) / DEVIATION).square() / 2)
         centre = float(logs[int(torch.stack(losses).argmin())])
         step /= 8
     return float(torch.tensor(centre, dtype=torch.float32).exp())
 
 
-def _thresholds(records: Records, usual: float | None) -> _Thresholds:
-    """Return the thresholds of images of known classes.
-
-    Args:
-        records: at least one.
-        usual: most that is asked of the cosine, whose units the distance has, too;
-            ``None`` where the distance has others.
-    """
-    typicality = records.typicality.double()
-    if usual is None:
-        scales = typicality[:, :2].std(0, correction=0).clamp_min(LEAST_DEVIATION)
-    else:
-        scales = torch.ones(2, dtype=torch.float64)
-    values = _sums(typicality, scales)
-    least = _quantiles(values, _weights(records))
-    if usual is not None:
-        least[1].clamp_max_(usual)
-    deviations = values.std(0, correction=0).clamp_min(LEAST_DEVIATION)
-    steepness = torch.tensor(STEEPNESS, dtype=torch.float64)
-    return _Thresholds(scales, least, deviations / steepness)
-
-
-def _quantiles(values: Tensor, weights: Tensor) -> Tensor:
-    """Return the value of each column of ``(n, 2)`` below which 5 % of the weights are.
-
-    Args:
-        values: ``(n, 2)``.
-        weights: ``(n,)``.
-
-    Returns:
-        ``(2,)``.
-    """
-    ordered, order = values.sort(0)
+def _quantile(values: Tensor, weights: Tensor, share: float) -> float:
+    """Return the value below which a share of the weights is."""
+    ordered, order = values.double().sort()
     below = weights[order].cumsum(0) / weights.sum()
-    rows = (below < REJECTED).sum(0, keepdim=True)
-    return ordered.gather(0, rows)[0]
-
-
-def _sums(typicality: Tensor, scales: Tensor) -> Tensor:
-    """Return what has thresholds, ``(B, 2)`` float64.
-
-    These are relative distance plus cosine, in their units, and the cosine apart.
-    """
-    typicality = typicality.double()
-    sums = (typicality[:, :2] / scales).sum(1)
-    return torch.stack([sums, typicality[:, 2]], 1)
+    return float(ordered[int((below < share).sum())])
 
 
 def _weights(records: Records) -> Tensor:

@@ -1,5 +1,7 @@
 """How images relate to the classes of a closed form, and where in an image it shows."""
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +13,8 @@ from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.typicality import TINY
 from crumb_avalanche.models.penultimate import evaluating, unpooled_head_input
 from crumb_avalanche.models.split_model import SplitModel
+
+MOST_CLIPS = 4  # of a class; what more of them change was not measured
 
 
 class Evidence(NamedTuple):
@@ -27,6 +31,10 @@ class Evidence(NamedTuple):
             whitened space the first two are in units of a cosine, to be added.
         apart: ``(B,)`` float64, the last one without the directions of what was shown
             as nothing; ``None`` if nothing was.
+        left_out: ``(B, 3)`` float64, the typicality if one class had not been learned;
+            ``None`` if none was left out.
+        clips: ``(C,)`` int64, clips that each class was learned from; ``None`` counts
+            as one each.
     """
 
     scores: Tensor
@@ -34,6 +42,15 @@ class Evidence(NamedTuple):
     counts: Tensor
     typicality: Tensor
     apart: Tensor | None = None
+    left_out: Tensor | None = None
+    clips: Tensor | None = None
+
+    @property
+    def taught(self) -> float:
+        """See ``mean_log``."""
+        if self.clips is None:
+            return 0.0
+        return mean_log(self.clips.tolist())
 
     @property
     def best(self) -> int:
@@ -41,8 +58,21 @@ class Evidence(NamedTuple):
         return int(self.labels[self.scores.mean(0).argmax()])
 
 
+def mean_log(clips: Sequence[int]) -> float:
+    """Return the mean logarithm of the clips of each class, of which 4 count at most.
+
+    Args:
+        clips: of each class, at least one class.
+    """
+    logs = [math.log(min(max(1, count), MOST_CLIPS)) for count in clips]
+    return sum(logs) / len(logs)
+
+
 def evidence(
-    statistics: ClosedForm, features: Tensor, nothing: Tensor | None = None
+    statistics: ClosedForm,
+    features: Tensor,
+    nothing: Tensor | None = None,
+    left_out: int | None = None,
 ) -> Evidence:
     """Compute scores of images, and how typical they are of the classes.
 
@@ -53,6 +83,8 @@ def evidence(
         features: ``(B, D)`` float, on the CPU.
         nothing: ``(n, D)`` features of images that show nothing, ``DRAWN`` of them
             drawn, the others shown; for forms that are ``apart_from_nothing``.
+        left_out: a class without which typicality is measured, too; without effect
+            where it has no images, or no other class has.
 
     Raises:
         ValueError: the closed form has no class yet, or its scores are not finite: no
@@ -64,7 +96,10 @@ def evidence(
             "the closed form has no class yet; update it with images first"
         )
     try:
-        found = statistics.typicality(features, nothing)
+        column = None
+        if left_out is not None and len(labels) > 1 and left_out in labels:
+            column = int((labels < left_out).sum())
+        found = statistics.typicality(features, nothing, column)
         finite = bool(found.scores.isfinite().all() and found.values.isfinite().all())
     except torch.linalg.LinAlgError:
         finite = False
@@ -80,6 +115,7 @@ def evidence(
         counts=counts,
         typicality=found.values,
         apart=found.apart,
+        left_out=found.left_out,
     )
 
 

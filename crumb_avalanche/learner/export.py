@@ -32,12 +32,10 @@ SCORE_TOLERANCE = (
     1e-3  # largest difference of a score, relative to the largest score of the image
 )
 LABEL_TOLERANCE = 1 / 500  # share of images whose label may differ
-FAMILIARITY_TOLERANCE = (
-    1e-2  # largest difference of the familiarity, in standard deviations
-)
+PROBABILITY_TOLERANCE = 1e-2  # largest difference of a probability
 NOISE_IMAGES = 32
 PRODUCER = "crumb-avalanche"  # in the graph
-OUTPUTS = ("scores", "probabilities", "familiarity", "known")
+OUTPUTS = ("scores", "probabilities", "known")
 
 
 class ExportError(ValueError):
@@ -53,7 +51,7 @@ class Parity:
     # score
     score_error: float
     other_labels: int  # images with another label if the graph resizes them
-    familiarity_error: float = 0.0  # largest difference for the same resized image
+    probability_error: float = 0.0  # largest difference for the same resized image
     # images that the graph, if it resizes them, calls known and the learner not, or the
     # reverse
     other_known: int = 0
@@ -63,7 +61,7 @@ class Parity:
         """Whether all are within their tolerances."""
         same_input = (
             self.score_error <= SCORE_TOLERANCE
-            and self.familiarity_error <= FAMILIARITY_TOLERANCE
+            and self.probability_error <= PROBABILITY_TOLERANCE
         )
         return (
             same_input
@@ -85,8 +83,8 @@ class Parity:
         return (
             f"{self.images} images: scores differ by at most {self.score_error:.1e} of "
             f"the largest one (allowed {SCORE_TOLERANCE:.0e}), labels of "
-            f"{self.other_labels} (allowed {self._allowed}), the familiarity by at "
-            f"most {self.familiarity_error:.1e} (allowed {FAMILIARITY_TOLERANCE:.0e}), "
+            f"{self.other_labels} (allowed {self._allowed}), probabilities by at most "
+            f"{self.probability_error:.1e} (allowed {PROBABILITY_TOLERANCE:.0e}), "
             f"known or unknown of {self.other_known} (allowed {self._allowed_known})"
         )
 
@@ -98,9 +96,9 @@ def export_onnx(
 
     Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size. Outputs
     are ``scores``, of which the largest is the answer, and ``probabilities``, both
-    ``(batch, classes)`` float32, ``known``, ``(batch,)`` bool, whether a class explains
-    the image, and ``familiarity``, ``(batch,)`` float32, how well: below 0 for unknown
-    images. The metadata hold ``classes`` (a JSON list of names, in the order of the
+    ``(batch, classes)`` float32, and ``known``, ``(batch,)`` bool, whether the largest
+    probability is enough to name the class. The sum of the probabilities is that of any
+    class. The metadata hold ``classes`` (a JSON list of names, in the order of the
     scores), ``method``, ``backbone``, ``image_size`` and ``weights_sha256``, the hash
     of the network's weights.
 
@@ -271,7 +269,7 @@ class Graph(nn.Module):
         # so that it is a constant of the graph.
         length = self.classifier.looks.views * self.classifier.length
         features = torch.zeros(1, length, dtype=torch.float32)
-        self.classifier.confidence.familiarity(self.classifier.evidence(features))
+        self.classifier.confidence.odds(self.classifier.evidence(features))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""
@@ -280,14 +278,13 @@ class Graph(nn.Module):
         pixels = torch.stack(looks, 1)
         features = classifier.compute(self.model, pixels, classifier.shares)
         evidence = classifier.evidence(features)
-        familiarity = classifier.confidence.familiarity(evidence)
         scores = evidence.scores * classifier.statistics.temperature
+        least = classifier.confidence.least(evidence, classifier.strict)
         probabilities = classifier.confidence.probabilities(evidence)
         return (
             scores.float(),
             probabilities.float(),
-            familiarity.float(),
-            familiarity >= 0,
+            probabilities.amax(1) >= least,
         )
 
 
@@ -386,7 +383,7 @@ class _Difference:
     """How the graph differs from the learner for one image; see ``Parity``."""
 
     score_error: float
-    familiarity_error: float
+    probability_error: float
     other_label: bool
     other_known: bool
 
@@ -414,7 +411,7 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
         images=len(differences),
         score_error=max(image.score_error for image in differences),
         other_labels=sum(image.other_label for image in differences),
-        familiarity_error=max(image.familiarity_error for image in differences),
+        probability_error=max(image.probability_error for image in differences),
         other_known=sum(image.other_known for image in differences),
     )
 
@@ -422,34 +419,39 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
 def _difference(learner: Learner, session: Any, image: Image.Image) -> _Difference:
     """Compare the answers of a learner and of its graph for an image.
 
-    Scores and familiarity are compared on the image as the learner resizes it; label
+    Scores and probabilities are compared on the image as the learner resizes it; label
     and known on the image itself, which the graph resizes.
     """
     network = learner.network
     whole = PixelTransform(network.image_size, network.interpolation)
     resized = whole(image).permute(1, 2, 0).contiguous().numpy()
-    scores, familiarity = _answered(learner, Image.fromarray(resized))
-    graph_scores, graph_familiarity = session.run(
-        ["scores", "familiarity"], {"images": resized[None]}
+    scores, probabilities, _ = _answered(learner, Image.fromarray(resized))
+    graph_scores, graph_probabilities = session.run(
+        ["scores", "probabilities"], {"images": resized[None]}
     )
     score_error = (graph_scores[0] - scores) / max(1e-300, np.abs(scores).max())
-    familiarity_error = graph_familiarity - familiarity
+    probability_error = graph_probabilities[0] - probabilities
 
-    scores, familiarity = _answered(learner, image)
+    scores, _, known = _answered(learner, image)
     pixels = np.asarray(image.convert("RGB"))
     graph_scores, graph_known = session.run(
         ["scores", "known"], {"images": pixels[None]}
     )
     return _Difference(
         score_error=_largest(score_error),
-        familiarity_error=_largest(familiarity_error),
+        probability_error=_largest(probability_error),
         other_label=bool(graph_scores[0].argmax() != scores.argmax()),
-        other_known=bool(graph_known[0] != (familiarity >= 0)),
+        other_known=bool(graph_known[0] != known),
     )
 
 
-def _answered(learner: Learner, image: Image.Image) -> tuple[np.ndarray, float]:
-    """Return the learner's ``(C,)`` scores and the familiarity of an image."""
+def _answered(
+    learner: Learner, image: Image.Image
+) -> tuple[np.ndarray, np.ndarray, bool]:
+    """Return the learner's ``(C,)`` scores and probabilities of an image.
+
+    And whether the image is known.
+    """
     classifier = learner._classifier
     network = learner.network
     shares = classifier.shares
@@ -457,7 +459,9 @@ def _answered(learner: Learner, image: Image.Image) -> tuple[np.ndarray, float]:
     features = classifier.compute(network.model, transform(image)[None], shares)
     evidence = classifier.evidence(features)
     scores = evidence.scores[0] * classifier.statistics.temperature
-    return scores.numpy(), float(classifier.confidence.familiarity(evidence))
+    probabilities = classifier.confidence.probabilities(evidence)[0]
+    least = classifier.confidence.least(evidence, classifier.strict)
+    return scores.numpy(), probabilities.numpy(), bool(probabilities.amax() >= least)
 
 
 def _largest(differences: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import now
 from crumb_avalanche import __version__
-from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.confidence import STRICT, Confidence
 from crumb_avalanche.learner.header import (
     FORMAT,
     cannot_be_taught,
@@ -29,6 +29,7 @@ from crumb_avalanche.learner.header import (
 from crumb_avalanche.learner.history import History
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredNetwork
+from crumb_avalanche.learner.records import PER_LESSON
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.schema import check_state
 from crumb_avalanche.methods.features import FeatureMoments
@@ -55,6 +56,8 @@ PLAIN = (
     "features",
     "head_length",
     "looks",
+    "strict",
+    "rates",
     "lessons",
     "undoable",
     "names",
@@ -277,18 +280,23 @@ def _state_of_run(
     head = ViewFeatures(features, looks).of_head()
     names_by_label = [names.get(label) for label in range(max(names, default=-1) + 1)]
     images = {entry["label"]: entry["images"] for entry in header.classes}
+    images_by_label = [images.get(label, 0) for label in range(len(names_by_label))]
     return {
         "method": header.strategy,
         "budget_bytes": header.budget_bytes,
         "features": vars(features),
         "head_length": head.length(network.model),
         "looks": list(looks.shares),
+        "strict": STRICT,
+        "rates": None,
         "undoable": 0,
         "lessons": [_lesson_of_run(header).state_dict()],
         "history": History(room=0).state_dict(),
         "pictures": [None],
         "names": names_by_label,
-        "images": [images.get(label, 0) for label in range(len(names_by_label))],
+        "images": images_by_label,
+        # A run does not count clips.
+        "clips": [-(-count // PER_LESSON) for count in images_by_label],
         "statistics": stored["strategy"]["method"],
         "confidence": Confidence().state_dict(),
         "look_weights": stored["strategy"]["looks"],

@@ -44,6 +44,9 @@ from crumb_avalanche.system.value_types import (
 )
 
 FORMAT = "crumb-learner-1"
+# Of the confidence from which on a class is named.
+LEAST_STRICT = 0.01
+MOST_STRICT = 0.99
 MOST_FEATURES = 10**6  # more make every answer slower
 # Closed forms that are tested as learners; ``recommended`` is the first.
 CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")
@@ -92,6 +95,9 @@ HEADER = record(
     budget_bytes=whole(0, 10**15),
     features=FEATURES,
     looks=each(real(0.1, 1), most=MOST_LOOKS),
+    strict=real(LEAST_STRICT, MOST_STRICT),
+    # What it errs by, as far as it knows; nothing where nothing was taught.
+    rates=maybe(record(refused=real(0, 1), named=real(0, 1))),
     names=NAMES,
     lessons=each(LESSON),
     undoable=IMAGES,

@@ -217,6 +217,13 @@ class History:
         lessons = [lesson.renamed(old, new) for lesson in self.lessons]
         return History(self.room, tuple(lessons), classifier_before, tuple(features))
 
+    def with_strict(self, strict: float) -> "History":
+        """Return the history of a learner with another ``Classifier.strict``."""
+        before = copy.deepcopy(self.classifier_before)
+        if before is not None:
+            before.strict = strict
+        return replace(self, classifier_before=before)
+
     def _shows(self, name: str) -> bool:
         """Whether a class was shown in any lesson."""
         return any(name in lesson.images for lesson in self.lessons)

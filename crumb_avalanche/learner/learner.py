@@ -25,15 +25,16 @@ from crumb_avalanche.images.clips import (
 )
 from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.classifier import Classifier, form_of
+from crumb_avalanche.learner.confidence import STRICT
 from crumb_avalanche.learner.file import read_learner, write_learner
-from crumb_avalanche.learner.header import CLOSED_FORMS
+from crumb_avalanche.learner.header import CLOSED_FORMS, LEAST_STRICT, MOST_STRICT
 from crumb_avalanche.learner.history import History
 from crumb_avalanche.learner.known_files import KnownFiles
 from crumb_avalanche.learner.lesson import check_not_empty, learn, name_of
 from crumb_avalanche.learner.lesson_features import FeatureRecorder
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredNetwork
-from crumb_avalanche.learner.nothing import NOTHING, usual_threshold
+from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.picture_strip import PictureStrip
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.run_answers import RunAnswers
@@ -102,6 +103,9 @@ class Learner(Predictor):
             counts is learned along the stream, and the others are given up once one is
             enough; see ``LookWeights``. By default the whole image and its middle.
             ``(0.6,)`` finds an object in the middle of a scene, also a small one.
+        strict: confidence from which on a class is named, 0.01 to 0.99; the higher, the
+            fewer unknown things are named, and the more known ones are not recognised.
+            See ``rates``, and ``set_strict``.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.
@@ -124,6 +128,7 @@ class Learner(Predictor):
         budget_bytes: int | None = None,
         cut_layer: int | str | None = None,
         looks: Sequence[float] = LOOKS,
+        strict: float = STRICT,
     ):
         if method == "recommended":
             method = CLOSED_FORMS[0]
@@ -134,6 +139,8 @@ class Learner(Predictor):
             backbone or default_backbone(weights), weights, image_size, cut_layer
         )
         self._set_up(method, network, budget_bytes, None, looks)
+        if strict != STRICT:
+            self.set_strict(strict)
 
     def _set_up(
         self,
@@ -424,6 +431,21 @@ class Learner(Predictor):
             yield name, self._values(clip, report)
 
     # Changes
+
+    def set_strict(self, strict: float) -> None:
+        """Name a class from another confidence on.
+
+        Raises:
+            ValueError: it is not from 0.01 to 0.99.
+        """
+        self.check_teachable()
+        if not LEAST_STRICT <= strict <= MOST_STRICT:
+            raise ValueError(
+                f"strict is {strict}; give a confidence from {LEAST_STRICT} to "
+                f"{MOST_STRICT}, from which on a class is named"
+            )
+        with self._lock:
+            self._replace_state(self._state, self._state.with_strict(float(strict)))
 
     def rename(self, old: str, new: str, new_class: bool = False) -> None:
         """Give a class another name.
@@ -740,7 +762,7 @@ class Learner(Predictor):
             budget_bytes=state["budget_bytes"],
             kept=state["head_length"],
             looks=Looks(tuple(state["looks"])),
-            usual=usual_threshold(network.backbone),
+            backbone=network.backbone,
         )
         unbuilt: Any = network
         self._begin(state["method"], unbuilt, State.empty(classifier))

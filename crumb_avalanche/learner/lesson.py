@@ -163,9 +163,10 @@ def _learn_piece(
     if is_first:
         predicted = classifier.predict_before_learning(features, number)
         if predicted is not None:
-            tally.add_prediction(label, number, predicted, classifier.names)
+            if predicted.asks(number):
+                tally.add_prediction(label, number, predicted, classifier.names)
             observation = predicted.observation
-    classifier.learn(features, number)
+    classifier.learn(features, number, is_first)
     tally.images[label] += len(features)
     return observation
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.classifier import Classifier, Observation
-from crumb_avalanche.learner.confidence import Records
 from crumb_avalanche.learner.lesson import learn
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.nothing import NOTHING
+from crumb_avalanche.learner.records import Records
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
@@ -194,7 +194,7 @@ def _repeat_piece(
     number, _ = classifier.number_of(clip.label)
     if is_first and clip.observation is not None:
         classifier.observe(clip.observation)
-    classifier.learn(piece, number)
+    classifier.learn(piece, number, is_first)
 
 
 def _number_of_records(clip: ClipFeatures) -> int:

@@ -29,6 +29,7 @@ from crumb_avalanche.images.sources import (
 )
 from crumb_avalanche.learner.answer import Answer, ClassInfo
 from crumb_avalanche.learner.classifier import RUNNERS_UP, Classifier
+from crumb_avalanche.learner.confidence import Rates
 from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.run_answers import RunAnswers
@@ -125,13 +126,18 @@ class Predictor:
             return use_runtime(self.network.model, name)
 
     @property
-    def clips_missing(self) -> int:
-        """Clips of known classes until the threshold of the unknown is fitted to them.
+    def strict(self) -> float:
+        """Confidence from which on a class is named; below it an image is unknown."""
+        return self._classifier.strict
 
-        A usual one holds until then. A clip counts if at least two classes are known
-        and its own is one of them.
+    @property
+    def rates(self) -> Rates | None:
+        """How often it errs about what it knows; ``None`` if nobody can tell.
+
+        They follow from clips that were asked before they were learned: how often their
+        class was not known, and what the other classes took them for.
         """
-        return self._classifier.confidence.lessons_missing
+        return self._classifier.rates
 
     @property
     def features(self) -> dict[str, Any] | None:

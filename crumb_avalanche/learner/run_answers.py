@@ -11,7 +11,6 @@ from torch import Tensor
 from crumb_avalanche.images.looks import looks_of
 from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.classifier import RUNNERS_UP
-from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.methods.looks import WHOLE
 from crumb_avalanche.methods.run_file import load_learner, probabilities
@@ -37,6 +36,8 @@ class RunAnswers:
 
     looks = WHOLE
     shares = WHOLE.shares
+    strict = 0.0  # a class is always named
+    rates = None
     note = (
         "confidence is the softmax of the method's outputs, not calibrated, and "
         "unknown images are not told"
@@ -63,7 +64,6 @@ class RunAnswers:
         )
         self.names = [known["name"] for known in classes]
         self.classes = [ClassInfo(known["name"], known["images"]) for known in classes]
-        self.confidence = Confidence()  # without records
         self._labels = [known["label"] for known in classes]
         self._outputs = OutputsPlugin()
         self._strategy.plugins.append(self._outputs)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.classifier import form_of
-from crumb_avalanche.learner.confidence import PER_LESSON, RIVALS, Confidence, Records
+from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.evidence import MOST_CLIPS
 from crumb_avalanche.learner.header import (
     CLOSED_FORMS,
     MOST_FEATURES,
@@ -23,6 +24,7 @@ from crumb_avalanche.learner.header import (
 )
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
 from crumb_avalanche.learner.picture_strip import LARGEST_PICTURE, check_jpeg
+from crumb_avalanche.learner.records import PER_LESSON, RIVALS, Records
 from crumb_avalanche.methods.look_shares import MOST_LOOKS
 from crumb_avalanche.methods.looks import Looks, LookWeights
 from crumb_avalanche.methods.run_header import (
@@ -91,7 +93,9 @@ RECORDS = {
         name: array(torch.int64, None, low=0)
         for name in ("lessons", "images", "classes", "labels")
     },
+    "clips": array(torch.float32, None, low=0, high=math.log(MOST_CLIPS) + 1e-6),
     "typicality": array(torch.float32, None, 3),
+    "left_out": array(torch.float32, None, 3),
     "rivals": array(torch.int64, None, RIVALS, low=-1),
     "gaps": array(torch.float32, None, RIVALS, but=-math.inf),
 }
@@ -104,6 +108,7 @@ KNOWN = {
     "statistics": NAMED,
     "confidence": CONFIDENCE,
     "images": each(IMAGES),
+    "clips": each(IMAGES),
     "look_weights": record(
         losses=array(torch.float64, None, low=0),
         squares=array(torch.float64, None, low=0),
@@ -266,6 +271,12 @@ def _check_learned(
     counts = [images[name] for name in names]
     agrees = learned["images"] == counts
     require(agrees, f"{path}images", "what the lessons add up to")
+    clips = learned["clips"]
+    fits = len(clips) == len(counts) and all(
+        (number > 0) == (count > 0) and number <= count
+        for number, count in zip(clips, counts)
+    )
+    require(fits, f"{path}clips", "one to all images of each class")
     _check_statistics(learned["statistics"], counts, looks, f"{path}statistics")
     _check_look_weights(learned["look_weights"], looks, f"{path}look_weights")
     _check_confidence(learned["confidence"], names, f"{path}confidence")

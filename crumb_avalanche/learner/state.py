@@ -137,6 +137,12 @@ class State:
         classifier.move(old, new)
         return State(classifier, self.history.renamed(old, new))
 
+    def with_strict(self, strict: float) -> "State":
+        """Return the state with another confidence from which on a class is named."""
+        classifier = copy.deepcopy(self.classifier)
+        classifier.strict = strict
+        return State(classifier, self.history.with_strict(strict))
+
     def without_class(self, name: str) -> "State":
         """Return the state without a class; see ``Classifier.forget``."""
         classifier = copy.deepcopy(self.classifier)
@@ -167,6 +173,8 @@ class State:
             "features": dict(vars(classifier.features)),
             "head_length": classifier.kept,
             "looks": list(classifier.looks.shares),
+            "strict": classifier.strict,
+            "rates": classifier.rates and classifier.rates._asdict(),
             "undoable": len(self.history.features),
             "lessons": [lesson.state_dict() for lesson in lessons],
             "history": self.history.state_dict(),
@@ -185,10 +193,12 @@ class State:
         Raises:
             StateError: it is of other features, or of other statistics.
         """
-        classifier = copy.deepcopy(self.classifier)
+        empty = copy.deepcopy(self.classifier)
+        empty.strict = state["strict"]
+        classifier = copy.deepcopy(empty)
         classifier.load_state_dict(state)
         # The classifier before the lessons that can be taken back.
-        before = copy.deepcopy(self.classifier)
+        before = copy.deepcopy(empty)
         room = self.history.room
         history = History.of_state(room, lessons, state["history"], before)
         return State(classifier, history)

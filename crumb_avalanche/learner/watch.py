@@ -75,6 +75,7 @@ def together(frames: list[Any]) -> Any:
         scores=torch.cat([frame.scores for frame in frames]),
         typicality=torch.cat([frame.typicality for frame in frames]),
         apart=apart,
+        left_out=None,
     )
 
 

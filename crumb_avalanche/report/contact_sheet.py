@@ -26,7 +26,7 @@ from crumb_avalanche.report.page import (
     count,
     render,
 )
-from crumb_avalanche.system.words import counted, listed
+from crumb_avalanche.system.words import counted, error_rates, listed
 
 MOST_CARDS = 300
 MOST_COLUMNS = 40  # classes of a confusion table
@@ -155,6 +155,8 @@ class AnswersPage:
     Attributes:
         title, lead: head of the page.
         note: what a person who reads the answers should know; may be empty.
+        errors: how often the learner errs about what it knows; empty if nobody can
+            tell.
         asked: answers whose true class is known; of them ``right``, ``unknown_asked``
             unknown, and the others taken for another class.
         not_taught: of the unknown ones those of classes that were not taught.
@@ -170,6 +172,7 @@ class AnswersPage:
     title: str
     lead: str
     note: str
+    errors: str
     asked: int
     right: int
     unknown_asked: int
@@ -284,6 +287,13 @@ class ContactSheet:
         """Return the names of the classes taught."""
         return [info.name for info in self.learner.classes]
 
+    def _errors(self) -> str:
+        """Return how often the learner errs about what it knows, in a sentence."""
+        if self.learner.rates is None:
+            return ""
+        text = error_rates(*self.learner.rates)
+        return f"{text[0].upper()}{text[1:]}."
+
     def page(self, name: str, unread: Sequence[BadImage]) -> str:
         """Render the page of a learner's name, with the files that were left out."""
         names = self._taught()
@@ -300,6 +310,7 @@ class ContactSheet:
             title=f"{self.total:,} answers of {name}",
             lead=f"{self.learner.method}, {classes}.",
             note=self.learner.note,
+            errors=self._errors(),
             asked=self.pairs.total(),
             right=right_of(self.pairs),
             unknown_asked=unknown.total(),

@@ -38,14 +38,14 @@ class Found(BaseModel):
     label: Annotated[str, Field(description="the most likely class")]
     confidence: Annotated[
         float,
-        Field(ge=0, le=1, description="its probability, if a class taught is shown"),
+        Field(ge=0, le=1, description="its probability to be right"),
     ]
     known: Annotated[
         bool,
         Field(
             description=(
-                "whether a class taught explains the image; if not, label is the "
-                "nearest"
+                "whether the confidence is enough to name the class; if not, label is "
+                "the nearest"
             )
         ),
     ]
@@ -142,6 +142,17 @@ class Class(BaseModel, from_attributes=True):
     images: Annotated[int, Field(description="number of images learned")]
 
 
+class ErrorRates(BaseModel):
+    """How often a learner errs about what it knows, shares from 0 to 1."""
+
+    refused: Annotated[
+        float, Field(description="of images of classes taught: called unknown")
+    ]
+    named: Annotated[
+        float, Field(description="of images of other things: called by a name")
+    ]
+
+
 class Classes(BaseModel):
     """What was taught."""
 
@@ -153,13 +164,13 @@ class Classes(BaseModel):
         bool, Field(description="whether there is a lesson to take back")
     ]
     nothing: Annotated[int, Field(description="images that were shown as nothing")]
-    clips_missing: Annotated[
-        int,
+    strict: Annotated[
+        float, Field(description="confidence from which on a class is named")
+    ]
+    rates: Annotated[
+        ErrorRates | None,
         Field(
-            description=(
-                "lessons with other objects of known classes to be learned, once there "
-                "are two classes, until images of other things are called unknown"
-            )
+            description="how often it errs about what it knows; null without classes"
         ),
     ]
     version: Annotated[

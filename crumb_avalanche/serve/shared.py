@@ -24,6 +24,7 @@ from crumb_avalanche.serve.messages import (
     Changed,
     Class,
     Classes,
+    ErrorRates,
     Forgotten,
     Found,
     Learned,
@@ -113,7 +114,8 @@ class SharedLearner:
             lessons=len(learner.lessons),
             can_undo=bool(learner.undoable),
             nothing=learner.nothing,
-            clips_missing=learner.clips_missing,
+            strict=learner.strict,
+            rates=_rates(learner),
             version=self.version,
             learning=self.learning,
         )
@@ -389,6 +391,13 @@ class _Queue:
     def close(self) -> None:
         """Drop the calls that wait, and wait for the one that runs."""
         self._thread.shutdown(cancel_futures=True)
+
+
+def _rates(learner: Learner) -> ErrorRates | None:
+    """Describe how often a learner errs about what it knows."""
+    if learner.rates is None:
+        return None
+    return ErrorRates(**learner.rates._asdict())
 
 
 def _listed(lesson: Lesson, undoable: Sequence[int]) -> Listed:

@@ -15,6 +15,29 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}s"
 
 
+def frequency(share: float) -> str:
+    """Return a share from 0 to 1 as people say it: ``about 1 in 4``, ``about 7 in 10``.
+
+    The least is 1 in 50, and the most 9 in 10.
+    """
+    if share > 0.5:
+        return f"about {min(9, round(10 * share))} in 10"
+    return f"about 1 in {round(1 / max(share, 0.02))}"
+
+
+def error_rates(refused: float, named: float) -> str:
+    """Say how often a learner errs about what it knows.
+
+    Args:
+        refused: share of the images of classes taught that are called unknown.
+        named: share of the images of other things that are called by a name.
+    """
+    return (
+        f"of things that were taught it would not know {frequency(refused)}, and of "
+        f"others it would name {frequency(named)}, more of those that look very alike"
+    )
+
+
 def listed(names: list[str], most: int = 20) -> str:
     """Join names; of more than ``most`` the first, and how many more there are."""
     text = ", ".join(names[:most])

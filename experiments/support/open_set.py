@@ -207,23 +207,29 @@ def run_stream(
     evidence = classifier.evidence(features[held_out])
     names = np.array(table.classes)[table.labels[held_out]]
     correct = torch.from_numpy(right(classifier, evidence, names))
-    familiarity = confidence.familiarity(evidence)
+    known = familiarity(classifier, evidence)
     unknown_rejected = None
     area = None
     if len(remaining):
-        strange = confidence.familiarity(classifier.evidence(features[remaining]))
+        strange = familiarity(classifier, classifier.evidence(features[remaining]))
         unknown_rejected = share_below_zero(strange)
-        area = auroc(familiarity, strange)
+        area = auroc(known, strange)
     probabilities = confidence.probabilities(evidence).amax(1)
     usual = evidence.scores.softmax(1).amax(1)
     return Measured(
         accuracy=float(correct.double().mean()),
         ece=expected_calibration_error(probabilities, correct),
         ece_usual=expected_calibration_error(usual, correct),
-        known_rejected=share_below_zero(familiarity),
+        known_rejected=share_below_zero(known),
         unknown_rejected=unknown_rejected,
         auroc=area,
     )
+
+
+def familiarity(classifier: Classifier, evidence: Evidence) -> Tensor:
+    """Confidence minus the least of a name, `(B,)`: below 0 for unknown images."""
+    confidence = classifier.confidence.probabilities(evidence).amax(1)
+    return confidence - classifier.strict
 
 
 def share_below_zero(values: Tensor) -> float:

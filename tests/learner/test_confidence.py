@@ -1,6 +1,7 @@
 """Temperature and threshold by hand and over any records; what becomes a record."""
 
 import math
+from statistics import NormalDist
 
 import pytest
 import torch
@@ -8,17 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crumb_avalanche.learner.confidence import (
-    DOUBTFUL,
-    LEAST_LESSONS,
-    PER_LESSON,
-    PRIOR,
-    REJECTED,
-    RIVALS,
-    STEEPNESS,
+    CLEAR,
+    DEVIATION,
+    REFUSED,
+    STRICT,
     Confidence,
     expected_calibration_error,
 )
 from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.learner.prior import Line, Prior
+from crumb_avalanche.learner.records import PER_LESSON, RIVALS
 from crumb_avalanche.system.value_types import StateError
 
 
@@ -33,6 +33,7 @@ def evidence_of(scores, typicality=None, labels=None, counts=None):
         labels=torch.tensor(labels or list(range(columns))),
         counts=torch.tensor(counts or [10] * columns),
         typicality=torch.as_tensor(typicality),
+        left_out=torch.as_tensor(typicality) - 3,
     )
 
 
@@ -122,9 +123,9 @@ def test_temperature_by_hand(lessons):
     temperature = confidence.temperature(evidence)
     share = 1 / (1 + math.exp(-4 / temperature))
     slope = lessons * (share - 0.75) * 4 / temperature
-    assert slope == pytest.approx(math.log(temperature) / PRIOR**2, rel=0.01)
-    probabilities = confidence.probabilities(evidence)[0].tolist()
-    assert probabilities == pytest.approx([share, 1 - share])
+    assert slope == pytest.approx(math.log(temperature) / DEVIATION**2, rel=0.01)
+    shares = confidence.calibrated(evidence).scores.softmax(1)[0].tolist()
+    assert shares == pytest.approx([share, 1 - share])
 
 
 def test_temperature_of_more_lessons():
@@ -147,79 +148,126 @@ def test_long_lessons_count_once():
     assert temperature(1) == temperature(15)
 
 
-# Familiarity
+# Known and unknown
+
+# Images of known classes have the closeness 1, others 0.
+PRIOR = Prior(
+    known=Line(1.0, by_clips=0.5),
+    strange=Line(0.0, by_clips=0.5),
+    slope=Line(8.0),
+    known_deviation=Line(0.25),
+    strange_deviation=Line(0.25),
+    temperature=Line(0.0),
+)
+
+
+def close(*values):
+    """Typicality of images, whose first two values add up to a closeness."""
+    return torch.tensor([[value / 2, value / 2, 1] for value in values]).double()
+
+
+def certain(typicality):
+    """Evidence of images whose class is the first, without doubt."""
+    return evidence_of([[60.0, 0]] * len(typicality), typicality)
+
+
+def moved(known, strange, lessons=100):
+    """A confidence that recorded clips of closeness ``known``.
+
+    Without their class they have the closeness ``strange``. A third class is there.
+    """
+    confidence = Confidence(PRIOR)
+    for _ in range(lessons):
+        scores = [[60.0, 0, -60]]
+        evidence = evidence_of(scores, close(known))._replace(left_out=close(strange))
+        confidence.observe(evidence, 0)
+    return confidence
+
+
+def confidence_of(confidence, evidence):
+    return confidence.probabilities(evidence)[:, 0].tolist()
+
+
+def test_probability_of_any_class_by_the_prior():
+    """At the 15 % quantile of known images it is that of a name, but for rivals."""
+    least = NormalDist(1, 0.25).inv_cdf(REFUSED)
+    shares = confidence_of(Confidence(PRIOR), certain(close(least, least + 0.5)))
+    odds = STRICT / (CLEAR - STRICT)
+    expected = [odds / (1 + odds), odds / (odds + math.exp(-8 * 0.5))]
+    assert shares == pytest.approx(expected)
+
+
+def test_more_clips_of_a_class_ask_for_closer_images():
+    once = certain(close(0.7))
+    often = once._replace(clips=torch.tensor([4, 4]))
+    confidence = Confidence(PRIOR)
+    assert confidence_of(confidence, often) < confidence_of(confidence, once)
+
+
+def test_without_a_prior_and_records_all_images_are_known():
+    assert confidence_of(Confidence(), certain(close(-9.0))) == pytest.approx([1])
+
+
+def test_a_prior_of_the_records_in_any_units():
+    """Their mean is known, and what is two deviations less is not."""
+    confidence = Confidence()
+    for seed in range(20):
+        confidence.observe(random_lesson(seed, seed % 4, spread=0.0), seed % 4)
+    near, far = confidence_of(confidence, certain(close(0.0, -9.0)))
+    assert near > 0.9 > 0.01 > far
+
+
+def test_closer_records_ask_for_closer_images():
+    asked = certain(close(0.75))
+    usual = confidence_of(Confidence(PRIOR), asked)[0]
+    closer = confidence_of(moved(1.5, -1.0), asked)[0]
+    farther = confidence_of(moved(0.25, -1.0), asked)[0]
+    assert closer < usual < farther
+
+
+def test_classes_that_look_alike_ask_for_closer_images():
+    asked = certain(close(0.75))
+    apart = confidence_of(moved(1.0, -0.5), asked)[0]
+    assert confidence_of(moved(1.0, 0.9), asked)[0] < apart - 0.1
+
+
+def test_an_image_like_nothing_is_unknown():
+    shown = certain(close(2.0, 2.0))._replace(apart=torch.tensor([0.0, 0.5]).double())
+    like_nothing, apart = confidence_of(Confidence(PRIOR), shown)
+    assert like_nothing < 0.01 < 0.99 < apart
 
 
 @pytest.mark.parametrize(
-    ("usual", "least", "units"),
+    ("known", "strange", "refused", "named"),
     [
-        (None, -1, [0.25, 4, 1]),  # those of the sum do not matter
-        (-0.5, -1, [1.0, 1, 1]),
-        (-1.5, -1.5, [1.0, 1, 1]),
+        (1.0, -1.0, 0.0, 0.0),
+        (0.0, -1.0, 1.0, 0.0),
+        (1.0, 0.9, 0.0, 1.0),
     ],
 )
-def test_familiarity_by_hand(usual, least, units):
-    """Half of each value is 1, half -1.
-
-    Its deviation is 1, that of the sum of the first two 2, the quantile -2.
-    """
-    units = torch.tensor(units)
-    confidence = Confidence(usual=usual)
-    values = torch.tensor([[1.0, 1, -1], [-1.0, -1, 1]], dtype=torch.float64)
-    for lesson in range(LEAST_LESSONS):
-        typicality = units * values.repeat(10, 1)
-        confidence.observe(evidence_of([[1.0, 0]] * 20, typicality), lesson % 2)
-    asked = [[1.0, 2, 3], [-1.0, -1, 0], [-1.5, -1, 0], [2.0, 2, -1.75]]
-    typicality = units * torch.tensor(asked, dtype=torch.float64)
-    evidence = evidence_of([[1.0, 0]] * 4, typicality)
-    expected = [2.5, 0, -0.25, (-1.75 - least) * STEEPNESS[1]]
-    assert confidence.familiarity(evidence).tolist() == pytest.approx(expected)
-    assert confidence.known(evidence).tolist() == [True, True, False, False]
+def test_rates_of_records(known, strange, refused, named):
+    """With a prior that is not moved: what is refused or named of them."""
+    confidence = moved(known, strange, lessons=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("crumb_avalanche.learner.confidence.LESSONS_OF_PRIOR", 1e9)
+        patch.setattr("crumb_avalanche.learner.confidence.LESSONS_OF_RATES", 0.0)
+        rates = confidence.rates(0.8, {0: 10, 1: 10, 2: 10}, 0.0)
+    assert rates == pytest.approx((refused, named), abs=0.01)
 
 
-def test_thresholds_are_quantiles():
-    """A readable twin: every lesson counts as often as the others, by copies."""
-    confidence = Confidence()
-    seen = []
-    copied = []
-    for seed, images in enumerate((1, 2, 4, 8, 16, 16)):
-        lesson = random_lesson(seed, label=seed % 4, images=images)
-        confidence.observe(lesson, seed % 4)
-        seen.append(lesson.typicality.float().double())
-        copied.append(seen[-1].repeat(16 // images, 1))
-    deviations = torch.cat(seen).std(0, correction=0)
-
-    def sums(typicality):
-        scaled = typicality / deviations
-        return torch.stack([scaled[:, 0] + scaled[:, 1], typicality[:, 2]], 1)
-
-    copies = sums(torch.cat(copied)).sort(0).values
-    least = copies[math.ceil(REJECTED * len(copies)) - 1]
-    asked = random_lesson(70)
-    margins = (sums(asked.typicality) - least) * torch.tensor(STEEPNESS)
-    expected = (margins / sums(torch.cat(seen)).std(0, correction=0)).amin(1)
-    assert torch.allclose(confidence.familiarity(asked), expected)
+def test_rates_without_records():
+    """The share of known images that is meant, and of others beyond their quantile."""
+    rates = Confidence(PRIOR).rates(STRICT, {0: 1, 1: 1}, 0.0)
+    least = NormalDist(1, 0.25).inv_cdf(REFUSED)
+    assert rates.refused == pytest.approx(REFUSED)
+    assert rates.named == pytest.approx(1 - NormalDist(0, 0.25).cdf(least))
 
 
-@pytest.mark.parametrize(("lessons", "missing"), [(0, 5), (2, 3), (5, 0)])
-def test_lessons_missing(lessons, missing):
-    assert LEAST_LESSONS == 5
-    assert observed(range(lessons)).lessons_missing == missing
-
-
-def test_known_images_before_enough_lessons():
-    confidence = observed(range(LEAST_LESSONS - 1))
-    assert confidence.known(random_lesson(99)).all()
-    assert confidence.familiarity(random_lesson(99)).dtype == torch.float64
-
-
-@pytest.mark.parametrize(
-    ("columns", "known"), [(2, True), (math.ceil(1 / DOUBTFUL) + 5, False)]
-)
-def test_doubtful_images_before_enough_lessons(columns, known):
-    """They are unknown where no class has a probability of a tenth."""
-    equal = evidence_of(torch.zeros(1, columns))
-    assert Confidence().known(equal).tolist() == [known]
+def test_stricter_learners_refuse_more_and_name_less():
+    images = {0: 1, 1: 1}
+    mild, strict = (Confidence(PRIOR).rates(s, images, 0.0) for s in (0.5, 0.95))
+    assert mild.refused < strict.refused
+    assert mild.named > strict.named
 
 
 # Which records count
@@ -240,55 +288,36 @@ def test_early_records_of_a_class():
 
 @pytest.fixture
 def of_few_classes():
-    """Two confidences that observed three classes; the first one two classes before.
-
-    And the familiarity of images of six classes before the three.
-    """
+    """Two confidences that observed three classes; the first one two classes before."""
     summed = Confidence()
     for seed in range(8):
         lesson = random_lesson(seed, label=seed % 2, classes=2, spread=5.0)
         summed.observe(lesson, seed % 2)
-    early = summed.familiarity(random_lesson(50, classes=6))
     late = Confidence()
     for seed in range(100, 120):
         lesson = random_lesson(seed, label=seed % 3, classes=3)
         summed.observe(lesson, seed % 3)
         late.observe(lesson, seed % 3)
-    return summed, late, early
+    return summed, late
 
 
-def test_records_of_few_classes(of_few_classes):
+@pytest.mark.parametrize(("classes", "count"), [(6, False), (4, True)])
+def test_records_of_few_classes(of_few_classes, classes, count):
     """They do not count once there are more than twice as many."""
-    summed, late, early = of_few_classes
-    now = random_lesson(50, classes=6)
-    assert summed.temperature(now) == late.temperature(now)
-    assert torch.equal(summed.familiarity(now), late.familiarity(now))
-    assert not torch.equal(early, late.familiarity(now))
-
-
-def test_records_of_few_classes_and_images(of_few_classes):
-    summed, late, _ = of_few_classes
-    now = random_lesson(50, classes=6, counts=[10_000] * 6)
-    assert torch.equal(summed.familiarity(now), late.familiarity(now))
-
-
-def test_records_of_half_of_the_classes(of_few_classes):
-    summed, late, _ = of_few_classes
-    now = random_lesson(50, classes=4)
-    assert summed.temperature(now) != late.temperature(now)
+    summed, late = of_few_classes
+    now = random_lesson(50, classes=classes)
+    assert (summed.temperature(now) != late.temperature(now)) == count
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10))
-def test_probabilities_are_a_softmax(seed, lessons):
+def test_probabilities_add_up_to_that_of_any_class(seed, lessons):
     """They keep the order of the scores."""
     confidence = observed(range(lessons))
     evidence = random_lesson(seed)
     probabilities = confidence.probabilities(evidence)
-    assert torch.allclose(probabilities.sum(1), torch.ones(12, dtype=torch.float64))
+    of_any = confidence.odds(evidence).sigmoid()
+    assert torch.allclose(probabilities.sum(1), of_any)
     assert torch.equal(probabilities.argmax(1), evidence.scores.argmax(1))
-    familiarity = confidence.familiarity(evidence)
-    assert familiarity.isfinite().all()
-    assert torch.equal(confidence.known(evidence), familiarity >= 0)
 
 
 # What becomes a record, and how records are kept
@@ -296,13 +325,13 @@ def test_probabilities_are_a_softmax(seed, lessons):
 
 def test_no_capacity():
     with pytest.raises(ValueError, match=r"capacity is 0; give at least 1"):
-        Confidence(0)
+        Confidence(capacity=0)
 
 
 @pytest.mark.parametrize(
     ("scores", "labels", "label", "records"),
     [
-        ([[1.0, 2.0]], [3, 5], 4, 0),  # a new class has no score
+        ([[1.0, 2.0]], [3, 5], 4, 1),  # what others take a new class for
         ([[1.0]], [0], 0, 0),  # a single class is always right
         ([[1.0, 2.0]] * 100, [3, 5], 5, PER_LESSON),
     ],
@@ -319,7 +348,7 @@ def test_number_of_records(scores, labels, label, records):
 )
 def test_capacity(capacity, lessons):
     """The records stay within it, and every class keeps some."""
-    confidence = Confidence(capacity)
+    confidence = Confidence(capacity=capacity)
     for seed, (label, images) in enumerate(lessons):
         confidence.observe(random_lesson(seed, label, images), label)
         assert len(confidence) <= capacity
@@ -332,7 +361,7 @@ def test_bytes_of_a_record():
     state = observed().state_dict()
     del state["next"]
     sizes = [rows[0].numel() * rows.element_size() for rows in state.values()]
-    assert sum(sizes) == 236
+    assert sum(sizes) == 252
 
 
 def test_more_than_sixteen_rivals():
@@ -365,7 +394,7 @@ def test_forget():
     asked = without_class_two(random_lesson(77))
     expected = merged.temperature(asked)
     assert confidence.temperature(asked) == pytest.approx(expected)
-    assert torch.allclose(confidence.familiarity(asked), merged.familiarity(asked))
+    assert torch.allclose(confidence.odds(asked), merged.odds(asked))
 
 
 def test_state_round_trip():
@@ -374,7 +403,7 @@ def test_state_round_trip():
     loaded.load_state_dict(confidence.state_dict())
     assert same(confidence, loaded)
     evidence = random_lesson(123)
-    assert torch.equal(confidence.familiarity(evidence), loaded.familiarity(evidence))
+    assert torch.equal(confidence.odds(evidence), loaded.odds(evidence))
 
 
 def test_a_loaded_state_is_a_copy():

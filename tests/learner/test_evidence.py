@@ -10,7 +10,7 @@ from closed_form_cases import discriminant
 from small_lessons import SIZE, images, same, taught
 from torch.nn import functional
 
-from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.confidence import STRICT, Confidence
 from crumb_avalanche.learner.evidence import evidence, shares_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import (
@@ -30,7 +30,9 @@ from crumb_avalanche.methods.typicality import (
     OUTSIDE,
     RISE,
     STRENGTH,
+    MeansSpan,
     Typicality,
+    Whitening,
 )
 
 D = 12
@@ -243,10 +245,10 @@ def test_another_form_has_its_largest_score():
 class FirstMean(ClassMeans):
     """Class means to which an image is typical by its distance from the first one."""
 
-    def _typicality(self, features, space):
+    def _typicality(self, features, space, left_out):
         closeness = -(features - self.means[0].double()).norm(dim=1)
         scores = self.solution()(features)
-        return Typicality.of_three(scores, closeness, closeness, closeness)
+        return Typicality(scores, closeness[:, None].expand(-1, 3))
 
 
 def test_a_method_says_what_typical_is():
@@ -255,6 +257,50 @@ def test_a_method_says_what_typical_is():
     distance = (features - statistics.means[0]).double().norm(dim=1)
     relative, _, _ = typicality_of(statistics, features)
     torch.testing.assert_close(relative, -distance)
+
+
+# Typicality without a class
+
+REMAINING = [0, 3]
+
+
+@GAUSSIANS
+def test_a_class_left_out_of_gaussians(statistics):
+    """The values are those of the other class means in the same whitened space."""
+    fresh = features_of(seed=1)
+    nothing = features_of(DRAWN + 3, seed=2, classes=(2, 4))
+    measured = evidence(statistics, fresh, nothing, left_out=1)
+    values, vectors = torch.linalg.eigh(covariance_of(statistics))
+    means = statistics.means[REMAINING].double()
+    whitening = Whitening(vectors, values.sqrt())
+    span = MeansSpan.of_whitened(means, whitening).against_background(means, nothing)
+    rows = fresh.double() - span.centre
+    expected = span.typicality(measured.scores, rows, span.white(rows))
+    torch.testing.assert_close(measured.left_out, expected.values)
+
+
+def test_a_class_left_out_of_class_means():
+    statistics = trained("ncm")
+    fresh = features_of(seed=1)
+    measured = evidence(statistics, fresh, left_out=1)
+    means = functional.normalize(statistics.means[REMAINING].double())
+    span = MeansSpan.of_unit_vectors(means)
+    rows = functional.normalize(fresh.double()) - span.centre
+    expected = span.typicality(measured.scores, rows, rows)
+    torch.testing.assert_close(measured.left_out, expected.values)
+
+
+def test_a_class_left_out_of_other_forms():
+    statistics = learned(FOAL(CLASSES, D, projection=10))
+    measured = evidence(statistics, features_of(), left_out=1)
+    largest = measured.scores[:, [0, 2]].amax(1)
+    assert torch.equal(measured.left_out, largest[:, None].expand(-1, 3))
+
+
+@EVERY_FORM
+@pytest.mark.parametrize("label", [2, None])
+def test_a_class_that_is_not_there_is_not_left_out(statistics, label):
+    assert evidence(statistics, features_of(), left_out=label).left_out is None
 
 
 # Evidence of any closed form
@@ -497,12 +543,13 @@ def test_an_empty_scene_is_not_apart(empty_scene):
 
 def test_an_object_in_the_scene_is_apart(empty_scene):
     assert empty_scene.known.apart.min() > 0.3
-    assert Confidence().known(empty_scene.known).all()
+    assert (Confidence().probabilities(empty_scene.known).amax(1) > STRICT).all()
 
 
 def test_what_is_not_apart_is_unknown(empty_scene):
     apart = torch.full((20,), LEAST_APART - 0.01)
-    assert not Confidence().known(empty_scene.scene._replace(apart=apart)).any()
+    scene = empty_scene.scene._replace(apart=apart)
+    assert not (Confidence().probabilities(scene).amax(1) > STRICT).any()
 
 
 # Lessons of nothing

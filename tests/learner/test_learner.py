@@ -460,11 +460,11 @@ CLIPS = {
 def test_a_lesson_of_one_clip(make, clip, kind):
     """Near copies do not fill the records that say which images are unknown."""
     learner = taught(make(), 2)
-    missing = learner.clips_missing
+    recorded = learner._classifier.confidence.lessons
     lesson = learner.teach(CLIPS[kind](*clip), "c0")
     assert lesson.clips == 1
     assert lesson.images == {"c0": 12}
-    assert learner.clips_missing == missing - 1
+    assert learner._classifier.confidence.lessons == recorded + 1
 
 
 def test_a_lesson_of_two_clips(make, clip):
@@ -631,3 +631,47 @@ def test_a_lesson_of_bad_features_alone(make, damaging):
     line = r"no image to learn, 1 file could not be read; source\[0\]: .*finite"
     with pytest.raises(ValueError, match=line):
         make().teach(damaging[2:3], "bad", on_bad="skip")
+
+
+# How sure an answer has to be
+
+
+def test_a_strict_learner_names_less(make, tmp_path):
+    """It keeps the setting, in a file and when a lesson is taken back."""
+    learner = taught(make(), 3)
+    answer = learner.predict(images(1, 1, seed=2))
+    learner.set_strict(0.99)
+    strict = learner.predict(images(1, 1, seed=2))
+    assert strict.confidence == answer.confidence
+    assert strict.known == (answer.confidence >= 0.99)
+    learner.save(tmp_path / "a.safetensors")
+    loaded = Learner.load(tmp_path / "a.safetensors")
+    loaded.undo()
+    assert loaded.strict == 0.99
+    assert loaded.rates is not None
+
+
+@pytest.mark.parametrize("strict", [0, 1, 1.5, math.nan])
+def test_a_confidence_that_is_none(make, strict):
+    with pytest.raises(ValueError, match=r"strict is .*; give a confidence from 0\.01"):
+        make().set_strict(strict)
+
+
+def test_rates_are_in_the_header(make, tmp_path):
+    learner = taught(make(), 2)
+    learner.teach(images(0, seed=1), "c0")
+    learner.save(tmp_path / "a.safetensors")
+    rates = read_header(tmp_path / "a.safetensors")["rates"]
+    assert rates == pytest.approx(learner.rates._asdict())
+
+
+def test_an_empty_learner_has_no_rates(make):
+    assert make().rates is None
+
+
+def test_clips_of_each_class_are_counted(make):
+    learner = taught(make(), 2)
+    learner.teach(images(0, seed=1), "c0")
+    assert learner._classifier.clips == [2, 1]
+    learner.move("c1", "c0")
+    assert learner._classifier.clips == [3, 0]

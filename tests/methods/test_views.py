@@ -6,8 +6,6 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.images.looks import LookTransform
-from crumb_avalanche.learner.confidence import Confidence
-from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods import looks as looks_module
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
@@ -427,18 +425,3 @@ def test_evidence_lies_within_the_looks(learner):
     assert evidence.abs().max() > 0
     assert not evidence[:4].any()
     assert not evidence[:, -4:].any()
-
-
-@pytest.mark.parametrize(
-    ("confidence", "known"),
-    [(Confidence(usual=0.4), [False, True]), (Confidence(), [True, True])],
-    ids=["usual", "none"],
-)
-def test_the_usual_threshold_before_a_fit(confidence, known):
-    evidence = Evidence(
-        scores=5 * torch.eye(3).double()[:2],
-        labels=torch.arange(3),
-        counts=torch.ones(3).long(),
-        typicality=torch.tensor([[-0.2, 0.59, 1], [0.3, 0.11, 0]], dtype=torch.float64),
-    )
-    assert confidence.known(evidence).tolist() == known

@@ -19,6 +19,7 @@ pytest.importorskip("httpx")
 from starlette.testclient import TestClient
 
 from crumb_avalanche.learner import lesson as lesson_module
+from crumb_avalanche.learner.confidence import STRICT
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Doubt
 from crumb_avalanche.serve import shared as shared_module
@@ -128,7 +129,8 @@ def test_changes_are_made_one_after_the_other(client):
     post(client, "/rename?old=red&new=crimson")
     assert client.post("/predict", files=form("red", 1)).json()["label"] == "crimson"
     state = client.get("/classes").json()
-    assert (state["can_undo"], state["clips_missing"]) == (True, 5)
+    assert (state["can_undo"], state["strict"]) == (True, STRICT)
+    assert set(state["rates"]) == {"refused", "named"}
     assert post(client, "/undo")["images"] == {"blue": 4}
     teach(client, "blue")
     assert post(client, "/forget?name=green")["version"] == 7

@@ -33,6 +33,12 @@ function text(name, values = {}, count = undefined) {
   return template.replace(/\{(\w+)\}/g, (_, key) => values[key]);
 }
 
+// A share as people say it, from 1 in 50 to 9 in 10.
+function often(share) {
+  if (share > 0.5) return text("often", { n: Math.min(9, Math.round(10 * share)), all: 10 });
+  return text("often", { n: 1, all: Math.round(1 / Math.max(share, 0.02)) });
+}
+
 const counted = (count, noun) => text(noun, { n: count }, count);
 
 function translate() {
@@ -319,7 +325,7 @@ function show(answer) {
   const next = likely.map((one) => `${one.label} ${percent(one.confidence)}`);
   if (at("label").textContent !== label) at("label").textContent = label; // announced when it changes
   at("label").classList.toggle("unknown", !answer.known);
-  at("sure").hidden = !answer.known; // the probabilities hold if a class is shown, which nobody says here
+  at("sure").hidden = !answer.known; // it is no bar of the answer
   at("sure").value = answer.confidence;
   const details = answer.known ? [percent(answer.confidence), ...next] : [text("nearest", { name: answer.label })];
   at("details").textContent = details.join(" · ");
@@ -332,8 +338,7 @@ function showBars(answer) {
   if (!at("all").open) return;
   const bars = shares(answer).map(({ label, confidence }) => {
     const bar = made("progress", "", { max: 1, value: confidence, "aria-label": label });
-    const share = answer.known ? percent(confidence) : "";
-    return made("li", "", {}, [made("span", label), bar, made("span", share, { class: "faint" })]);
+    return made("li", "", {}, [made("span", label), bar, made("span", percent(confidence), { class: "faint" })]);
   });
   at("bars").replaceChildren(...bars);
 }
@@ -478,10 +483,8 @@ function showClasses() {
   if (focused >= 0) (focusable()[focused] || focusable().at(-1) || at("download")).focus();
   at("names").replaceChildren(...known.classes.map((one) => made("option", "", { value: one.name })));
   const used = text("memory", { percent: percent(known.bytes / known.budget_bytes) });
-  const more = counted(known.clips_missing, "more_object");
-  const objects = known.classes.length > 1 ? more : text("second_class", { objects: more });
-  const missing = text("needs_more", { objects });
-  at("size").textContent = known.classes.length ? used + (known.clips_missing ? ` ${missing}` : "") : "";
+  const errs = ["refused", "named"].map((name) => text(name, { often: often(known.rates ? known.rates[name] : 0) }));
+  at("size").textContent = known.rates ? [used, ...errs].join(" ") : "";
 }
 
 // How well a class is taught, by its last lessons that were asked before they were learned.

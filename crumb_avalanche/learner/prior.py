@@ -1,0 +1,106 @@
+"""What is known of answers before a learner has records of its own.
+
+An image is judged by its *closeness*: the first two values of its typicality, added in
+their units. Where they are cosines of a whitened space, what closeness says was
+measured on streams for development, network by network::
+
+    python experiments/known_prior.py --backbone NAME --weights WEIGHTS
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+LEAST_DEVIATION = 1e-6  # a smaller one is of equal values
+
+
+class Line(NamedTuple):
+    """A value that is linear in the number of clips and of classes.
+
+    Attributes:
+        start: for one clip of each of many classes.
+        by_clips: for each unit of the mean logarithm of the clips of each class.
+        by_few: for the inverse of the number of classes.
+    """
+
+    start: float
+    by_clips: float = 0.0
+    by_few: float = 0.0
+
+    def at(self, clips: Tensor | float, classes: Tensor | float) -> Tensor | float:
+        """Return the value.
+
+        Args:
+            clips: mean logarithm of the clips of each class.
+            classes: number of classes.
+        """
+        return self.start + self.by_clips * clips + self.by_few / classes
+
+
+class Prior(NamedTuple):
+    """What is known of images before a learner has records.
+
+    Attributes:
+        known: mean closeness of new images of known classes.
+        strange: mean closeness of images of other classes that look like them.
+        slope: of the logarithm of the odds of a known class, by closeness.
+        known_deviation, strange_deviation: of closeness.
+        temperature: logarithm of the factor on the usual temperature.
+        units: of the two values that are added.
+    """
+
+    known: Line
+    strange: Line
+    slope: Line
+    known_deviation: Line
+    strange_deviation: Line
+    temperature: Line
+    units: tuple[float, float] = (1.0, 1.0)
+
+    def closeness(self, typicality: Tensor) -> Tensor:
+        """Return the closeness of images, ``(n,)`` float64, from ``(n, 3)``."""
+        return typicality[:, :2].double() @ torch.tensor(
+            [1 / unit for unit in self.units], dtype=torch.float64
+        )
+
+
+# By network; nothing is known of others.
+PRIORS = {
+    "efficientnet_lite0": Prior(
+        known=Line(start=0.9583, by_clips=0.0982, by_few=-0.1305),
+        strange=Line(start=0.7348, by_clips=0.1085, by_few=-0.242),
+        slope=Line(start=5.5968, by_clips=6.6621),
+        known_deviation=Line(start=0.182, by_clips=-0.0647),
+        strange_deviation=Line(start=0.2148, by_clips=-0.0393),
+        temperature=Line(start=1.3131, by_clips=-1.1193),
+    )
+}
+
+
+def prior_of_records(typicality: Tensor, left_out: Tensor) -> Prior:
+    """Return a prior for values in any units, from images of known classes.
+
+    Images of other classes are at least two deviations less close. Where they are
+    farther than four, a quarter of the distance is the deviation.
+
+    Args:
+        typicality: ``(n, 3)`` of images that were predicted before they were learned.
+        left_out: ``(n, 3)``, without their class.
+    """
+    values = typicality[:, :2].double()
+    units = values.std(0, correction=0).clamp_min(LEAST_DEVIATION)
+    closeness = (values / units).sum(1)
+    mean = float(closeness.mean())
+    distance = mean - float((left_out[:, :2].double() / units).sum(1).mean())
+    deviation = float(closeness.std(correction=0))
+    deviation = max(deviation, distance / 4, LEAST_DEVIATION)
+    return Prior(
+        known=Line(mean),
+        strange=Line(mean - max(distance, 2 * deviation)),
+        slope=Line(2 / deviation),
+        known_deviation=Line(deviation),
+        strange_deviation=Line(deviation),
+        temperature=Line(0.0),
+        units=(float(units[0]), float(units[1])),
+    )

@@ -1,0 +1,236 @@
+"""What images looked like that were predicted before they were learned."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.system.value_types import StateError
+
+# Classes of a record besides the true one; the others add little to a softmax.
+RIVALS = 16
+PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
+
+
+class Records(NamedTuple):
+    """Images that were predicted before they were learned.
+
+    Each is judged by all classes, and by the other classes alone: so an image of a
+    class that was never taught looks. The first images of a class are of the latter
+    kind only.
+
+    Attributes:
+        labels: ``(n,)`` int64, the true class.
+        lessons: ``(n,)`` int64, number of the lesson.
+        images: ``(n,)`` int64, images of the true class that were learned at that time;
+            0 for the first ones of a class.
+        classes: ``(n,)`` int64, number of classes at that time.
+        clips: ``(n,)`` float32, mean logarithm of the clips that each class was learned
+            from at that time; see ``Evidence.taught``.
+        typicality: ``(n, 3)`` float32, see ``Evidence``.
+        left_out: ``(n, 3)`` float32, the typicality without the true class.
+        rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for
+            none.
+        gaps: ``(n, 16)`` float32, their scores minus that of the true class, or for the
+            first images of a class minus the largest one; -inf for none.
+    """
+
+    labels: Tensor
+    lessons: Tensor
+    images: Tensor
+    classes: Tensor
+    clips: Tensor
+    typicality: Tensor
+    left_out: Tensor
+    rivals: Tensor
+    gaps: Tensor
+
+    @classmethod
+    def none(cls) -> "Records":
+        """Return no records."""
+        numbers = torch.zeros(0, dtype=torch.int64)
+        return cls(
+            labels=numbers,
+            lessons=numbers,
+            images=numbers,
+            classes=numbers,
+            clips=torch.zeros(0, dtype=torch.float32),
+            typicality=torch.zeros(0, 3, dtype=torch.float32),
+            left_out=torch.zeros(0, 3, dtype=torch.float32),
+            rivals=torch.zeros(0, RIVALS, dtype=torch.int64),
+            gaps=torch.zeros(0, RIVALS, dtype=torch.float32),
+        )
+
+    @classmethod
+    def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
+        """Return the records of a lesson.
+
+        Args:
+            evidence: of its images; with ``left_out`` if the class is known.
+            label: the true class.
+            lesson: its number.
+        """
+        count = min(len(evidence.scores), PER_LESSON)
+        spread = torch.linspace(0, len(evidence.scores) - 1, count, dtype=torch.float32)
+        rows = spread.round().long()
+        scores = evidence.scores[rows]
+        column = (evidence.labels == label).nonzero().flatten()
+        typicality = evidence.typicality[rows].float()
+        if len(column):
+            images = evidence.counts[column].expand(count)
+            left_out = _without_class(evidence)[rows].float()
+            gaps = (scores - scores[:, column]).float()
+            gaps[:, column] = -torch.inf
+        else:
+            images = torch.zeros(count, dtype=torch.int64)
+            left_out = typicality
+            gaps = (scores - scores.amax(1, keepdim=True)).float()
+        largest = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
+        is_rival = largest.values > -torch.inf
+        rivals = torch.where(is_rival, evidence.labels[largest.indices], -1)
+        empty = RIVALS - largest.values.shape[1]
+        return cls(
+            labels=torch.full((count,), label),
+            lessons=torch.full((count,), lesson),
+            images=images,
+            classes=torch.full((count,), len(evidence.labels)),
+            clips=torch.full((count,), evidence.taught, dtype=torch.float32),
+            typicality=typicality,
+            left_out=left_out,
+            rivals=functional.pad(rivals, (0, empty), value=-1),
+            gaps=functional.pad(largest.values, (0, empty), value=-torch.inf),
+        )
+
+    @classmethod
+    def of_state(cls, state: dict[str, Any]) -> "Records":
+        """Return copies of the records of a state with an entry for each attribute.
+
+        Raises:
+            KeyError: a tensor is missing.
+            StateError: a tensor has another shape.
+        """
+        records = cls(*(torch.as_tensor(state[name]).clone() for name in cls._fields))
+        count = len(records.labels)
+        empty = cls.none()._asdict()
+        for name, values in records._asdict().items():
+            if values.shape != (count, *empty[name].shape[1:]):
+                raise StateError(
+                    f"{name} of the confidence has the shape {tuple(values.shape)}, "
+                    f"which does not fit {count} records; give what state_dict returned"
+                )
+        return records
+
+    def where(self, mask: Tensor) -> "Records":
+        """Return those records for which a ``(n,)`` bool is true."""
+        return Records(*(values[mask] for values in self))
+
+    @property
+    def is_new(self) -> Tensor:
+        """Whether each record is of the first images of its class: ``(n,)`` bool."""
+        return self.images == 0
+
+    def left_out_alone(self) -> "Records":
+        """Return all records as first images of their classes: without these."""
+        classes = self.classes - (~self.is_new).long()
+        records = self._replace(
+            typicality=self.left_out,
+            images=torch.zeros_like(self.images),
+            classes=classes,
+        )
+        return records.where(classes > 1)
+
+    def shares(self, temperature: float) -> Tensor:
+        """Return the largest probability of a class for each image, ``(n,)`` float64.
+
+        Args:
+            temperature: divisor of the scores.
+        """
+        gaps = self.gaps.double()
+        own = torch.where(self.is_new, -torch.inf, 0.0).unsqueeze(1)
+        scores = torch.cat([own, gaps], 1) / temperature
+        return scores.softmax(1).amax(1)
+
+    @property
+    def number_of_lessons(self) -> int:
+        """Number of lessons that the records are of."""
+        return len(self.lessons.unique())
+
+    def joined_with(self, new: "Records", capacity: int) -> "Records":
+        """Return these records and new ones below them.
+
+        Beyond the capacity, the class with most records loses every second one; a class
+        with a single record loses it.
+        """
+        columns = [torch.cat(pair) for pair in zip(self, new, strict=True)]
+        records = Records(*columns)
+        while len(records.labels) > capacity:
+            labels, counts = records.labels.unique(return_counts=True)
+            of_fullest = records.labels == labels[counts.argmax()]
+            index = of_fullest.nonzero().flatten()
+            dropped = index[1::2] if len(index) > 1 else index
+            mask = torch.ones(len(records.labels), dtype=torch.bool)
+            mask[dropped] = False
+            records = records.where(mask)
+        return records
+
+    def without_class(self, label: int) -> "Records":
+        """Return the records of the other classes, in which this class is no rival."""
+        records = self.where(self.labels != label)
+        forgotten = records.rivals == label
+        rivals = records.rivals.masked_fill(forgotten, -1)
+        gaps = records.gaps.masked_fill(forgotten, -torch.inf)
+        return records._replace(rivals=rivals, gaps=gaps).with_rivals()
+
+    def renumbered(self, labels: Mapping[int, int], lessons: int) -> "Records":
+        """Return the records with other numbers of classes and lessons.
+
+        Args:
+            labels: the new number of each class; records of classes left out are not
+                returned. Two classes may become one.
+            lessons: added to the numbers of lessons.
+        """
+        new_labels = _renumbered(self.labels, labels)
+        rivals = _renumbered(self.rivals, labels)
+        # A rival that is the true class now is none, and the first images of a class
+        # that is one of two now were no first images.
+        is_true = rivals == new_labels[:, None]
+        was_known = is_true.any(1) & self.is_new
+        rivals = rivals.masked_fill(is_true, -1)
+        records = self._replace(
+            labels=new_labels,
+            lessons=self.lessons + lessons,
+            rivals=rivals,
+            gaps=self.gaps.masked_fill(rivals < 0, -torch.inf),
+        )
+        return records.where((new_labels >= 0) & ~was_known).with_rivals()
+
+    def with_rivals(self) -> "Records":
+        """Return the records that have a rival: a single class is always the answer."""
+        return self.where((self.rivals >= 0).any(1))
+
+
+def _without_class(evidence: Evidence) -> Tensor:
+    """Return the typicality without the true class: that of a single one is as it is.
+
+    Raises:
+        ValueError: nothing was left out.
+    """
+    if len(evidence.labels) == 1:
+        return evidence.typicality
+    if evidence.left_out is None:
+        raise ValueError(
+            "the evidence lacks left_out: give the true class to evidence(...)"
+        )
+    return evidence.left_out
+
+
+def _renumbered(values: Tensor, numbers: Mapping[int, int]) -> Tensor:
+    """Return the new numbers of classes; -1 for those left out, and for -1."""
+    last = 1 + max(numbers, default=0)  # stands for classes without a new number
+    table = torch.full((last + 1,), -1)
+    for old, new in numbers.items():
+        table[old] = new
+    return table[values.masked_fill(values < 0, last).clamp_max(last)]
