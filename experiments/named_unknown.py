@@ -14,19 +14,21 @@ confidence of those never taught.
 ETH-80 (every fifth view) and the odd classes of --grocery (a folder with `teach` and
 `ask`) are reported; its even classes, --cifar100 and --tiny-imagenet are for
 development. Photos have no objects: a group of four counts as one. Writes
-`named_unknown.csv` (each seed) and `named_unknown_means.csv` to --output.
+`named_unknown.csv` (each seed) and `named_unknown_means.csv` to --output, and what a
+stricter or milder learner calls known as `named_unknown_curve.csv` and `.png`.
 """
 
 import argparse
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, field, fields
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 from open_set import photos
 from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
@@ -37,6 +39,7 @@ from support.open_set import (
     right,
     taught,
 )
+from support.pictures import curves
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
@@ -44,9 +47,12 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.confidence import expected_calibration_error
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import number, table
+from crumb_avalanche.system.words import counted
 
+STRICT = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # confidences of a name, on the curve
 OBJECTS = (1, 2, 5)  # of a class that are taught
 HELD_OUT = 4  # objects of each class that are asked
 MOST_ASKED = 400  # images of each side
@@ -198,7 +204,12 @@ class Trial:
 
     @classmethod
     def draw(
-        cls, stream: Objects, objects: int, look_alikes: bool, seed: int
+        cls,
+        stream: Objects,
+        objects: int,
+        look_alikes: bool,
+        seed: int,
+        count: int | None = None,
     ) -> "Trial":
         """Draw a trial.
 
@@ -207,9 +218,14 @@ class Trial:
             objects: number of objects of each class that are taught.
             look_alikes: whether other classes are asked, too.
             seed: of what is drawn.
+            count: number of classes that are taught, at most half of those of a stream;
+                default one of each group, or by the seed.
         """
         draws = np.random.default_rng(100 * objects + seed)
-        names, others = _classes(stream, look_alikes, seed, draws)
+        if count is None:
+            names, others = _classes(stream, look_alikes, seed, draws)
+        else:
+            names, others = _some_classes(stream, look_alikes, count, draws)
         lessons = []
         held_out = []
         for name in names:
@@ -249,7 +265,15 @@ def _classes(
         return drawn, [name for name in alike if name not in drawn]
     if stream.name == "eth80":
         return names, []
-    count = min(CLASSES[seed % len(CLASSES)], len(names) // 2)
+    return _some_classes(stream, look_alikes, CLASSES[seed % len(CLASSES)], draws)
+
+
+def _some_classes(
+    stream: Objects, look_alikes: bool, count: int, draws: np.random.Generator
+) -> tuple[list[str], list[str]]:
+    """So many classes, at most half, and as many others if they are asked."""
+    names = sorted(stream.rows)
+    count = min(count, len(names) // 2)
     order = draws.permutation(names).tolist()
     untaught: list[str] = []
     if look_alikes:
@@ -277,6 +301,9 @@ class Measures:
         strange_known: share of the images never taught that is called known.
         strange_confidence: their mean confidence.
         auroc: of the confidence, for held-out images against those never taught.
+        said_refused, said_named: the learner's own rates; see `Rates`.
+        curve: share of the held-out images and of the others that is called known, for
+            each of `STRICT`.
     """
 
     right: float
@@ -288,6 +315,14 @@ class Measures:
     strange_known: float
     strange_confidence: float
     auroc: float
+    said_refused: float
+    said_named: float
+    curve: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        """The measures without the curve."""
+        return list(astuple(self)[:-1])
 
 
 def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
@@ -298,14 +333,14 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
     true_names = [name for name, _ in trial.held_out]
     correct = torch.from_numpy(right(classifier, held_out, true_names))
     confidence = answered.probabilities(held_out).amax(1)
-    known = answered.known(held_out).double()
+    known = (confidence >= classifier.strict).double()
     strange_known = torch.zeros(0)
     strange_confidence = torch.zeros(0)
     area = float("nan")
     if len(trial.never_taught):
         strange = classifier.evidence(stream.features[trial.never_taught])
-        strange_known = answered.known(strange).double()
         strange_confidence = answered.probabilities(strange).amax(1)
+        strange_known = (strange_confidence >= classifier.strict).double()
         area = auroc(confidence, strange_confidence)
     return Measures(
         right=float(correct.double().mean()),
@@ -317,7 +352,18 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
         strange_known=float(strange_known.mean()),
         strange_confidence=float(strange_confidence.mean()),
         auroc=area,
+        said_refused=classifier.rates.refused,
+        said_named=classifier.rates.named,
+        curve=[
+            (share_above(confidence, strict), share_above(strange_confidence, strict))
+            for strict in STRICT
+        ],
     )
+
+
+def share_above(confidence: torch.Tensor, strict: float) -> float:
+    """Share of images that are at least as sure; NaN without images."""
+    return float((confidence >= strict).double().mean())
 
 
 HEADER = ["stream", "objects", "asked", "seed"]
@@ -341,7 +387,7 @@ def means_of(rows: list[tuple[list, Measures]]) -> list[list[str]]:
     """Mean of each measure over seeds, for each stream, objects and what is asked."""
     groups: dict[tuple, list[list[float]]] = {}
     for key, measures in rows:
-        groups.setdefault(tuple(key[:3]), []).append(list(astuple(measures)))
+        groups.setdefault(tuple(key[:3]), []).append(measures.values)
     lines = []
     for key, values in groups.items():
         means = [
@@ -352,6 +398,51 @@ def means_of(rows: list[tuple[list, Measures]]) -> list[list[str]]:
         ]
         lines.append([*map(str, key), *(number(mean, ".3f") for mean in means)])
     return lines
+
+
+def points_of(
+    rows: list[tuple[list, Measures]],
+) -> dict[tuple[str, int], dict[float, list[tuple[float, float]]]]:
+    """The curves of all trials with look-alikes, by stream, objects and `STRICT`."""
+    curves_of: dict[tuple[str, int], dict[float, list[tuple[float, float]]]] = {}
+    for (stream, objects, asked, _), measures in rows:
+        if asked != "look-alikes":
+            continue
+        points = curves_of.setdefault((stream, objects), {})
+        for strict, point in zip(STRICT, measures.curve, strict=True):
+            points.setdefault(strict, []).append(point)
+    return curves_of
+
+
+def curve_rows(rows: list[tuple[list, Measures]]) -> list[list[str]]:
+    """Header and a row for each stream, number of objects and `STRICT`, of means."""
+    lines = [["stream", "objects", "strict", "known", "strange_known", "trials"]]
+    for (stream, objects), points in points_of(rows).items():
+        for strict, values in points.items():
+            known, strange = np.mean(values, 0)
+            figures = [f"{strict:g}", f"{known:.3f}", f"{strange:.3f}"]
+            lines.append([stream, str(objects), *figures, str(len(values))])
+    return lines
+
+
+def picture(rows: list[tuple[list, Measures]]) -> Figure:
+    """Plot what is called known by how strict a learner is, a panel for each stream."""
+    panels: dict[str, dict[str, dict[float, list[float]]]] = {}
+    for (stream, objects), points in points_of(rows).items():
+        lines = panels.setdefault(stream, {})
+        for index, name in enumerate(("taught", "look-alikes")):
+            shares = {
+                100 * strict: [100 * value[index] for value in values]
+                for strict, values in points.items()
+            }
+            lines[f"{name}, {counted(objects, 'object')}"] = shares
+    return curves(
+        panels,
+        "What is called known",
+        xlabel="least confidence of a name, %",
+        ylabel="images called known, %",
+        ylim=(0, 100),
+    )
 
 
 def main() -> None:
@@ -382,13 +473,15 @@ def main() -> None:
     rows = []
     for stream in streams_of(learner, chosen):
         rows += rows_of(stream, learner._classifier, chosen.seeds, chosen.objects)
-    names = [field.name for field in fields(Measures)]
-    cells = [[*key, *(f"{value:.5f}" for value in astuple(row))] for key, row in rows]
+    names = [column.name for column in fields(Measures)][:-1]
+    cells = [[*key, *(f"{value:.5f}" for value in row.values)] for key, row in rows]
     output = Path(chosen.output)
     write_csv(output / "named_unknown.csv", [[*HEADER, *names], *cells])
     header = [*HEADER[:3], *names]
     lines = means_of(rows)
     write_csv(output / "named_unknown_means.csv", [header, *lines])
+    write_csv(output / "named_unknown_curve.csv", curve_rows(rows))
+    save(picture(rows), output, "named_unknown_curve")
     print(table(header, lines))
 
 

@@ -87,7 +87,16 @@ QUICK = {
         ["taught_learner.csv", "taught_learner.md"],
     ),
     "memory_picture": ([], ["memory.csv", "memory.png"]),
-    "named_unknown": ([], ["named_unknown.csv", "named_unknown_means.csv"]),
+    "known_prior": ([], ["known_prior.csv"]),
+    "named_unknown": (
+        [],
+        [
+            "named_unknown.csv",
+            "named_unknown_means.csv",
+            "named_unknown_curve.csv",
+            "named_unknown_curve.png",
+        ],
+    ),
     "novelty": ([], ["novelty.csv"]),
     "open_set": (
         ["--methods", "rda", "ncm"],

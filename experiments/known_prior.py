@@ -1,0 +1,232 @@
+r"""Measure what a learner knows of its answers before it has records: `learner.prior`.
+
+    python experiments/known_prior.py --grocery GROCERY --cifar100 CIFAR100 \
+        --backbone NAME --weights WEIGHTS --features FOLDER
+
+Learners are taught one, two and four objects of some classes of streams for
+development: the even classes of --grocery, --cifar100 (50 classes), whose photos count
+as an object by fours, and rendered shapes. Asked are held-out objects of these classes
+and objects of others; see `named_unknown.py`.
+
+How close the images of both are is fitted to them, by the number of objects and of
+classes, each trial counting once. Prints what stands of a network in
+`crumb_avalanche/learner/prior.py`, and writes it as `known_prior.csv` to --output.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from named_unknown import Objects, Trial
+from open_set import photos
+from scipy.optimize import minimize
+from support.common_options import run_script
+from support.open_set import add_network_options, features_of, learner_of
+
+from benchmarks_toybox_ilab.catalog import get_benchmark
+from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
+from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.confidence import LESSONS_OF_PRIOR
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.prior import Line, Prior
+from crumb_avalanche.runs.run_folder import write_csv
+
+OBJECTS = (1, 2, 4)  # of a class that are taught
+CLASSES = (2, 3, 4, 6, 10)  # that are taught, by seed in turn
+OF_CLASS = 32  # photos of a class of CIFAR-100
+TEMPERATURES = np.linspace(-2, 4, 121)  # logarithms of factors
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A trial: how close images were, and what was recorded before.
+
+    Attributes:
+        clips, classes: see `Line.at`.
+        known: closeness of held-out images of the classes taught.
+        strange: closeness of images of other classes.
+        recorded: closeness, mean logarithm of the clips and number of classes of the
+            records of known classes, by lesson.
+        temperature: logarithm of the factor by which the known images are most likely.
+    """
+
+    clips: float
+    classes: int
+    known: np.ndarray
+    strange: np.ndarray
+    recorded: list[tuple[float, float, int]]
+    temperature: float
+
+    @property
+    def circumstances(self) -> list[float]:
+        """What a `Line` multiplies."""
+        return [1.0, self.clips, 1 / self.classes]
+
+
+def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects]:
+    """Yield the streams for development that there are."""
+    frames = get_benchmark("toy_shapes_short").table(None, 0)
+    rows: dict[str, dict[str, list[int]]] = {}
+    for row, frame in enumerate(frames):
+        objects = rows.setdefault(frame.class_name, {})
+        objects.setdefault(frame.object_name, []).append(row)
+    by_class = {
+        name: [np.array(of_object[::2]) for of_object in objects.values()]
+        for name, objects in rows.items()
+    }
+    features = features_of(learner, frames, chosen.features)
+    yield Objects("toy shapes", features, by_class)
+    of_photos = partial(Objects.of_photos, learner=learner, features=chosen.features)
+    if chosen.grocery:
+        tables = [ClipFolderFrames(chosen.grocery / use) for use in ("teach", "ask")]
+        groceries = of_photos("grocery", tables=tables)
+        yield groceries.every_second(0, "grocery, development")
+    if chosen.cifar100:
+        table = photos(chosen.cifar100 / "train")
+        rows_of = [table.rows("train", name)[:OF_CLASS] for name in table.classes]
+        others = np.setdiff1d(np.arange(len(table)), np.concatenate(rows_of))
+        yield of_photos("cifar100", tables=[table.without(others.tolist())])
+
+
+def asked(trial: Trial, stream: Objects, empty: Classifier) -> Asked:
+    """Teach and ask."""
+    classifier = trial.taught_to(empty, stream)
+    held_out = classifier.evidence(stream.features[[row for _, row in trial.held_out]])
+    strange = classifier.evidence(stream.features[trial.never_taught])
+    numbers = {name: number for number, name in enumerate(classifier.names)}
+    columns = torch.tensor([numbers[name] for name, _ in trial.held_out])
+    losses = []
+    for logarithm in TEMPERATURES:
+        shares = (held_out.scores / np.exp(logarithm)).log_softmax(1)
+        losses.append(float(-shares.gather(1, columns[:, None]).mean()))
+    records = classifier.confidence._records
+    records = records.where(~records.is_new)
+    closeness = closeness_of(records.typicality)
+    recorded = []
+    for lesson in records.lessons.unique().tolist():
+        of_lesson = (records.lessons == lesson).numpy()
+        first = int(of_lesson.argmax())
+        recorded.append(
+            (
+                float(closeness[of_lesson].mean()),
+                float(records.clips[first]),
+                int(records.classes[first]),
+            )
+        )
+    return Asked(
+        clips=held_out.taught,
+        classes=len(held_out.labels),
+        known=closeness_of(held_out.typicality),
+        strange=closeness_of(strange.typicality),
+        recorded=recorded,
+        temperature=float(TEMPERATURES[int(np.argmin(losses))]),
+    )
+
+
+def closeness_of(typicality: torch.Tensor) -> np.ndarray:
+    """See `Prior.closeness`, in units of cosines."""
+    return typicality[:, :2].double().sum(1).numpy()
+
+
+def line_of(trials: list[Asked], values: list[float], columns: int = 3) -> Line:
+    """Fit a line to a value of each trial by least squares."""
+    rows = np.array([trial.circumstances[:columns] for trial in trials])
+    fitted, *_ = np.linalg.lstsq(rows, np.array(values), rcond=None)
+    return Line(*(round(float(value), 4) for value in fitted))
+
+
+def shift_of(trial: Asked, known: Line) -> float:
+    """By how much closer than a line says the records of a trial are, on average."""
+    surplus = [value - float(known.at(*where)) for value, *where in trial.recorded]
+    return sum(surplus) / (len(surplus) + LESSONS_OF_PRIOR)
+
+
+def prior_of_trials(trials: list[Asked]) -> Prior:
+    """Fit a prior."""
+    known = line_of(trials, [float(trial.known.mean()) for trial in trials])
+    shifts = [shift_of(trial, known) for trial in trials]
+    moved = list(zip(trials, shifts, strict=True))
+    strange = line_of(trials, [float(t.strange.mean() - shift) for t, shift in moved])
+
+    def deviation_of(line: Line, use: str) -> Line:
+        values = []
+        for trial, shift in moved:
+            mean = float(line.at(trial.clips, trial.classes)) + shift
+            squares = (getattr(trial, use) - mean) ** 2
+            values.append(float(np.sqrt(squares.mean())))
+        return line_of(trials, values, columns=2)
+
+    return Prior(
+        known=known,
+        strange=strange,
+        slope=slope_of(moved),
+        known_deviation=deviation_of(known, "known"),
+        strange_deviation=deviation_of(strange, "strange"),
+        temperature=line_of(trials, [trial.temperature for trial in trials], columns=2),
+    )
+
+
+def slope_of(moved: list[tuple[Asked, float]]) -> Line:
+    """Fit the slope of the logarithm of the odds of a known class.
+
+    It has the maximum likelihood, together with a line for the closeness at which both
+    are as likely.
+
+    Args:
+        moved: trials with their shifts.
+    """
+
+    def loss(values: np.ndarray) -> float:
+        threshold = Line(*values[:3])
+        slope = Line(*values[3:])
+        total = 0.0
+        for trial, shift in moved:
+            where = (trial.clips, trial.classes)
+            least = float(threshold.at(*where)) + shift
+            factor = float(slope.at(*where))
+            total += np.logaddexp(0, -factor * (trial.known - least)).mean()
+            total += np.logaddexp(0, factor * (trial.strange - least)).mean()
+        return total / len(moved)
+
+    start = np.array([1.0, 0.0, 0.0, 10.0, 0.0])
+    options = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-4, "fatol": 1e-6}
+    found = minimize(loss, start, method="Nelder-Mead", options=options)
+    return Line(*(round(float(value), 4) for value in found.x[3:]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--grocery", type=Path, metavar="DIR", help="folder with teach/ and ask/")
+    add("--cifar100", type=Path, metavar="DIR", help="folder with train/class/")
+    add("--seeds", type=int, default=10, help="trials of each stream and number")
+    add("--output", default="runs/known_prior", help="folder of the table")
+    add_network_options(parser)
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.seeds = 5
+    learner = learner_of(chosen, "rda")
+    trials = []
+    for stream in streams_of(learner, chosen):
+        for objects in OBJECTS:
+            for seed in range(chosen.seeds):
+                count = CLASSES[seed % len(CLASSES)]
+                trial = Trial.draw(stream, objects, True, seed, count)
+                trials.append(asked(trial, stream, learner._classifier))
+    print(f"{chosen.backbone}, {len(trials)} trials")
+    lines: list[list[object]] = [["value", *Line._fields]]
+    for name, value in prior_of_trials(trials)._asdict().items():
+        if isinstance(value, Line):
+            lines.append([name, *value])
+            print(f"        {name}={value},")
+    write_csv(Path(chosen.output) / "known_prior.csv", lines)
+
+
+if __name__ == "__main__":
+    run_script(main)
