@@ -74,7 +74,15 @@ PRIORS = {
         known_deviation=Line(start=0.182, by_clips=-0.0647),
         strange_deviation=Line(start=0.2148, by_clips=-0.0393),
         temperature=Line(start=1.3131, by_clips=-1.1193),
-    )
+    ),
+    "squeezenet1_0": Prior(
+        known=Line(start=0.7713, by_clips=0.1173, by_few=0.1942),
+        strange=Line(start=0.5647, by_clips=0.0633, by_few=0.4438),
+        slope=Line(start=5.3682, by_clips=0.7305),
+        known_deviation=Line(start=0.1675, by_clips=-0.0112),
+        strange_deviation=Line(start=0.1643, by_clips=0.0201),
+        temperature=Line(start=1.3228, by_clips=-1.1037),
+    ),
 }
 
 
