@@ -152,6 +152,19 @@ def test_few_rows_are_solved_by_products(few_rows, monkeypatch, options):
     torch.testing.assert_close(fast.values, slow.values, rtol=1e-9, atol=1e-9)
 
 
+def test_no_image_is_like_an_unseen_class(few_rows):
+    features, labels = few_rows
+    asked = features.flip(0) + 0.3
+    nothing = features[:4] - 5
+    seen_alone = RegularizedDiscriminant(3, 24, 8)
+    seen_alone.update(features, labels)
+    with_unseen = RegularizedDiscriminant(5, 24, 8)
+    with_unseen.update(features, labels)
+    expected = seen_alone.typicality(asked, nothing).values
+    values = with_unseen.typicality(asked, nothing).values
+    torch.testing.assert_close(values, expected)
+
+
 def test_axes_go_back_as_rows_go_there(few_rows):
     features, _ = few_rows
     variances = torch.linspace(0.5, 2, 24, dtype=torch.float64)

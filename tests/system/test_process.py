@@ -1,8 +1,10 @@
 """A process: its threads, its random numbers, and the progress that it prints."""
 
+import ctypes
 import io
 import os
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.system.process import (
     get_rng_state,
     limit_openmp_spin,
+    return_freed_memory,
     set_rng_state,
 )
 from crumb_avalanche.system.tensor_file import read_state, write_state
@@ -32,6 +35,14 @@ def test_threads_sleep_soon(environment, expected, monkeypatch):
     monkeypatch.setattr(os, "environ", environment)
     limit_openmp_spin()
     assert os.environ == expected
+
+
+def test_free_memory_goes_back_to_the_system(monkeypatch):
+    kept_bytes = []
+    library = SimpleNamespace(malloc_trim=kept_bytes.append)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    return_freed_memory()
+    assert kept_bytes == [0]
 
 
 def draw():

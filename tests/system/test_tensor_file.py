@@ -16,6 +16,7 @@ from crumb_avalanche.system.file_metadata import (
     CHECKSUMS,
     DIGEST,
     TensorFileError,
+    format_of,
     loaded_json,
     read_metadata,
 )
@@ -150,6 +151,21 @@ def test_the_same_content_gives_the_same_bytes(tmp_path):
     for number in range(4):
         write_state(tmp_path / f"{number}.safetensors", state, NOTES)
     assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"), [({"format": "learner"}, "learner"), ({}, "")]
+)
+def test_the_kind_of_a_file(tmp_path, texts, expected):
+    path = tmp_path / "file.safetensors"
+    write_tensors(path, {"values": torch.zeros(2)}, texts)
+    assert format_of(path) == expected
+
+
+def test_the_kind_of_no_tensor_file(tmp_path):
+    path = tmp_path / "file.safetensors"
+    path.write_text("hello")
+    assert format_of(path) == ""
 
 
 def test_texts_come_back(tmp_path):

@@ -312,6 +312,14 @@ def test_a_missing_file_is_a_bad_frame(photo):
     bad_frame(photo)
 
 
+def test_bad_frames_are_listed(photo):
+    table = FrameTable([replace(CUP, path=photo.name), CUP_TEST], photo.parent)
+    ((row, message),) = table.bad_rows()
+    assert row == 1
+    assert "cannot decode frame" in message
+    assert CUP_TEST.path in message
+
+
 ROWS = [
     ["cup/s1/0.png", "cup", "o1", "s1", "0", "train"],
     ["cup/s1/1.png", "cup", "o1", "s1", "1", "train"],
