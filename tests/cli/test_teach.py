@@ -173,6 +173,14 @@ def test_a_folder_one_level_too_high(place, new, tmp_path, crumb):
     )
 
 
+def test_the_first_folders_are_named(place, new, tmp_path, crumb):
+    data = tmp_path / "top" / "data"
+    shutil.copytree(place / "test", data)
+    shutil.copytree(data / "blue", data / "white")
+    _, _, err = crumb("teach", tmp_path / "a.safetensors", tmp_path / "top", *new)
+    assert "if blue, green, red, ... are the classes" in err
+
+
 @pytest.mark.parametrize("words", ["top/data", "top --label data"])
 def test_a_folder_of_the_right_level(place, new, tmp_path, crumb, words):
     shutil.copytree(place / "test", tmp_path / "top" / "data")

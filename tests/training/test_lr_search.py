@@ -1,5 +1,8 @@
 """The learning rate is chosen on a small stream of the first experience alone."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
@@ -14,6 +17,7 @@ from watched import make as make_strategy
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.lr_search import (
     Trial,
+    _HeadLoss,
     arrivals_of,
     chosen,
     pieces_of,
@@ -274,6 +278,15 @@ def test_the_head_is_judged_for_scores(make_model, first):
     learners = Learners(make_model, SmallOutputs())
     loss = loss_at_1e_2(learners, first, head_loss=True)
     assert loss == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_loss_of_the_head_is_of_all_batches():
+    recorder = _HeadLoss()
+    recorder.before_eval(None)
+    batch = SimpleNamespace(mb_output=torch.zeros(2, 4), mb_y=torch.tensor([0, 3]))
+    recorder.after_eval_forward(batch)
+    recorder.after_eval_forward(batch)
+    assert recorder.losses == pytest.approx([math.log(4)] * 4)
 
 
 def test_scores_are_judged_by_default(make_model, first):
