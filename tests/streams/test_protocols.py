@@ -558,3 +558,19 @@ def test_icarl_reads_what_a_stream_says_of_itself(toybox):
     icarl.eval(toybox.test_stream)
     assert icarl.clock.train_exp_counter == 2
     assert not torch.equal(head.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("fixed_class_order", [0, 1]),
+        ("first_exp_with_half_classes", True),
+        ("per_exp_classes", {0: 2}),
+    ],
+)
+def test_sessions_that_are_experiences_are_not_divided(keyword, value):
+    words = f"are the sessions of the table, so {keyword} cannot be given"
+    with pytest.raises(ValueError, match=words):
+        plan_stream(
+            make_table(), "table", classes_per_experience=None, **{keyword: value}
+        )
