@@ -435,6 +435,9 @@ class Learner(Predictor):
     def set_strict(self, strict: float) -> None:
         """Name a class from another confidence on.
 
+        Args:
+            strict: the confidence; see the class.
+
         Raises:
             ValueError: it is not from 0.01 to 0.99.
         """
