@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import pytest
@@ -22,13 +22,24 @@ from crumb_avalanche.methods.registry import (
     LearningSettings,
     build_strategy,
 )
-from crumb_avalanche.methods.run_file import NOT_KEPT, load_learner, save_learner
-from crumb_avalanche.methods.run_header import LEARNER, LearnerError, LearnerHeader
+from crumb_avalanche.methods.run_file import (
+    NOT_KEPT,
+    _build_strategy,
+    load_learner,
+    save_learner,
+)
+from crumb_avalanche.methods.run_header import (
+    LEARNER,
+    LearnerError,
+    LearnerHeader,
+    read_run_header,
+)
 from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.runs.tables import usage_of
+from crumb_avalanche.system.file_metadata import read_metadata
 from crumb_avalanche.system.tensor_file import read_state, write_state
 
 KEPT = [*(name for name in STRATEGIES if name not in NOT_KEPT), *VARIANTS]
@@ -266,6 +277,13 @@ def test_loading_a_run_draws_no_random_numbers(runs):
     Learner.load(folder)
     assert torch.equal(torch.get_rng_state(), of_torch)
     assert np.array_equal(np.random.get_state()[1], of_numpy)
+
+
+def test_a_strategy_has_the_precision_of_its_run(runs):
+    path = runs("er") / "learner.safetensors"
+    header = read_run_header(path, read_metadata(path))
+    strategy = _build_strategy(replace(header, precision="bf16"), "cpu")
+    assert strategy.model.precision == "bf16"
 
 
 @pytest.fixture
