@@ -2,26 +2,28 @@
 
 import torch
 
-from crumb_avalanche.learner.confidence import RIVALS, Records
+from crumb_avalanche.learner.records import RIVALS, Records
 
 
 def test_a_rival_that_becomes_the_true_class_is_none():
     rivals = torch.full((1, RIVALS), -1)
-    rivals[0, 0] = 1
+    rivals[0, :2] = torch.tensor([1, 2])
     gaps = torch.full((1, RIVALS), -torch.inf)
-    gaps[0, 0] = -0.5
-    number = torch.tensor([0])
+    gaps[0, :2] = torch.tensor([-0.5, -0.7])
+    number = torch.tensor([1])
     records = Records(
-        labels=number,
+        labels=torch.tensor([0]),
         lessons=number,
         images=number,
         classes=number + 2,
+        clips=torch.zeros(1),
         typicality=torch.zeros(1, 3),
+        left_out=torch.zeros(1, 3),
         rivals=rivals,
         gaps=gaps,
     )
-    merged = records.renumbered({0: 4, 1: 4}, lessons=2)
+    merged = records.renumbered({0: 4, 1: 4, 2: 5}, lessons=2)
     assert merged.labels.tolist() == [4]
-    assert merged.lessons.tolist() == [2]
-    assert merged.rivals.tolist() == [[-1] * RIVALS]
-    assert merged.gaps.tolist() == [[-float("inf")] * RIVALS]
+    assert merged.lessons.tolist() == [3]
+    assert merged.rivals[0, :3].tolist() == [-1, 5, -1]
+    assert merged.gaps[0, 0] == -torch.inf
