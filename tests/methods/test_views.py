@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.images.looks import LookTransform
+from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods import looks as looks_module
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
@@ -407,6 +408,27 @@ def test_features_of_before_one_look_was_given_up_are_answered(settled):
     expected = classifier.evidence(alone).scores
     scores = classifier.evidence(of_both).scores
     torch.testing.assert_close(scores, expected, rtol=1e-6, atol=0)
+
+
+def test_scores_are_means_over_the_views(learner):
+    learner.teach(pictures(RED, BLUE), "red")
+    learner.teach(pictures(GREEN, GREY), "green")
+    classifier = learner._classifier
+    pixels = LookTransform(CHOSEN, SIDE)(Image.fromarray(pictures(RED, GREY, 1)[0]))
+    features = learner._compute(pixels[None], CHOSEN)
+    weights = [0.5, 0.25, 0.25]
+    classifier.look_weights.weights = lambda views=None: torch.tensor(
+        weights, dtype=torch.float64
+    )
+    expected = 0.0
+    for view, weight in enumerate(weights):
+        of_view = evidence(
+            classifier.statistics,
+            classifier._by_view(features)[:, view],
+            classifier.nothing,
+        )
+        expected = expected + weight * of_view.scores
+    torch.testing.assert_close(classifier.evidence(features).scores, expected)
 
 
 def test_other_looks_are_not_merged(learner, weights_file):
