@@ -311,7 +311,11 @@ class FrameTable:
         )
 
     def frames_below(self, folder: Path) -> list[Frame]:
-        """Return all frames, with paths relative to a folder above the root."""
+        """Return all frames, with paths relative to another folder.
+
+        Args:
+            folder: Above the root of the table.
+        """
         prefix = cast(Path, self.root).relative_to(folder).as_posix()
         return [replace(frame, path=f"{prefix}/{frame.path}") for frame in self]
 
