@@ -182,6 +182,29 @@ def bytes_dial() -> Drawn:
     return figure, caption
 
 
+def demo() -> Drawn:
+    """Draw the accuracy along the stream of ``crumb demo``."""
+    methods: dict[str, dict[int, list[float]]] = {}
+    for line in read(RECORDED / "demo.csv"):
+        points = methods.setdefault(line["group"], {})
+        for number in range(1, 6):
+            accuracy = line[f"accuracy_after_{number}"]
+            if accuracy:  # offline is tested at the end alone
+                points[number] = [float(accuracy)]
+    figure = curves(
+        {"": methods},
+        "",
+        columns=1,
+        xlabel="after experience",
+        ylabel="accuracy over all seen classes, %",
+        ylim=(0, 102),
+    )
+    return figure, (
+        "One run of the demo, ten classes of rendered shapes. CRUMB and image replay keep as many bytes; offline sees "
+        "all images at once, in every epoch; chance is 10 % at the end."
+    )
+
+
 def effects(name: str) -> Drawn:
     """Draw the effect of each ablation with its interval, beside the paper's."""
     lines = [line for line in read(RECORDED / f"{name}.csv") if line["effect"]]
@@ -229,6 +252,7 @@ FIGURES: dict[str, tuple[Callable[[], Drawn], int]] = {
     "recommended_eth80": (recommended, 340),
     "table1": (table1, 340),
     "bytes_dial": (bytes_dial, 340),
+    "demo": (demo, 340),
 }
 for _name in ("fig3", "figS1", "figS2"):
     FIGURES[_name] = (partial(stream, _name), 340)
