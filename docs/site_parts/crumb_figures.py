@@ -44,7 +44,7 @@ class Point:
 
 
 POINTS = (
-    Point("recommended", "recommended", (-84, 1)),
+    Point("recommended", "recommended,\none look", (-84, -5)),
     Point("srda", "SRDA, LR-RGDA, FeCAM", (7, 2)),
     Point("slda", "streaming LDA", (-82, -3)),
     Point("crumb, tuned", "CRUMB, tuned", (9, -1), is_crumb=True),
