@@ -88,8 +88,8 @@ def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects
     if chosen.cifar100:
         table = photos(chosen.cifar100 / "train")
         rows_of = [table.rows("train", name)[:OF_CLASS] for name in table.classes]
-        others = np.setdiff1d(np.arange(len(table)), np.concatenate(rows_of))
-        yield of_photos("cifar100", tables=[table.without(others.tolist())])
+        unused_rows = np.setdiff1d(np.arange(len(table)), np.concatenate(rows_of))
+        yield of_photos("cifar100", tables=[table.without(unused_rows.tolist())])
 
 
 def asked(trial: Trial, stream: Objects, empty: Classifier) -> Asked:
@@ -194,8 +194,8 @@ def slope_of(moved: list[tuple[Asked, float]]) -> Line:
 
     start = np.array([1.0, 0.0, 0.0, 10.0, 0.0])
     options = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-4, "fatol": 1e-6}
-    found = minimize(loss, start, method="Nelder-Mead", options=options)
-    return Line(*(round(float(value), 4) for value in found.x[3:]))
+    solution = minimize(loss, start, method="Nelder-Mead", options=options)
+    return Line(*(round(float(value), 4) for value in solution.x[3:]))
 
 
 def main() -> None:

@@ -99,8 +99,10 @@ def evidence(
         column = None
         if left_out is not None and len(labels) > 1 and left_out in labels:
             column = int((labels < left_out).sum())
-        found = statistics.typicality(features, nothing, column)
-        finite = bool(found.scores.isfinite().all() and found.values.isfinite().all())
+        answers = statistics.typicality(features, nothing, column)
+        finite = bool(
+            answers.scores.isfinite().all() and answers.values.isfinite().all()
+        )
     except torch.linalg.LinAlgError:
         finite = False
     if not finite:
@@ -110,12 +112,12 @@ def evidence(
         )
     counts = statistics.image_counts[labels].long()
     return Evidence(
-        scores=found.scores / statistics.temperature,
+        scores=answers.scores / statistics.temperature,
         labels=labels,
         counts=counts,
-        typicality=found.values,
-        apart=found.apart,
-        left_out=found.left_out,
+        typicality=answers.values,
+        apart=answers.apart,
+        left_out=answers.left_out,
     )
 
 

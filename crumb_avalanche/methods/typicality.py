@@ -321,11 +321,11 @@ class MeansSpan(NamedTuple):
         By the identity of Sherman and Morrison: without a mean ``m`` of ``C``, the
         scatter of the others around their own mean is less by ``C / (C - 1) m m^T``.
         """
-        others = len(self.means) - 1
+        n_others = len(self.means) - 1
         mean = self.means[column]
-        weights = 1 / (1 + squares / others)
+        weights = 1 / (1 + squares / n_others)
         along = weights * mean
-        share = (1 + 1 / others) / others
+        share = (1 + 1 / n_others) / n_others
         surplus = share * (points @ along).square() / (1 - share * (mean @ along))
         return points.square() @ weights + surplus
 

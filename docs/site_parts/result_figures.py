@@ -79,11 +79,11 @@ def recommended() -> Drawn:
         rows[row] = unit_means(lines, "accuracy", itemgetter("frame_table"))
     order = sorted(rows, key=lambda row: -statistics.fmean(rows[row]))
     best_first = {row: rows[row] for row in order}
-    shown = (
+    title = (
         'ETH-80, class-instance ("recommended" looks at the whole image alone, "both '
         'looks" is its default)'
     )
-    return accuracies({"": best_first}, shown)
+    return accuracies({"": best_first}, title)
 
 
 def table1() -> Drawn:
@@ -106,6 +106,18 @@ def table1() -> Drawn:
     return figure, caption
 
 
+def _along_the_stream(panels: Panels) -> Figure:
+    """Draw accuracies after each experience."""
+    return curves(
+        panels,
+        "",
+        columns=1,
+        xlabel="after experience",
+        ylabel="accuracy over all seen classes, %",
+        ylim=(0, 102),
+    )
+
+
 def stream(name: str) -> Drawn:
     """Draw accuracy along the stream, a panel for each benchmark (``fig3``, ``figS1``, ``figS2``)."""
     columns = ("benchmark", "protocol", "run")
@@ -124,15 +136,7 @@ def stream(name: str) -> Drawn:
         panel = f"{DATA_SETS[benchmark]}, {protocol_text(protocol)}"
         points = panels.setdefault(panel, {}).setdefault(method, {})
         points[int(experience)] = unit_means(lines, "accuracy", split)
-    figure = curves(
-        panels,
-        "",
-        columns=1,
-        xlabel="after experience",
-        ylabel="accuracy over all seen classes, %",
-        ylim=(0, 102),
-    )
-    return figure, (
+    return _along_the_stream(panels), (
         "Accuracy along the stream, mean and 95 % interval over splits (over runs where there is one split); the row "
         '"Upper bound" learns all classes at once.'
     )
@@ -195,15 +199,7 @@ def demo() -> Drawn:
             accuracy = line[f"accuracy_after_{number}"]
             if accuracy:  # offline is tested at the end alone
                 points[number] = [float(accuracy)]
-    figure = curves(
-        {"": methods},
-        "",
-        columns=1,
-        xlabel="after experience",
-        ylabel="accuracy over all seen classes, %",
-        ylim=(0, 102),
-    )
-    return figure, (
+    return _along_the_stream({"": methods}), (
         "One run of the demo, ten classes of rendered shapes. CRUMB and image replay keep as many bytes; offline sees "
         "all images at once, in every epoch; chance is 10 % at the end."
     )

@@ -458,7 +458,7 @@ def test_the_site_has_tables_without_marks_and_figures_of_its_own():
         "Text.\n<!-- build: rooms -->\n| a |\n| :-- |\n\n"
         "<!-- build: figure memory -->\n![Figure memory](x.svg)\n\nMore.\n"
     )
-    shown = marks.shown(text)
-    assert shown.startswith("Text.\n\n| a |\n| :-- |\n\n<figure")
-    assert "build:" not in shown and "x.svg" not in shown
-    assert shown.endswith("</figure>\n\nMore.\n")
+    site_text = marks.shown(text)
+    assert site_text.startswith("Text.\n\n| a |\n| :-- |\n\n<figure")
+    assert "build:" not in site_text and "x.svg" not in site_text
+    assert site_text.endswith("</figure>\n\nMore.\n")

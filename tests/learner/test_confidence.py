@@ -232,8 +232,10 @@ def test_classes_that_look_alike_ask_for_closer_images():
 
 
 def test_an_image_like_nothing_is_unknown():
-    shown = certain(close(2.0, 2.0))._replace(apart=torch.tensor([0.0, 0.5]).double())
-    like_nothing, apart = confidence_of(Confidence(PRIOR), shown)
+    evidence = certain(close(2.0, 2.0))._replace(
+        apart=torch.tensor([0.0, 0.5]).double()
+    )
+    like_nothing, apart = confidence_of(Confidence(PRIOR), evidence)
     assert like_nothing < 0.01 < 0.99 < apart
 
 
