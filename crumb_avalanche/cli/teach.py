@@ -30,7 +30,6 @@ from crumb_avalanche.system.words import counted, error_rates
 
 MOST_NAMES = 3  # of folders, in what is said about them
 WORK_OF_SHARDS = "crumb_avalanche.learner.shards"
-SHARDS_OF_A_PROCESS = 2  # so that none waits long for the last one
 SHARDS_ON_A_CLUSTER = 16
 
 
@@ -107,7 +106,7 @@ def shards_folder(settings: TeachSettings) -> Path:
 def shards_by_default(engine: EngineSettings) -> int:
     """Return the number of shards; a process loads the network for each of its own."""
     if engine.engine == "processes":
-        return SHARDS_OF_A_PROCESS * engine.processes
+        return engine.processes
     return SHARDS_ON_A_CLUSTER
 
 
