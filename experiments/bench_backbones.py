@@ -25,7 +25,7 @@ from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from crumb_avalanche.models.backbones import BACKBONES
 from crumb_avalanche.models.recorded_backbones import BackboneRecord
-from crumb_avalanche.runs.backbone_measures import measured
+from crumb_avalanche.runs.backbone_measures import measure_backbone
 from crumb_avalanche.system.named_values import field_names
 
 HERE = Path(__file__).parent
@@ -102,7 +102,7 @@ def main() -> None:
     rows = [field_names(BackboneRecord)]
     for name in BACKBONES:
         record = with_accuracy(
-            measured(name, clock=time.process_time), by_backbone.get(name, [])
+            measure_backbone(name, clock=time.process_time), by_backbone.get(name, [])
         )
         rows.append([text_of(value) for value in astuple(record)])
         print(", ".join(rows[-1]))

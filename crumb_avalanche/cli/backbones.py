@@ -97,9 +97,9 @@ def described(name: str, settings: BackbonesSettings) -> str:
     """
     record = recorded_backbones().get(name)
     if record is None or settings.measure or settings.image_size is not None:
-        from crumb_avalanche.runs.backbone_measures import measured
+        from crumb_avalanche.runs.backbone_measures import measure_backbone
 
-        record = measured(name, settings.image_size)
+        record = measure_backbone(name, settings.image_size)
         speed_of = "measured here"
     else:
         speed_of = "recorded, one thread"

@@ -43,9 +43,9 @@ SPEAKS_AGAINST = (0, 114, 178)  # blue
 Answer = Any
 # How often each true class was given each answer, by (true, answered) class; the
 # answered class of unknown images is ``None``.
-Pairs = Counter[tuple[str, str | None]]
+ClassPairs = Counter[tuple[str, str | None]]
 # How often each true class was taken for another one, by (true, other) class.
-Mistakes = Counter[tuple[str, str]]
+MistakenPairs = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Caption:
 
     @classmethod
     def of_answer(cls, answer: Answer) -> "Caption":
-        """Take what is said of a learner's answer."""
+        """Return the caption of a learner's answer."""
         next_names = [name for name, _ in answer.runners_up[:1]]
         return cls(
             answer=answer.shown,
@@ -91,7 +91,7 @@ class Caption:
         )
 
 
-class Group(IntEnum):
+class AnswerGroup(IntEnum):
     """Groups of answers, in the order in which the page shows them."""
 
     MISTAKE = 0  # another class was named
@@ -111,37 +111,48 @@ class Card:
         heat: the heat map as a data URI.
     """
 
-    order: tuple[Group, float, int]
+    order: tuple[AnswerGroup, float, int]
     caption: Caption = field(compare=False)
     image: Markup = field(compare=False)
     heat: Markup | None = field(compare=False, default=None)
 
     @property
-    def group(self) -> Group:
-        """The group of answers that it is shown with."""
+    def group(self) -> AnswerGroup:
+        """The group of answers that the card is shown with."""
         return self.order[0]
 
 
-class Copy(NamedTuple):
-    """Small copies of an image: thumbnail (a data URI), network's pixels, and size."""
+class SmallCopy(NamedTuple):
+    """What is kept of an image for its card.
+
+    Attributes:
+        thumbnail: a data URI.
+        square: the image at the size that the network takes.
+        size: width and height of the image.
+    """
 
     thumbnail: Markup
     square: Image.Image
-    size: tuple[int, int]  # width and height of the image
+    size: tuple[int, int]
 
 
-def _copying(
-    frames: Iterable[tuple[str, Image.Image]], side: int, copies: list[Copy]
+def _with_copies(
+    frames: Iterable[tuple[str, Image.Image]], side: int, copies: list[SmallCopy]
 ) -> Frames:
-    """Yield frames and keep small copies.
+    """Yield the frames of a clip, and add small copies of them to ``copies``.
 
     Of more than 64 frames, every second, fourth ... one is copied.
+
+    Args:
+        frames: path and image of each.
+        side: of the network's images, in pixels.
+        copies: receives the copies.
     """
     step = 1
     for number, (path, image) in enumerate(frames):
         if number % step == 0:
             square = image.resize((side, side), Image.Resampling.BILINEAR)
-            copies.append(Copy(thumbnail(image), square, image.size))
+            copies.append(SmallCopy(thumbnail(image), square, image.size))
             if len(copies) > AT_A_TIME:
                 del copies[1::2]
                 step *= 2
@@ -189,15 +200,25 @@ class AnswersPage:
 
 
 class ContactSheet:
-    """Collects a learner's answers for a page; keeps the images of ``most`` of them."""
+    """Collects a learner's answers for a page.
 
-    def __init__(self, learner: Any, most: int = MOST_CARDS):
+    Args:
+        learner: a ``Learner``, which answers.
+        most_cards: number of answers whose images are kept.
+
+    Attributes:
+        total: number of answers so far.
+        unknown: number of those that no class taught explains.
+        pairs: of true and answered class, where the true class is known.
+    """
+
+    def __init__(self, learner: Any, most_cards: int = MOST_CARDS):
         self.learner = learner
-        self.most = most
+        self.most_cards = most_cards
         self.total = 0
         self.unknown = 0
-        self.pairs: Pairs = Counter()
-        self._cards: list[Card] = []
+        self.pairs: ClassPairs = Counter()
+        self._cards: list[Card] = []  # in their order
 
     def predict_all(
         self, source: Any, on_bad: OnBad, report: Callable[[BadImage], object]
@@ -226,15 +247,16 @@ class ContactSheet:
 
         Of a folder each photo has an answer; a clip has one, with its middle frame.
         """
-        copies: list[Copy] = []
-        copied_frames = _copying(frames, self.learner.image_size, copies)
+        copies: list[SmallCopy] = []
+        copied_frames = _with_copies(frames, self.learner.image_size, copies)
         answers = list(self.learner.predict_all(replace(clip, frames=copied_frames)))
         if not copies:
             return
         if not clip.is_folder:
-            copies = [copies[len(copies) // 2]]
+            middle = len(copies) // 2
+            copies = [copies[middle]]
         for answer, copy in zip(answers, copies, strict=True):
-            self._add(answer, copy)
+            self._add_answer(answer, copy)
             yield answer
 
     def predict_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
@@ -248,17 +270,17 @@ class ContactSheet:
             scale = small.width / image.width
             box = [edge * scale for edge in answer.box]
             ImageDraw.Draw(small).rectangle(box, outline=SPEAKS_FOR, width=5)
-            self._add(answer, Copy(thumbnail(small), small, small.size))
+            self._add_answer(answer, SmallCopy(thumbnail(small), small, small.size))
             yield answer
 
-    def _add(self, answer: Answer, copy: Copy) -> None:
-        """Count an answer, and keep its card if it is among the first ``most``."""
+    def _add_answer(self, answer: Answer, copy: SmallCopy) -> None:
+        """Count an answer, and keep its card if it is among the first of all."""
         group = self._group_of(answer)
-        confidence = 0.0
-        if group == Group.MISTAKE:
-            confidence = -answer.confidence
+        rank = 0.0
+        if group == AnswerGroup.MISTAKE:
+            rank = -answer.confidence  # the most confident first
         card = Card(
-            order=(group, confidence, self.total),
+            order=(group, rank, self.total),
             caption=Caption.of_answer(answer),
             image=copy.thumbnail,
         )
@@ -269,57 +291,65 @@ class ContactSheet:
             if answer.unknown:
                 answered = None
             self.pairs[answer.truth, answered] += 1
-        if len(self._cards) < self.most or card < self._cards[-1]:
+        is_among_the_first = (
+            len(self._cards) < self.most_cards or card < self._cards[-1]
+        )
+        if is_among_the_first:
             if self.learner.explains and answer.box is None:
                 card.heat = heat_map(self.learner.explain(copy.square), copy.size)
             insort(self._cards, card)
-            del self._cards[self.most :]
+            del self._cards[self.most_cards :]
 
-    def _group_of(self, answer: Answer) -> Group:
+    def _group_of(self, answer: Answer) -> AnswerGroup:
         """Return the group of answers that an answer is shown with."""
         if answer.wrong:
-            return Group.MISTAKE
-        if answer.unknown and answer.truth in self._taught():
-            return Group.NOT_RECOGNISED
-        return Group.OTHER
+            return AnswerGroup.MISTAKE
+        if answer.unknown and answer.truth in self._taught_names():
+            return AnswerGroup.NOT_RECOGNISED
+        return AnswerGroup.OTHER
 
-    def _taught(self) -> list[str]:
-        """Return the names of the classes taught."""
+    def _taught_names(self) -> list[str]:
+        """Return the names of the classes that the learner was taught."""
         return [info.name for info in self.learner.classes]
 
-    def _errors(self) -> str:
-        """Return how often the learner errs about what it knows, in a sentence."""
+    def _error_sentence(self) -> str:
+        """Return how often the learner errs about what it knows; empty if unknown."""
         if self.learner.rates is None:
             return ""
         text = error_rates(*self.learner.rates)
         return f"{text[0].upper()}{text[1:]}."
 
     def page(self, name: str, unread: Sequence[BadImage]) -> str:
-        """Render the page of a learner's name, with the files that were left out."""
-        names = self._taught()
-        cards: dict[Group, list[Card]] = defaultdict(list)
+        """Render the page of the answers as HTML.
+
+        Args:
+            name: of the learner's file.
+            unread: the files that were left out.
+        """
+        taught_names = self._taught_names()
+        cards: dict[AnswerGroup, list[Card]] = defaultdict(list)
         for card in self._cards:
             cards[card.group].append(card)
-        unknown = unknown_of(self.pairs)
+        unknown_counts = count_unknown(self.pairs)
         not_taught = 0
-        for truth, number in unknown.items():
-            if truth not in names:
-                not_taught += number
-        classes = f"{counted(len(names), 'class')}: {listed(names)}"
+        for truth, times in unknown_counts.items():
+            if truth not in taught_names:
+                not_taught += times
+        classes = f"{counted(len(taught_names), 'class')}: {listed(taught_names)}"
         page = AnswersPage(
             title=f"{self.total:,} answers of {name}",
             lead=f"{self.learner.method}, {classes}.",
             note=self.learner.note,
-            errors=self._errors(),
+            errors=self._error_sentence(),
             asked=self.pairs.total(),
-            right=right_of(self.pairs),
-            unknown_asked=unknown.total(),
+            right=count_right(self.pairs),
+            unknown_asked=unknown_counts.total(),
             not_taught=not_taught,
             total=self.total,
             unknown=self.unknown,
-            mistakes=cards[Group.MISTAKE],
-            not_recognised=cards[Group.NOT_RECOGNISED],
-            others=cards[Group.OTHER],
+            mistakes=cards[AnswerGroup.MISTAKE],
+            not_recognised=cards[AnswerGroup.NOT_RECOGNISED],
+            others=cards[AnswerGroup.OTHER],
             confusion=confusion_matrix(self.pairs),
             confused=confused_table(self.pairs),
             explained=self.learner.explains,
@@ -328,38 +358,38 @@ class ContactSheet:
         return render("contact_sheet.html", page)
 
 
-def right_of(pairs: Pairs) -> int:
-    """Return the number of right answers."""
+def count_right(pairs: ClassPairs) -> int:
+    """Count the right answers in counts by (true, answered) class."""
     right = 0
-    for (truth, label), number in pairs.items():
+    for (truth, label), times in pairs.items():
         if truth == label:
-            right += number
+            right += times
     return right
 
 
-def unknown_of(pairs: Pairs) -> Counter[str]:
-    """Return the number of unknown images of each true class."""
-    numbers: Counter[str] = Counter()
-    for (truth, label), number in pairs.items():
+def count_unknown(pairs: ClassPairs) -> Counter[str]:
+    """Count the unknown images of each true class."""
+    counts: Counter[str] = Counter()
+    for (truth, label), times in pairs.items():
         if label is None:
-            numbers[truth] = number
-    return numbers
+            counts[truth] = times
+    return counts
 
 
-def mistaken(pairs: Pairs) -> Mistakes:
-    """Return the pairs of different classes."""
-    wrong: Mistakes = Counter()
-    for (truth, label), number in pairs.items():
+def mistaken_pairs(pairs: ClassPairs) -> MistakenPairs:
+    """Return how often each class was taken for another one, by (true, other) class."""
+    mistaken: MistakenPairs = Counter()
+    for (truth, label), times in pairs.items():
         if label is not None and label != truth:
-            wrong[truth, label] = number
-    return wrong
+            mistaken[truth, label] = times
+    return mistaken
 
 
-def confusion_matrix(pairs: Pairs) -> Matrix | None:
+def confusion_matrix(pairs: ClassPairs) -> Matrix | None:
     """Return how often each true class (row) was given each answer (column).
 
     A column of unknown images follows those of the classes. ``None`` for too many
-    classes.
+    classes, or none.
     """
     truths = list(dict.fromkeys(truth for truth, _ in pairs))
     answers = [label for _, label in pairs if label is not None]
@@ -371,26 +401,29 @@ def confusion_matrix(pairs: Pairs) -> Matrix | None:
     return Matrix(heads, rows, small=len(columns) > SMALL_COLUMNS)
 
 
-def _confusion_row(pairs: Pairs, truth: str, columns: Sequence[str]) -> MatrixRow:
-    """Return how often a class was given each answer, and the share of right ones."""
-    numbers = [pairs[truth, label] for label in columns] + [pairs[truth, None]]
-    total = sum(numbers)
+def _confusion_row(pairs: ClassPairs, truth: str, columns: Sequence[str]) -> MatrixRow:
+    """Return a row of the confusion matrix: how often a class was given each answer.
+
+    A last cell has the share of right answers.
+    """
+    counts = [pairs[truth, label] for label in columns] + [pairs[truth, None]]
+    total = sum(counts)
     cells = []
-    for number in numbers:
-        if number:
-            cells.append(MatrixCell(count(number), f"{number / total:.1%}"))
+    for times in counts:
+        if times:
+            cells.append(MatrixCell(count(times), f"{times / total:.1%}"))
         else:
             cells.append(MatrixCell())
     right = f"{pairs[truth, truth] / total:.0%}".replace("%", " %")
     return MatrixRow(truth, [*cells, MatrixCell(Cell(right))])
 
 
-def confused_table(pairs: Pairs) -> Table:
-    """A line for each pair of classes that were mistaken, the most frequent first."""
+def confused_table(pairs: ClassPairs) -> Table:
+    """Return a line for each pair of classes that were mistaken, the frequent first."""
     columns = {"truth": "is", "answer": "taken for", "images": "images or clips"}
     rows = []
-    for (truth, label), number in mistaken(pairs).most_common():
-        rows.append([Cell(truth), Cell(label), count(number)])
+    for (truth, label), times in mistaken_pairs(pairs).most_common():
+        rows.append([Cell(truth), Cell(label), count(times)])
     return Table(columns, rows)
 
 
@@ -404,7 +437,7 @@ def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
     small.info.clear()
     file = io.BytesIO()
     small.save(file, "JPEG", quality=80)
-    return _uri(file.getvalue(), "jpeg")
+    return _data_uri(file.getvalue(), "jpeg")
 
 
 def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
@@ -416,7 +449,8 @@ def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
         shares: ``(H, W)`` evidence.
         size: width and height of the image.
     """
-    width, height = (max(1, round(HEAT_SIDE * side / max(size))) for side in size)
+    longer_side = max(size)
+    width, height = (max(1, round(HEAT_SIDE * side / longer_side)) for side in size)
     evidence = torch.nn.functional.adaptive_avg_pool2d(
         shares[None].float(), (height, width)
     )[0]
@@ -427,9 +461,10 @@ def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
     rgba = torch.cat([pixels, opacity[:, :, None]], 2).numpy()
     file = io.BytesIO()
     Image.fromarray(rgba, "RGBA").save(file, "PNG", optimize=True)
-    return _uri(file.getvalue(), "png")
+    return _data_uri(file.getvalue(), "png")
 
 
-def _uri(data: bytes, kind: str) -> Markup:
-    """Return an image of a kind as a data URI."""
-    return Markup(f"data:image/{kind};base64,{base64.b64encode(data).decode()}")
+def _data_uri(content: bytes, image_type: str) -> Markup:
+    """Return the content of a PNG or JPEG file as a data URI for a page."""
+    text = base64.b64encode(content).decode()
+    return Markup(f"data:image/{image_type};base64,{text}")

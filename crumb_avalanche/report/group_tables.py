@@ -64,8 +64,8 @@ def summary_table(groups: Sequence[Group]) -> Table:
     columns |= _headings(COSTS)
     rows = []
     for group in groups:
-        number = Cell(str(len(group.runs)))
-        row = [Cell(group.label), number, percent(group.curve.finals)]
+        n_runs = Cell(str(len(group.runs)))
+        row = [Cell(group.label), n_runs, percent(group.curve.finals)]
         row.append(_forgetting(group))
         for name, cost in COSTS.items():
             row.append(cost.cell_of(group.average(name)))
@@ -74,7 +74,7 @@ def summary_table(groups: Sequence[Group]) -> Table:
 
 
 def _headings(costs: Mapping[str, Cost]) -> dict[str, str]:
-    """Return the headings of costs by name."""
+    """Return the headings of columns of costs, by the name of the ledger's entry."""
     return {name: cost.heading for name, cost in costs.items()}
 
 
@@ -127,14 +127,14 @@ def curves_table(groups: Sequence[Group]) -> Table:
 
     A joint learner has the last one alone.
     """
-    width = _width(groups)
+    n_experiences = _longest_stream(groups)
     columns = {"group": "group"}
-    for number in range(1, width + 1):
+    for number in range(1, n_experiences + 1):
         columns[f"after_{number}"] = f"exp {number}"
     rows = []
     for group in groups:
         row = [Cell(group.label)]
-        accuracies_of_runs = [run.accuracy_after(width) for run in group.runs]
+        accuracies_of_runs = [run.accuracy_after(n_experiences) for run in group.runs]
         for accuracies in zip(*accuracies_of_runs):  # of all runs, by experience
             row.append(EMPTY if None in accuracies else percent(accuracies))
         rows.append(row)
@@ -150,37 +150,40 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
         groups: of the runs.
         beside: folder that paths are relative to, that of the report.
     """
-    width = _width(groups)
-    settings = dict.fromkeys(
+    n_experiences = _longest_stream(groups)
+    setting_names = dict.fromkeys(
         ["strategy", "benchmark", "protocol", *differences(groups)]
     )
     columns = {"group": "group", "run": "run", "final_accuracy": "final accuracy, %"}
-    for number in range(1, width + 1):
+    for number in range(1, n_experiences + 1):
         columns[f"accuracy_after_{number}"] = f"after exp {number}"
     columns["forgetting"] = "forgets"
     columns |= _headings(COSTS_OF_RUN)
-    columns |= zip(settings, settings)
+    columns |= zip(setting_names, setting_names)
     columns["tuned_learning_rate"] = "tuned learning rate"
     columns["folder"] = "folder"
     rows = []
     for group in groups:
         for run in group.runs:
-            row = _run_cells(run, width)
+            row = _run_cells(run, n_experiences)
             row["group"] = Cell(group.label)
-            for name in settings:
+            for name in setting_names:
                 row[name] = setting(group.settings.get(name))
             row["folder"] = Cell(os.path.relpath(run.folder, beside))
             rows.append(row)
     return Table.of(columns, rows)
 
 
-def _run_cells(run: Run, width: int) -> dict[str, Cell]:
-    """Return number, accuracies, costs and tuned learning rate of a run by column."""
+def _run_cells(run: Run, n_experiences: int) -> dict[str, Cell]:
+    """Return number, accuracies, costs and tuned learning rate of a run by column.
+
+    ``n_experiences`` are those of the longest stream in the table.
+    """
     cells = {
         "run": setting(run.result["run"]),
         "final_accuracy": percent([run.result["final_accuracy"]]),
     }
-    for number, accuracy in enumerate(run.accuracy_after(width), 1):
+    for number, accuracy in enumerate(run.accuracy_after(n_experiences), 1):
         cells[f"accuracy_after_{number}"] = (
             EMPTY if accuracy is None else percent([accuracy])
         )
@@ -188,19 +191,20 @@ def _run_cells(run: Run, width: int) -> dict[str, Cell]:
         cells["forgetting"] = Cell(f"{run.forgetting:.2f}")
     for name, cost in COSTS_OF_RUN.items():
         cells[name] = cost.cell_of(run.ledger[name])
-    tuned = run.result.get("learning_rate")
-    if run.settings.get("learning_rate") is None and tuned is not None:
-        cells["tuned_learning_rate"] = setting(tuned)
+    learning_rate = run.result.get("learning_rate")
+    was_given = run.settings.get("learning_rate") is not None
+    if learning_rate is not None and not was_given:
+        cells["tuned_learning_rate"] = setting(learning_rate)
     return cells
 
 
-def _width(groups: Sequence[Group]) -> int:
-    """Return the number of experiences of the longest stream."""
-    width = 0
+def _longest_stream(groups: Sequence[Group]) -> int:
+    """Return the number of experiences of the longest stream of any run."""
+    n_experiences = 0
     for group in groups:
         for run in group.runs:
-            width = max(width, run.experiences)
-    return width
+            n_experiences = max(n_experiences, run.experiences)
+    return n_experiences
 
 
 def differing_settings(groups: Sequence[Group]) -> Table | None:
@@ -240,17 +244,17 @@ def accuracy_matrix(group: Group) -> Matrix:
     """
     matrices = [run.matrix for run in group.runs]
     *_, last_row = matrices[0]
-    width = len(last_row)
+    n_columns = len(last_row)
     rows = []
     for experience, rows_of_runs in enumerate(zip(*matrices)):
-        cells = [_matrix_cell(rows_of_runs, column) for column in range(width)]
+        cells = [_matrix_cell(rows_of_runs, column) for column in range(n_columns)]
         overall = [run.result["accuracy_after"][experience] for run in group.runs]
-        cells.append(MatrixCell(EMPTY if None in overall else _mean(overall)))
+        cells.append(MatrixCell(EMPTY if None in overall else _mean_cell(overall)))
         name = "joint" if group.curve.joint else f"exp {experience + 1}"
         rows.append(MatrixRow(name, cells))
-    is_wide = width > WIDE
+    is_wide = n_columns > WIDE
     heads = []
-    for number in range(1, width + 1):
+    for number in range(1, n_columns + 1):
         heads.append(str(number) if is_wide else f"exp {number}")
     return Matrix(["after", *heads, "all seen"], rows, small=is_wide)
 
@@ -267,15 +271,15 @@ def _matrix_cell(rows: Sequence[Sequence[float]], column: int) -> MatrixCell:
         return MatrixCell()
     accuracies = [row[column] for row in rows]
     share = f"{statistics.fmean(accuracies) / 100:.1%}"
-    return MatrixCell(_mean(accuracies), share)
+    return MatrixCell(_mean_cell(accuracies), share)
 
 
-def _mean(values: Sequence[float]) -> Cell:
-    """A mean to a tenth, and with its standard deviation as a tooltip."""
-    mean = statistics.fmean(values)
+def _mean_cell(accuracies: Sequence[float]) -> Cell:
+    """Return the mean of runs to a tenth, with its standard deviation as a tooltip."""
+    mean = statistics.fmean(accuracies)
     tooltip = None
-    if len(values) > 1:
-        tooltip = f"{mean:.2f} ± {statistics.stdev(values):.2f}"
+    if len(accuracies) > 1:
+        tooltip = f"{mean:.2f} ± {statistics.stdev(accuracies):.2f}"
     return Cell(f"{mean:.1f}", tooltip)
 
 

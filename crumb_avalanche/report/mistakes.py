@@ -15,13 +15,13 @@ from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.report.contact_sheet import (
+    AnswerGroup,
     Caption,
     Card,
-    Group,
-    Pairs,
+    ClassPairs,
     confused_table,
     confusion_matrix,
-    mistaken,
+    mistaken_pairs,
     thumbnail,
 )
 from crumb_avalanche.report.page import Cell, Matrix, Table, count, render
@@ -35,6 +35,11 @@ WORTH_MENDING = 0.05  # share of files that could not be read
 MOST_NAMED = 3  # classes that a line of advice names
 MOST_PAIRS = 3  # pairs of classes whose images are shown
 MOST_EXAMPLES = 3  # images of each side of a pair
+# A frame that was taken out of a video, by its path in the frame table.
+VIDEO_FRAME = re.compile(
+    rf"{re.escape(FRAMES_FOLDER)}"
+    r"/(?P<fps>[\d.]+)fps/(?P<video>.+)/(?P<number>\d+)\.png"
+)
 # Kinds of test images, from far from what was learned to near.
 KINDS = (
     "other objects than were learned",
@@ -150,15 +155,16 @@ def write_mistakes(
         unread: number of files that were left out.
     """
     wrong = np.flatnonzero(predictions["label"] != predictions["answer"])
-    worst_first = wrong[np.argsort(-predictions["confidence"][wrong], kind="stable")]
-    pairs = pairs_of(table, predictions)
-    classes = counts_of(table, pairs)
+    confidence = predictions["confidence"][wrong]
+    worst_first = wrong[np.argsort(-confidence, kind="stable")]
+    pairs = count_pairs(table, predictions)
+    classes = counts_of_classes(table, pairs)
     n_tested = len(predictions["row"])
     learned = f"{counted(len(classes), 'class')} of {table.root}"
     further_advice = advice(classes, len(wrong), unread, preset, strategy)
     mistakes = []
     for index in worst_first[:MOST_MISTAKES].tolist():
-        mistakes.append(_card(table, predictions, index))
+        mistakes.append(_mistake_card(table, predictions, index))
     page = MistakesPage(
         title=f"{len(wrong):,} mistakes of {n_tested:,} test images",
         lead=f"{strategy}, preset {preset}, {learned}.",
@@ -177,24 +183,26 @@ def write_mistakes(
     write_text(folder / MISTAKES, render("mistakes.html", page))
 
 
-def pairs_of(table: FrameTable, predictions: Predictions) -> Pairs:
+def count_pairs(table: FrameTable, predictions: Predictions) -> ClassPairs:
     """Count the test images by true and answered class."""
-    pairs: Pairs = Counter()
+    pairs: ClassPairs = Counter()
     labels = predictions["label"].tolist()
     for label, answer in zip(labels, predictions["answer"].tolist()):
         pairs[table.classes[label], table.classes[answer]] += 1
     return pairs
 
 
-def counts_of(table: FrameTable, pairs: Pairs) -> list[ClassCounts]:
+def counts_of_classes(table: FrameTable, pairs: ClassPairs) -> list[ClassCounts]:
     """Count what each class was learned from and tested on.
 
-    ``pairs`` are the test images by true and answered class.
+    Args:
+        table: the frames of the run.
+        pairs: number of test images by true and answered class.
     """
-    tested: Counter[str] = Counter()
-    for (truth, _), number in pairs.items():
-        tested[truth] += number
-    counts = []
+    tested: Counter[str] = Counter()  # images by true class
+    for (truth, _), n_images in pairs.items():
+        tested[truth] += n_images
+    classes = []
     for name in table.classes:
         clips = set()
         objects = set()
@@ -214,8 +222,8 @@ def counts_of(table: FrameTable, pairs: Pairs) -> list[ClassCounts]:
             right=pairs[name, name],
             tested_objects=len(tested_objects),
         )
-        counts.append(class_counts)
-    return counts
+        classes.append(class_counts)
+    return classes
 
 
 def class_table(classes: Sequence[ClassCounts]) -> Table:
@@ -246,21 +254,24 @@ def class_table(classes: Sequence[ClassCounts]) -> Table:
 
 
 def kinds_table(table: FrameTable, predictions: Predictions) -> Table:
-    """Return a line for each kind of test image, see ``KINDS``."""
-    objects = set()
-    clips = set()
+    """Return a line for each kind of test image, with the share of right answers.
+
+    The kinds are ``KINDS``: how near a test image is to what was learned.
+    """
+    learned_objects = set()
+    learned_clips = set()
     for row in table.rows("train").tolist():
         learned_object = (table.labels[row], table.object_name[row])
-        objects.add(learned_object)
-        clips.add((*learned_object, table.session[row]))
-    tested: Counter[int] = Counter()
+        learned_objects.add(learned_object)
+        learned_clips.add((*learned_object, table.session[row]))
+    tested: Counter[int] = Counter()  # images by index in KINDS
     right: Counter[int] = Counter()
     for index, row in enumerate(predictions["row"].tolist()):
         label = predictions["label"][index]
         tested_object = (label, table.object_name[row])
-        is_known_object = tested_object in objects
-        is_known_clip = (*tested_object, table.session[row]) in clips
-        # An index of KINDS: a learned clip is of a learned object.
+        is_known_object = tested_object in learned_objects
+        is_known_clip = (*tested_object, table.session[row]) in learned_clips
+        # A learned clip is of a learned object, so that the sum is an index in KINDS.
         kind = is_known_object + is_known_clip
         tested[kind] += 1
         right[kind] += int(label == predictions["answer"][index])
@@ -277,32 +288,33 @@ def kinds_table(table: FrameTable, predictions: Predictions) -> Table:
 
 
 def pair_pictures(
-    table: FrameTable, predictions: Predictions, pairs: Pairs
+    table: FrameTable, predictions: Predictions, pairs: ClassPairs
 ) -> list[ConfusedPair]:
-    """Return the pairs confused most, with images of both sides."""
-    confused = []
-    for (truth, label), _ in mistaken(pairs).most_common(MOST_PAIRS):
+    """Return the pairs of classes confused most, with images of both sides."""
+    confused_pairs = []
+    for (truth, label), _ in mistaken_pairs(pairs).most_common(MOST_PAIRS):
         is_truth = predictions["label"] == table.classes.index(truth)
         is_label = predictions["answer"] == table.classes.index(label)
-        wrong = predictions["row"][is_truth & is_label]
-        learned = table.rows("train", label)
-        step = max(1, len(learned) // MOST_EXAMPLES)
-        confused.append(
+        mistaken_rows = predictions["row"][is_truth & is_label]
+        learned_rows = table.rows("train", label)
+        step = max(1, len(learned_rows) // MOST_EXAMPLES)
+        confused_pairs.append(
             ConfusedPair(
                 truth,
                 label,
-                mistaken=_examples(table, wrong),
-                learned=_examples(table, learned[::step]),
+                mistaken=_examples(table, mistaken_rows),
+                learned=_examples(table, learned_rows[::step]),
             )
         )
-    return confused
+    return confused_pairs
 
 
 def _examples(table: FrameTable, rows: np.ndarray) -> list[Example]:
-    """Return the first of some rows of a frame table as examples."""
+    """Return the frames of the first rows as examples, ``MOST_EXAMPLES`` at most."""
     examples = []
     for row in rows[:MOST_EXAMPLES].tolist():
-        examples.append(Example(picture_of(table, row), place_of(table.path[row])))
+        shown_path = place_of(table.path[row])
+        examples.append(Example(picture_of(table, row), shown_path))
     return examples
 
 
@@ -314,38 +326,39 @@ def picture_of(table: FrameTable, row: int) -> Markup:
         return Markup()
 
 
-def _card(table: FrameTable, predictions: Predictions, index: int) -> Card:
-    """Return a mistake with its image; the most confident come first."""
+def _mistake_card(table: FrameTable, predictions: Predictions, index: int) -> Card:
+    """Return the card of a mistake with its image; the most confident come first.
+
+    ``index`` is that of the test image in ``predictions``.
+    """
     row = int(predictions["row"][index])
     confidence = float(predictions["confidence"][index])
-    path = place_of(table.path[row])
+    shown_path = place_of(table.path[row])
     caption = Caption(
         answer=table.classes[predictions["answer"][index]],
         confidence=confidence,
-        path=path,
-        place=path,
+        path=shown_path,
+        place=shown_path,
         truth=table.classes[predictions["label"][index]],
     )
     return Card(
-        order=(Group.MISTAKE, -confidence, index),
+        order=(AnswerGroup.MISTAKE, -confidence, index),
         caption=caption,
         image=picture_of(table, row),
     )
 
 
 def place_of(path: str) -> str:
-    """Return where an owner finds a frame.
+    """Return where the owner of the clips finds a frame: its path, as a rule.
 
-    Of one that was taken out of a video, that is the video and the second.
+    Of a frame that was taken out of a video, that is the video and the second.
     """
-    taken = re.fullmatch(
-        rf"{re.escape(FRAMES_FOLDER)}/(?P<fps>[\d.]+)fps/(?P<video>.+)/(?P<number>\d+)\.png",
-        path,
-    )
-    if taken is None:
+    video_frame = VIDEO_FRAME.fullmatch(path)
+    if video_frame is None:
         return path
-    second = (int(taken["number"]) - 1) / float(taken["fps"])
-    return f"{taken['video']}, second {second:g}"
+    # Frames are numbered from 1.
+    second = (int(video_frame["number"]) - 1) / float(video_frame["fps"])
+    return f"{video_frame['video']}, second {second:g}"
 
 
 def advice(
@@ -357,61 +370,71 @@ def advice(
 ) -> list[str]:
     """Return what would help most, the most helpful first as far as the counts tell.
 
-    ``unread`` is the number of files that were left out.
+    Args:
+        classes: what each was learned from and tested on.
+        mistakes: number of wrong answers.
+        unread: number of files that were left out.
+        preset, strategy: of the run.
     """
     lines = []
-    files = unread + sum(counts.images + counts.tested for counts in classes)
-    if unread and unread >= WORTH_MENDING * files:
+    n_files = unread + sum(counts.images + counts.tested for counts in classes)
+    if unread and unread >= WORTH_MENDING * n_files:
         lines.append(
-            f"Restore or convert the files that could not be read: {unread} of {files}."
+            "Restore or convert the files that could not be read: "
+            f"{unread} of {n_files}."
         )
-    lines += _few_objects(classes)
+    lines += _advice_on_few_objects(classes)
     if preset != "recommended" and mistakes:
         lines.append(
             f"Try --preset recommended: this run had preset {preset} and strategy "
             f"{strategy}; the README compares the "
             "presets on other images than yours."
         )
-    lines += _uncertain(classes)
+    lines += _advice_on_small_tests(classes)
     return lines
 
 
-def _uncertain(classes: Sequence[ClassCounts]) -> list[str]:
-    """Name classes that were tested on few images or one object."""
-    uncertain = []
+def _advice_on_small_tests(classes: Sequence[ClassCounts]) -> list[str]:
+    """Return advice on the classes that were tested on few images or one object.
+
+    It is a line, or none without such classes.
+    """
+    uncertain_classes = []
     for counts in classes:
         is_uncertain = counts.tested < FEW_TESTED or counts.tested_objects == 1
         if counts.tested and is_uncertain:
             images = counted(counts.tested, "image")
             objects = counted(counts.tested_objects, "object")
-            uncertain.append(f"{counts.name} ({images} of {objects})")
-    if not uncertain:
+            uncertain_classes.append(f"{counts.name} ({images} of {objects})")
+    if not uncertain_classes:
         return []
     return [
-        f"Do not trust the accuracy of single classes too much: {len(uncertain)} of "
-        f"{len(classes)} were tested on "
-        f"fewer than {FEW_TESTED} images or on one object, such as "
-        f"{', '.join(uncertain[:MOST_NAMED])}. More objects "
-        "make the test firmer."
+        "Do not trust the accuracy of single classes too much: "
+        f"{len(uncertain_classes)} of {len(classes)} were tested on fewer than "
+        f"{FEW_TESTED} images or on one object, such as "
+        f"{', '.join(uncertain_classes[:MOST_NAMED])}. More objects make the test "
+        "firmer."
     ]
 
 
-def film_next(pairs: Pairs) -> list[str]:
-    """Name the pair of classes that is confused most, if it is more than one image."""
-    wrong = mistaken(pairs)
-    for (truth, label), number in wrong.most_common(1):
-        if number > 1:
-            mistakes = counted(wrong.total(), "mistake")
+def film_next(pairs: ClassPairs) -> list[str]:
+    """Return advice on the two classes that are confused most.
+
+    It is a line, or none if no two classes are confused more than once.
+    """
+    mistaken = mistaken_pairs(pairs)
+    for (truth, label), times in mistaken.most_common(1):
+        if times > 1:
+            mistakes = counted(mistaken.total(), "mistake")
             return [
                 f"Film {truth} next, in another place and from the sides that tell it "
-                f"from {label}: {number} of "
-                f"{mistakes} are {truth} taken for {label}."
+                f"from {label}: {times} of {mistakes} are {truth} taken for {label}."
             ]
     return []
 
 
-def _few_objects(classes: Sequence[ClassCounts]) -> list[str]:
-    """Name bad classes of few objects, the worst first.
+def _advice_on_few_objects(classes: Sequence[ClassCounts]) -> list[str]:
+    """Return advice on bad classes of few objects: a line each, the worst first.
 
     Their accuracy is below that of all classes together, and they have fewer objects
     than the median class.

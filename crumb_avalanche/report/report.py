@@ -33,7 +33,11 @@ from crumb_avalanche.report.runs import (
 from crumb_avalanche.report.settings import ReportSettings
 from crumb_avalanche.report.standing import by_accuracy, standings
 from crumb_avalanche.runs.plan import default_settings
-from crumb_avalanche.runs.run_folder import RESULT, DamagedRunError, refuse_others
+from crumb_avalanche.runs.run_folder import (
+    RESULT,
+    DamagedRunError,
+    refuse_foreign_files,
+)
 from crumb_avalanche.runs.tables import (
     cell,
     ledger_table,
@@ -94,7 +98,8 @@ def main(settings: ReportSettings) -> None:
         f"unfinished and left out, without {RESULT}: {path}"
         for path in run_folders.unfinished
     ]
-    _write_files(output, _contents(groups, summary, output, [*problems, *unfinished]))
+    left_out = [*problems, *unfinished]
+    _write_files(output, _file_contents(groups, summary, output, left_out))
     if len(runs) == 1:
         print_run(groups[0])
     else:
@@ -121,15 +126,22 @@ def _default_output(folders: Sequence[str], runs: Sequence[Run]) -> Path:
     return folder.parent
 
 
-def _contents(
+def _file_contents(
     groups: Sequence[Group], summary: Table, output: Path, left_out: Sequence[str]
 ) -> dict[str, bytes]:
-    """Return the content of each of ``FILES``."""
+    """Return the content of each of a report's ``FILES``, by its name.
+
+    Args:
+        groups: of runs.
+        summary: a line for each group.
+        output: folder of the report.
+        left_out: folders and runs that cannot be reported, and why, a line for each.
+    """
     runs = group_tables.runs_table(groups, output)
     page = render(PAGE, report_page(groups, summary, runs, left_out))
     varying = differences(groups)
-    common = [name for name in NAMES if name not in varying]
-    title = ", ".join(f"{name} {groups[0].settings[name]}" for name in common)
+    common_names = [name for name in NAMES if name not in varying]
+    title = ", ".join(f"{name} {groups[0].settings[name]}" for name in common_names)
     curves = [group.curve for group in groups]
     picture = pictures.encoded(pictures.comparison_picture(title, curves))
     return {
@@ -151,7 +163,7 @@ def _write_files(output: Path, contents: dict[str, bytes]) -> None:
     """
     try:
         with _removed_if_it_fails(output), locked(output), ExitStack() as writers:
-            refuse_others(output, FILES, {PAGE: MARK})
+            refuse_foreign_files(output, FILES, {PAGE: MARK})
             stale = [name for name in contents if name != PAGE]
             for name in (*stale, PAGE):  # contexts end in reverse: the page first
                 file = writers.enter_context(atomic_write(output / name))
@@ -184,7 +196,10 @@ def _removed_if_it_fails(folder: Path) -> Iterator[None]:
 
 
 def print_run(group: Group) -> None:
-    """Print a group's only run: settings, accuracies and ledger."""
+    """Print a group's only run: settings, accuracies and ledger.
+
+    The settings are the main ones, and those that differ from their defaults.
+    """
     run = group.runs[0]
     settings = run.settings
     defaults = default_settings(
@@ -212,9 +227,9 @@ def print_comparison(groups: Sequence[Group], summary: Table) -> None:
     )
     print(summary.lines)
     print(fill(f"images/s: {TIMES}", WIDTH))
-    differ = group_tables.differing_settings(groups)
-    if differ is not None:
-        print("\nsettings in which they differ\n" + differ.lines)
+    differing_settings = group_tables.differing_settings(groups)
+    if differing_settings is not None:
+        print("\nsettings in which they differ\n" + differing_settings.lines)
     for note in notes_on(groups):
         print(f"note: {note}")
     for text in standings(groups):
@@ -337,7 +352,7 @@ def report_page(
 
 def _streams_name(groups: Sequence[Group]) -> str:
     """Name the streams of all groups, if that is not too long for a title."""
-    names: dict[str, None] = {}
+    names: dict[str, None] = {}  # each once
     for streams in streams_of(groups):
         names |= dict.fromkeys(stream.name for stream in streams)
     name = " and ".join(names)
@@ -345,7 +360,7 @@ def _streams_name(groups: Sequence[Group]) -> str:
 
 
 def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
-    """Return figures and a table for each stream."""
+    """Return what the page shows of each stream: figures and a table."""
     numbers_by_stream: dict[Stream, list[int]] = {}
     for number, streams in enumerate(streams_of(groups)):
         for stream in streams:
@@ -355,7 +370,7 @@ def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
         groups_of_stream = [groups[number] for number in group_numbers]
         part = StreamPart(
             name=stream.name,
-            figures=_figures(groups_of_stream, stream, group_numbers, index),
+            figures=_stream_figures(groups_of_stream, stream, group_numbers, index),
             table=group_tables.curves_table(groups_of_stream),
             group_numbers=group_numbers,
         )
@@ -363,7 +378,7 @@ def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
     return parts
 
 
-def _figures(
+def _stream_figures(
     groups: Sequence[Group], stream: Stream, group_numbers: Sequence[int], index: int
 ) -> list[CaptionedFigure]:
     """Draw the accuracies of groups on a stream, and caption the figures.
@@ -375,7 +390,7 @@ def _figures(
         index: number of the stream on the page, for ids.
     """
     curves = [group.curve for group in groups]
-    for curve, label in zip(curves, _labels_within(groups)):
+    for curve, label in zip(curves, _labels_on_stream(groups)):
         curve.label = label
     caption = "Accuracy over all classes seen"
     finals_caption = "Final accuracy"
@@ -400,7 +415,7 @@ def _figures(
     ]
 
 
-def _labels_within(groups: Sequence[Group]) -> list[str]:
+def _labels_on_stream(groups: Sequence[Group]) -> list[str]:
     """Return labels of groups on one stream, without its name if they stay distinct."""
     labels = []
     for group in groups:

@@ -18,25 +18,25 @@ from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 SECONDS = 0.5  # of measured passes
-# Sides of the images of built-in networks for small ones, in pixels.
-SIDES = {"small_cnn": 64, "slim_resnet18": 32, "resnet32": 32, "mlp": 32}
+# Sides in pixels of the images of those built-in networks that take small ones.
+SMALL_SIDES = {"small_cnn": 64, "slim_resnet18": 32, "resnet32": 32, "mlp": 32}
 
 
 @dataclass(frozen=True)
-class Codes:
-    """Codes of a map with memory blocks of the usual length.
+class CodesOfMap:
+    """Codes of one feature map with memory blocks of the usual length.
 
     Attributes:
-        dim: length of a block; 0 without a codebook.
-        count: codes of a map, one byte each.
+        codebook_dim: length of a memory block; 0 without a codebook.
+        n_codes: number of codes of a map, each a byte.
     """
 
-    dim: int = 0
-    count: int = 0
+    codebook_dim: int = 0
+    n_codes: int = 0
 
 
 @torch.no_grad()
-def measured(
+def measure_backbone(
     name: str,
     image_size: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
@@ -60,67 +60,77 @@ def measured(
             None,
             n_classes=1,
             codebook=None,
-            image_size=image_size or SIDES.get(name),
+            image_size=image_size or SMALL_SIDES.get(name),
         ).eval()
         side = model.image_size
         images = torch.randint(
             0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8
         )
     codes = usual_codes(model)
-    extraction, training = step_flops(model)
+    extraction_flops, training_flops = step_flops(model)
+    # A training step of P is PASSES times as much as its forward pass.
+    forward_flops = extraction_flops + training_flops // PASSES
+    # What the method of the preset ``recommended`` learns from.
     moments = FeatureMoments(**RegularizedDiscriminant.moments)
     return BackboneRecord(
         backbone=name,
         pixels=side,
         stored_after=last_stage(model),
         map_shape="x".join(map(str, model.map_shape)),
-        codebook_dim=codes.dim,
-        code_bytes=codes.count,
+        codebook_dim=codes.codebook_dim,
+        code_bytes=codes.n_codes,
         trained=bytes_without_head(model, "plastic_layers.") / 1e6,
         features=moments.length(model),
         megabytes=bytes_without_head(model) / 1e6,
-        gflops=(extraction + training // PASSES) / 1e9,
+        gflops=forward_flops / 1e9,
         images_per_second=images_per_second(model, images, clock),
     )
 
 
 def last_stage(model: SplitModel) -> str:
-    """Return the name of the last module of F; empty if F is."""
+    """Return the name of the last module of F; empty if F has no modules."""
     if not model.stages:
         return ""
     return model.stages[-1]
 
 
-def usual_codes(model: SplitModel) -> Codes:
-    """Return what codes of a map a codebook of the usual length gives."""
+def usual_codes(model: SplitModel) -> CodesOfMap:
+    """Return the codes of a map with a codebook of the usual block length."""
     if not model.stages:
-        return Codes()
+        return CodesOfMap()
     channels, height, width = model.map_shape
-    dim = usual_codebook_dim(model)
-    return Codes(dim=dim, count=channels // dim * height * width)
+    codebook_dim = usual_codebook_dim(model)
+    codes_of_location = channels // codebook_dim
+    return CodesOfMap(codebook_dim, n_codes=codes_of_location * height * width)
 
 
-def bytes_without_head(model: SplitModel, part: str = "") -> int:
-    """Return the bytes of the weights of a network without its head.
+def bytes_without_head(model: SplitModel, prefix: str = "") -> int:
+    """Return the bytes of a network's weights without those of its head.
 
-    ``part`` begins the names of the weights that count.
+    Only weights count whose names begin with ``prefix``.
     """
     head = f".{model.head}."
     return tensor_bytes(
         weight
         for name, weight in model.state_dict().items()
-        if head not in name and name.startswith(part)
+        if head not in name and name.startswith(prefix)
     )
 
 
 def images_per_second(
     model: SplitModel, images: Tensor, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Return the speed of forward passes of a batch, by a clock in seconds."""
+    """Return how many images a network answers in a second.
+
+    Args:
+        model: the network, which is in evaluation mode.
+        images: ``(B, 3, H, W)`` uint8, a batch that passes again and again.
+        clock: function that returns seconds.
+    """
     model(images)  # the first pass takes longer
     start = clock()
-    count = 0
+    n_images = 0
     while clock() - start < SECONDS:
         model(images)
-        count += len(images)
-    return count / (clock() - start)
+        n_images += len(images)
+    return n_images / (clock() - start)

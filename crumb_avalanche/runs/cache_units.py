@@ -13,8 +13,8 @@ from crumb_avalanche.system.named_values import attributes
 
 SHARDS = 16  # of the images of a benchmark
 FILLED = "filled.json"  # in the folder of a shard, when its maps are stored
-# Settings that decide which maps a run needs.
-DECIDES = (
+# Settings that decide which feature maps a run needs.
+MAP_SETTINGS = (
     "benchmark",
     "dataset_root",
     "reference_stream",
@@ -37,39 +37,43 @@ DECIDES = (
 def cache_units(
     cells: Sequence[RunSettings], folder: Path, shards: int = SHARDS
 ) -> list[WorkUnit]:
-    """Return units that fill the feature caches of runs, none where there are none.
+    """Return units of work that fill the feature caches of runs, a unit for each shard.
 
-    Runs that differ in their number or method alone share a cache, which is filled with
-    the maps that the first of them needs. The others compute what they need besides.
+    Runs without a cache need none. Runs that differ in their number or method alone
+    share a cache, which is filled with the maps that the first of them needs. The
+    others compute what they need besides.
 
     Args:
         cells: settings of the runs.
         folder: that all workers see; each unit has a subfolder.
         shards: parts of the images of a benchmark.
     """
-    cell_by_cache: dict[str, RunSettings] = {}  # by what decides the maps
+    first_cells: dict[str, RunSettings] = {}  # by the settings that decide the maps
     for cell in cells:
         if cell.feature_cache is not None:
             plan = RunPlan.of(cell)
-            key = repr(attributes(plan, DECIDES))
-            cell_by_cache.setdefault(key, cell)
+            map_settings = repr(attributes(plan, MAP_SETTINGS))
+            first_cells.setdefault(map_settings, cell)
     units = []
-    for number, cell in enumerate(cell_by_cache.values()):
+    for cache_number, cell in enumerate(first_cells.values()):
         for shard in range(shards):
-            shard_folder = folder / f"cache{number}" / f"shard{shard}of{shards}"
+            shard_name = f"shard{shard}of{shards}"
+            shard_folder = folder / f"cache{cache_number}" / shard_name
             settings = replace(cell, output=str(shard_folder))
             units.append(
                 WorkUnit(
                     folder=shard_folder,
-                    work=partial(fill, settings, shard, shards),
+                    work=partial(fill_shard, settings, shard, shards),
                     is_done=(shard_folder / FILLED).is_file,
                 )
             )
     return units
 
 
-def fill(settings: RunSettings, shard: int, shards: int) -> None:
-    """Store the missing maps of a shard of the images that a run learns or tests.
+def fill_shard(settings: RunSettings, shard: int, shards: int) -> None:
+    """Store the missing feature maps of a shard of a run's images.
+
+    The images are those that the run learns or tests. ``filled.json`` is written last.
 
     Args:
         settings: of the run; ``output`` is the folder of the shard.
@@ -96,7 +100,9 @@ def fill(settings: RunSettings, shard: int, shards: int) -> None:
             blocks = np.arange(len(rows)) // FILL_BATCH
             index = np.flatnonzero(blocks % shards == shard)
             if len(index):
-                own_images = Subset(images, index.tolist())
-                store.dataset(own_images, rows[index], [0] * len(index))
-        values = {"maps": store.path.name, "computed": store.filled}
-    write_json(Path(settings.output) / FILLED, values)
+                shard_images = Subset(images, index.tolist())
+                unused_labels = [0] * len(index)
+                # Computes and stores the maps that are missing.
+                store.dataset(shard_images, rows[index], unused_labels)
+        summary = {"maps": store.path.name, "computed": store.filled}
+    write_json(Path(settings.output) / FILLED, summary)

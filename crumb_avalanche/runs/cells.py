@@ -8,7 +8,7 @@ from pathlib import Path
 from crumb_avalanche.runs.cache_units import cache_units
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.engines import do_all, engine_of
-from crumb_avalanche.runs.run_folder import RESULT, check_finished, tidy_up
+from crumb_avalanche.runs.run_folder import RESULT, check_finished, remove_checkpoints
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.work import ERROR, WorkUnit
 
@@ -44,7 +44,7 @@ def tidy_if_finished(cell: RunSettings) -> bool:
     from crumb_avalanche.runs.plan import RunPlan
 
     check_finished(folder, RunPlan.of(cell))
-    tidy_up(folder)
+    remove_checkpoints(folder)
     # The error of an earlier attempt, or of a process that was killed right after it
     # wrote the result.
     (folder / ERROR).unlink(missing_ok=True)

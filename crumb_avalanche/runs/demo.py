@@ -26,9 +26,10 @@ from crumb_avalanche.system.process import set_up_process
 from crumb_avalanche.system.tensor_file import write_tensors
 from crumb_avalanche.training.pretraining import FORMAT
 
-SIZE = 64
+SIDE = 64  # of the images, in pixels
 FRAMES_PER_CLIP = 12  # of the pretraining shapes
 EPOCHS = 5  # of the first experience, and of joint training
+LEARNING_RATE = 3e-3  # of AdamW, which trains the network
 BENCHMARK = "toy_shapes"
 NETWORK = "crumb-demo-network-1"  # format of the file of the network
 STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
@@ -40,21 +41,21 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
     Returns the run folders.
     """
     folder = Path(settings.output)
-    pretrained = folder / "pretrained.safetensors"
+    pretrained_file = folder / "pretrained.safetensors"
     network_file = folder / "network.safetensors"
-    _refuse_others(pretrained, FORMAT)
-    _refuse_others(network_file, NETWORK)
-    if not pretrained.exists() or settings.overwrite:
-        _pretrain(settings, network_file, pretrained)
+    _check_format(pretrained_file, FORMAT)
+    _check_format(network_file, NETWORK)
+    if not pretrained_file.exists() or settings.overwrite:
+        _pretrain(settings, network_file, pretrained_file)
     print(
         "\n3. streaming ten other shapes, two classes at a time; after the first two, "
         "every clip is seen once"
     )
-    shared = RunSettings(
+    shared_settings = RunSettings(
         benchmark=BENCHMARK,
         backbone="small_cnn",
-        image_size=SIZE,
-        pretrained=str(pretrained),
+        image_size=SIDE,
+        pretrained=str(pretrained_file),
         codebook_search="distance",
         # Batches of one clip are alike: three replay batches of equal weight keep a
         # short stream balanced.
@@ -67,32 +68,43 @@ def demonstrate(settings: DemoSettings) -> list[Path]:
         overwrite=settings.overwrite,
         progress=settings.progress,
     )
-    outputs = []
-    for name in STRATEGIES:
-        output = folder / name
-        plan = RunPlan.of(replace(shared, strategy=name, output=str(output)))
-        if (output / RESULT).exists() and not settings.overwrite:
-            check_finished(output, plan)
+    run_folders = []
+    for strategy in STRATEGIES:
+        run_folder = folder / strategy
+        run_settings = replace(
+            shared_settings, strategy=strategy, output=str(run_folder)
+        )
+        plan = RunPlan.of(run_settings)
+        if (run_folder / RESULT).exists() and not settings.overwrite:
+            check_finished(run_folder, plan)
         else:
-            print(f"\n{name}")
+            print(f"\n{strategy}")
             run.run_once(plan, verbose=False)
-        outputs.append(output)
-    return outputs
+        run_folders.append(run_folder)
+    return run_folders
 
 
-def _refuse_others(path: Path, kind: str) -> None:
-    """Raise FileExistsError for a file that is not of a format of the demo."""
-    if path.exists() and format_of(path) != kind:
+def _check_format(path: Path, format_name: str) -> None:
+    """Raise FileExistsError for a file that the demo did not write.
+
+    It is known by the format in its metadata.
+    """
+    if path.exists() and format_of(path) != format_name:
         raise FileExistsError(
             f"{path} exists and is not of a demo, so it stays as it is: choose another "
             "--output"
         )
 
 
-def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> None:
-    """Train a network on shapes, then plastic layers and codebook as CRUMB does."""
+def _pretrain(
+    settings: DemoSettings, network_file: Path, pretrained_file: Path
+) -> None:
+    """Train a network on shapes, then plastic layers and codebook as CRUMB does.
+
+    Both files are written.
+    """
     set_up_process(settings.threads, settings.seed)
-    images = shapes(pixel_transform(SIZE), settings.progress, FRAMES_PER_CLIP)
+    images = shapes(pixel_transform(SIDE), settings.progress, FRAMES_PER_CLIP)
     print(
         f"\n1. training a small network on {len(images)} images of "
         f"{len(PRETRAINING_CLASSES)} rendered shapes"
@@ -103,12 +115,12 @@ def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> N
         "\n2. CRUMB pretraining of its plastic layers and a codebook of 256 memory "
         "blocks"
     )
-    made_with = PretrainSettings(
+    pretrain_settings = PretrainSettings(
         data="rendered shapes",
-        output=str(pretrained),
+        output=str(pretrained_file),
         weights=str(network_file),
         backbone="small_cnn",
-        image_size=SIZE,
+        image_size=SIDE,
         codebook_init="kmeans",
         codebook_search="distance",
         epochs=4,
@@ -117,7 +129,7 @@ def _pretrain(settings: DemoSettings, network_file: Path, pretrained: Path) -> N
         seed=settings.seed,
         progress=settings.progress,
     )
-    pretrain.pretrain_on(images, pretrain.with_defaults(made_with))
+    pretrain.pretrain_on(images, pretrain.with_defaults(pretrain_settings))
 
 
 def shapes(
@@ -125,17 +137,18 @@ def shapes(
 ) -> TensorDataset:
     """Draw the frames of the pretraining shapes.
 
-    Returns ``(N, 3, 64, 64)`` uint8 and labels.
+    Returns ``(N, 3, 64, 64)`` uint8 and labels, which are also a list ``targets``, as
+    image data sets of torchvision have it.
     """
     table = ToyShapesFrames(
-        classes=PRETRAINING_CLASSES, frames_per_clip=frames_per_clip, size=SIZE
+        classes=PRETRAINING_CLASSES, frames_per_clip=frames_per_clip, size=SIDE
     )
-    drawn = []
+    frames = []
     with progress_bar(len(table), "drawing shapes", show=progress) as bar:
         for row in range(len(table)):
-            drawn.append(transform(table.read(row)))
+            frames.append(transform(table.read(row)))
             bar.update(1)
-    images = TensorDataset(torch.stack(drawn), torch.tensor(table.labels))
+    images = TensorDataset(torch.stack(frames), torch.tensor(table.labels))
     images.targets = table.labels.tolist()
     return images
 
@@ -143,19 +156,25 @@ def shapes(
 def train_network(
     images: TensorDataset, epochs: int = 5, progress: bool = True
 ) -> SmallCNN:
-    """Train a network from scratch on shuffled images; its leading layers become F."""
+    """Train a network from scratch on shuffled images; its leading layers become F.
+
+    Args:
+        images: of ``shapes``: ``(3, 64, 64)`` uint8 with a label each.
+        epochs: passes over the images.
+        progress: whether to show a bar with the loss.
+    """
     network = SmallCNN(len(PRETRAINING_CLASSES)).to(memory_format=torch.channels_last)
     loader = DataLoader(images, 64, shuffle=True)
-    optimizer = torch.optim.AdamW(network.parameters(), 3e-3)
+    optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, 3e-3, total_steps=epochs * len(loader)
+        optimizer, LEARNING_RATE, total_steps=epochs * len(loader)
     )
     mean = torch.tensor(IMAGENET_MEAN).view(1, 3, 1, 1)
     std = torch.tensor(IMAGENET_STD).view(1, 3, 1, 1)
     with progress_bar(epochs * len(images), "training", show=progress) as bar:
         for _ in range(epochs):
-            for batch, labels in loader:
-                normalised = (batch.float() / 255 - mean) / std
+            for pixels, labels in loader:
+                normalised = (pixels.float() / 255 - mean) / std
                 normalised = normalised.contiguous(memory_format=torch.channels_last)
                 loss = nn.functional.cross_entropy(network(normalised), labels)
                 optimizer.zero_grad()

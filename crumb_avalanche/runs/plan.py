@@ -42,34 +42,37 @@ PAPER_SIDE = 224  # side in pixels of the images that the paper counts a budget 
 
 
 @cache
-def rows() -> dict[str, dict[str, Any]]:
-    """Return what ``presets.yaml`` holds."""
+def presets_file() -> dict[str, dict[str, Any]]:
+    """Return the sections of ``presets.yaml``: ``presets``, ``usual`` and ``paper``."""
     path = Path(__file__).with_name("presets.yaml")
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
 def preset_settings(preset: str) -> dict[str, Any]:
-    """Return the settings of a preset where none are given.
+    """Return the settings of a preset, and the defaults of those that it leaves out.
 
-    ``method`` is by the name of a method.
+    ``method`` has settings of methods, by the name of the method.
     """
-    return {**DEFAULTS, "method": {}, **rows()["presets"][preset]}
+    return {**DEFAULTS, "method": {}, **presets_file()["presets"][preset]}
 
 
 def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
     """Return the settings of the paper's authors for a method on a benchmark.
 
-    ``method`` are those of the method itself.
+    ``method`` has the settings of the method itself, by their name.
+
+    Raises:
+        ValueError: the paper's authors did not run the method.
     """
-    methods = rows()["paper"]
-    if strategy not in methods:
+    by_method = presets_file()["paper"]
+    if strategy not in by_method:
         raise ValueError(
             f"the paper's authors did not run {strategy}, so the family 'paper' has no "
             "settings for it; they ran "
-            f"{', '.join(methods)}. Use --family fair"
+            f"{', '.join(by_method)}. Use --family fair"
         )
-    settings = {"method": {}, **rows()["usual"], **methods[strategy]}
-    by_benchmark = settings.pop("where", {})
+    settings = {"method": {}, **presets_file()["usual"], **by_method[strategy]}
+    by_benchmark = settings.pop("where", {})  # what differs on a benchmark
     return settings | by_benchmark.get(benchmark, {})
 
 
@@ -118,18 +121,22 @@ class RunPlan(RunSettings):
 
     @classmethod
     def of(cls, settings: RunSettings) -> "RunPlan":
-        """Fill in the settings that are ``None``.
+        """Fill in the settings of a run that are ``None``.
 
         Values come from the family, else the preset, the benchmark or the method.
+
+        Raises:
+            ValueError: benchmark, strategy or backbone is unknown, or settings of the
+                method are out of range.
         """
         preset = settings.preset or _default_preset(settings)
         defaults = preset_settings(preset)
         strategy = settings.strategy or defaults["strategy"]
-        method_settings = defaults.pop("method").get(strategy, {})
+        method_defaults = defaults.pop("method").get(strategy, {})
         if settings.family == "paper":
-            paper = paper_settings(strategy, settings.benchmark)
-            method_settings = paper.pop("method")
-            defaults |= paper
+            paper_defaults = paper_settings(strategy, settings.benchmark)
+            method_defaults = paper_defaults.pop("method")
+            defaults |= paper_defaults
         elif settings.family == "fair":
             del defaults["learning_rate"]  # which is tuned
         defaults["preset"] = preset
@@ -137,19 +144,19 @@ class RunPlan(RunSettings):
         benchmark = get_benchmark(settings.benchmark)
         for name in BENCHMARK_SETTINGS:
             defaults.setdefault(name, getattr(benchmark, name))
-        values = _filled(settings, defaults)
+        values = _with_defaults(settings, defaults)
         replay = Replay(
             values["replay_weight"], replay_compute=values["replay_compute"]
         )
         values["replay_weight"] = replay.factor
         if values["weights"] == "none" or values["pretrained"] is not None:
             values["fine_tuning"] = False
-        entry = get_strategy(strategy)
-        values |= settings_of_backbone(settings, values, entry.codebook)
-        method = entry.method_settings({**method_settings, **settings.method})
+        strategy_entry = get_strategy(strategy)
+        values |= settings_of_backbone(settings, values, strategy_entry.codebook)
+        method = strategy_entry.method_settings({**method_defaults, **settings.method})
         values["method"] = asdict(method)
-        budget = _budget(settings, values["image_size"])
-        return cls(**values, budget=budget)
+        budget_bytes = _budget_bytes(settings, values["image_size"])
+        return cls(**values, budget=budget_bytes)
 
     @property
     def learning(self) -> LearningSettings:
@@ -180,14 +187,15 @@ class RunPlan(RunSettings):
 def _defaults() -> dict[str, Any]:
     """Return the defaults of the settings that are ``None`` in ``RunSettings``.
 
-    Those of ``BENCHMARK_SETTINGS`` and the preset depend on the benchmark.
+    They are the values of ``RunPlan``. The preset and ``BENCHMARK_SETTINGS`` are not
+    among them: their defaults depend on the benchmark.
     """
     defaults = {}
-    for entry in fields(RunSettings):
-        if entry.default is None and entry.name != "preset":
-            default = getattr(RunPlan, entry.name)
+    for setting in fields(RunSettings):
+        if setting.default is None and setting.name != "preset":
+            default = getattr(RunPlan, setting.name)
             if default is not None:
-                defaults[entry.name] = default
+                defaults[setting.name] = default
     return defaults
 
 
@@ -201,8 +209,8 @@ def _default_preset(settings: RunSettings) -> Preset:
     return "paper"
 
 
-def _filled(settings: RunSettings, defaults: dict[str, Any]) -> dict[str, Any]:
-    """Return all settings, those that are ``None`` with their defaults."""
+def _with_defaults(settings: RunSettings, defaults: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run by name, those that are ``None`` with a default."""
     values = {}
     for name in field_names(RunSettings):
         value = getattr(settings, name)
@@ -210,17 +218,20 @@ def _filled(settings: RunSettings, defaults: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _budget(settings: RunSettings, image_size: int) -> int:
-    """Return the memory budget in bytes: as given, or of raw images of a side."""
+def _budget_bytes(settings: RunSettings, image_size: int) -> int:
+    """Return the memory budget of a run in bytes: as given, or of raw images.
+
+    ``image_size`` is the side in pixels of the images that the network takes.
+    """
     if settings.budget_bytes is not None:
         return settings.budget_bytes
-    images: float = get_benchmark(settings.benchmark).budget_images
+    n_images: float = get_benchmark(settings.benchmark).budget_images
     if settings.budget_images is not None:
-        images = settings.budget_images
+        n_images = settings.budget_images
     # The paper counts a budget in images of 224 pixels, also for methods whose network
     # takes small images.
     side = PAPER_SIDE if settings.family == "paper" else image_size
-    return int(images * 3 * side**2)
+    return int(n_images * 3 * side**2)
 
 
 def default_settings(
@@ -234,7 +245,8 @@ def default_settings(
     Defaults of the method stand in its file, whose libraries may be missing where runs
     are only reported: then they are left out.
     """
-    defaults = {**vars(RunSettings()), **DEFAULTS, **rows()["presets"].get(preset, {})}
+    of_preset = presets_file()["presets"].get(preset, {})
+    defaults = {**vars(RunSettings()), **DEFAULTS, **of_preset}
     defaults["preset"] = preset
     defaults["method"] = {}
     defaults["replay_weight"] = Replay(replay_compute=defaults["replay_compute"]).factor
@@ -250,61 +262,75 @@ def default_settings(
 def settings_of_backbone(
     settings: Any, values: dict[str, Any], codebook: bool
 ) -> dict[str, Any]:
-    """Return the settings that follow from a backbone that is not torchvision's.
+    """Return the settings that follow from the backbone, to be put into ``values``.
+
+    They are ``backbone``, ``image_size`` and ``weights`` of a network that is not
+    torchvision's, and ``codebook_dim`` where it depends on the shape of the maps.
 
     Args:
-        settings: as given; those that follow from the backbone are ``None`` here.
-        values: of ``backbone`` and ``cut_layer``, and the longest ``codebook_dim``,
-            which must divide the channels of the map if a codebook is trained; and,
-            where they are given, ``memories_per_image``, from which it follows, and
-            ``fine_tuning``, which enlarges small images.
-        codebook: whether it is.
+        settings: as the user gave them; ``None`` for those that may follow.
+        values: all settings with their defaults: ``backbone``, ``cut_layer``,
+            ``image_size``, and the longest ``codebook_dim``, which must divide the
+            channels of the map if a codebook is trained; and, where they are given,
+            ``memories_per_image``, from which it follows, and ``fine_tuning``, which
+            enlarges small images.
+        codebook: whether a codebook is trained.
 
     Raises:
         ImportError: timm is needed and missing.
         ValueError: timm has no network of that name, or one that cannot be cut.
     """
     backbone = values["backbone"]
-    derived: dict[str, Any] = {}
-    name = backbone
     side = values["image_size"]
-    if is_timm(backbone) or backbone in PREPROCESSING:
-        name = full_name(backbone)
-        side = settings.image_size or preprocessing_of(name).size
+    derived: dict[str, Any] = {}
+    has_own_preprocessing = is_timm(backbone) or backbone in PREPROCESSING
+    if has_own_preprocessing:
+        backbone = full_name(backbone)
+        side = settings.image_size or preprocessing_of(backbone).size
         derived = {
-            "backbone": name,
+            "backbone": backbone,
             "image_size": side,
-            "weights": settings.weights or published_by(name),
+            "weights": settings.weights or published_by(backbone),
         }
     has_codes = codebook and values["cut_layer"] != 0
-    follows = bool(derived) or values.get("memories_per_image") is not None
-    if has_codes and follows and settings.codebook_dim is None:
+    gives_density = values.get("memories_per_image") is not None
+    dim_follows = has_own_preprocessing or gives_density
+    if has_codes and dim_follows and settings.codebook_dim is None:
         fine_tuning = values.get("fine_tuning", False)
-        shape = _map_shape(name, values["cut_layer"], side, fine_tuning)
-        derived["codebook_dim"] = _row_length(shape, side, values)
+        map_shape = _map_shape(backbone, values["cut_layer"], side, fine_tuning)
+        derived["codebook_dim"] = _codebook_dim(map_shape, side, values)
     return derived
 
 
 def _map_shape(
-    name: str, cut_layer: int | str | None, side: int, fine_tuning: bool
+    backbone: str, cut_layer: int | str | None, side: int, fine_tuning: bool
 ) -> tuple[int, int, int]:
-    """Return the shape of the map at the cut; torch is imported only here."""
+    """Return channels, height and width of the map at the cut of a backbone.
+
+    torch is imported only here.
+    """
     from crumb_avalanche.models.backbones import map_shape_of
 
-    return map_shape_of(name, cut_layer, side, fine_tuning)
+    return map_shape_of(backbone, cut_layer, side, fine_tuning)
 
 
-def _row_length(
+def _codebook_dim(
     map_shape: tuple[int, int, int], side: int, values: dict[str, Any]
 ) -> int:
     """Return the length of memory blocks for maps of a shape.
 
-    It follows from the wanted number of memories, or it is the largest divisor of the
-    channels up to the setting's.
+    It follows from the setting ``memories_per_image``, else it is the largest divisor
+    of the channels up to the setting ``codebook_dim``.
+
+    Args:
+        map_shape: channels, height and width.
+        side: of the images, in pixels.
+        values: the settings.
     """
     from crumb_avalanche.models.row_length import largest_divisor, row_length
 
-    wanted = values.get("memories_per_image")
-    if wanted is None:
-        return largest_divisor(map_shape[0], values["codebook_dim"])
-    return row_length(map_shape, side, wanted)
+    memories_per_image = values.get("memories_per_image")
+    if memories_per_image is None:
+        channels, _, _ = map_shape
+        return largest_divisor(channels, values["codebook_dim"])
+    return row_length(map_shape, side, memories_per_image)

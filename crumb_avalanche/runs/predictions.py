@@ -26,7 +26,7 @@ class PredictionsPlugin(StatefulPlugin):
         self.confidence: list[float] = []
 
     def before_eval(self, strategy, **kwargs):
-        """Forget the evaluation before."""
+        """Forget the answers of the evaluation before."""
         self.labels = []
         self.answers = []
         self.confidence = []
@@ -104,25 +104,25 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
             f"{path} is damaged ({error}); run it again with --overwrite true"
         ) from error
     order = np.argsort(columns["row"], kind="stable")
-    return {name: values[order] for name, values in columns.items()}
+    return {name: column[order] for name, column in columns.items()}
 
 
 def _check_columns(columns: dict[str, np.ndarray]) -> None:
-    """Raise ValueError for columns that no run writes."""
-    count = columns["row"].size
-    for name, values in columns.items():
+    """Raise ValueError for columns of ``predictions.npz`` that no run writes."""
+    n_images = columns["row"].size
+    for name, column in columns.items():
         dtype = np.float32 if name == CONFIDENCE else np.int32
-        if values.dtype != dtype or values.shape != (count,):
+        if column.dtype != dtype or column.shape != (n_images,):
             raise ValueError(
-                f"{name} is {values.dtype} {values.shape}, not {np.dtype(dtype)} "
-                f"{(count,)}"
+                f"{name} is {column.dtype} {column.shape}, not {np.dtype(dtype)} "
+                f"{(n_images,)}"
             )
     for name in WHOLE_NUMBERS:
         if (columns[name] < 0).any():
             raise ValueError(f"{name} holds {columns[name].min()}, which is below 0")
     confidence = columns[CONFIDENCE]
-    in_range = (confidence >= 0) & (confidence <= 1)  # false for NaN
-    if not in_range.all():
+    is_share = (confidence >= 0) & (confidence <= 1)  # false for NaN
+    if not is_share.all():
         raise ValueError(
-            f"{CONFIDENCE} holds {confidence[~in_range][0]}, which is no share of 1"
+            f"{CONFIDENCE} holds {confidence[~is_share][0]}, which is no share of 1"
         )

@@ -55,7 +55,12 @@ NON_RESULT_SETTINGS = {
 
 
 def main(settings: PretrainSettings) -> None:
-    """Pretrain and write the file."""
+    """Pretrain on labelled images and write the pretrained file.
+
+    Raises:
+        ValueError: a setting, the data set or an image cannot be used.
+        FileExistsError: the output exists and is not to be replaced.
+    """
     output = Path(settings.output)
     if output.suffix != ".safetensors":
         raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
@@ -91,31 +96,37 @@ def _refuse_existing(output: Path, overwrite: bool) -> None:
 
 
 def with_defaults(settings: PretrainSettings) -> PretrainSettings:
-    """Fill in the settings that are ``None``."""
-    filled = replace(
+    """Fill in the settings of a pretraining that are ``None``."""
+    with_sizes = replace(
         settings,
         image_size=settings.image_size or preprocessing_of(settings.backbone).size,
         codebook_dim=settings.codebook_dim or CODEBOOK_DIM,
     )
-    of_backbone = settings_of_backbone(settings, vars(filled), codebook=True)
-    return replace(filled, **of_backbone)
+    of_backbone = settings_of_backbone(settings, vars(with_sizes), codebook=True)
+    return replace(with_sizes, **of_backbone)
 
 
 def pretrain_on(images: Any, settings: PretrainSettings) -> None:
-    """Pretrain on a data set with ``targets`` and write ``settings.output``.
+    """Pretrain on a data set and write ``settings.output``.
 
     Writes a checkpoint after each epoch into the folder ``OUTPUT.checkpoints``, and the
     feature maps too if ``feature_cache`` is ``None``. The same call resumes from this
     folder and removes it at the end.
+
+    Args:
+        images: data set of ``(3, H, W)`` uint8 tensors and labels, with all labels in
+            its attribute ``targets``.
+        settings: without ``None`` for a setting that has a default; see
+            ``with_defaults``.
     """
     output = Path(settings.output)
     labels = np.asarray(images.targets)
-    classes = int(labels.max()) + 1
+    n_classes = int(labels.max()) + 1
     rows = choose_rows(labels, settings.images_per_class, settings.seed)
-    chosen = Subset(images, rows.tolist())
-    model = build_model(settings, classes, codebook=True).to(settings.device)
+    chosen_images = Subset(images, rows.tolist())
+    model = build_model(settings, n_classes, codebook=True).to(settings.device)
     model.set_precision(settings.precision)
-    calibrate(model, chosen, settings.codebook_init, settings.seed)
+    calibrate(model, chosen_images, settings.codebook_init, settings.seed)
     checkpoints = CheckpointFolder(
         output.with_name(output.name + CHECKPOINTS),
         _compared_settings(settings, images, model),
@@ -132,7 +143,7 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
         settings.progress,
         half=settings.cache_precision == "fp16",
     ) as store:
-        maps = store.dataset(chosen, rows, labels[rows].tolist())
+        maps = store.dataset(chosen_images, rows, labels[rows].tolist())
         history = pretrain(
             model,
             maps,
@@ -142,7 +153,7 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
         )
     made_with = {
         **vars(settings),
-        "classes": classes,
+        "classes": n_classes,
         "images": len(rows),
         "history": history,
     }
@@ -150,14 +161,17 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
     checkpoints.clear(but=LOCK)
     print(_history_table(history))
     print(
-        f"\n{counted(len(rows), 'image')} of {counted(classes, 'class')}; written to "
+        f"\n{counted(len(rows), 'image')} of {counted(n_classes, 'class')}; written to "
         f"{output}; use it with crumb run "
         f"--pretrained {output}"
     )
 
 
 def _images_key(settings: PretrainSettings, images: Any) -> str:
-    """Return a key of a data set's images, which changes if one of its files does."""
+    """Return a key of a data set's images, which changes if one of its files does.
+
+    An image folder of torchvision has ``samples``: path and label of each image.
+    """
     samples = getattr(images, "samples", None)
     if samples:
         return files_key(path for path, _ in samples)
@@ -177,12 +191,12 @@ def _compared_settings(
 
 
 def _history_table(history: Sequence[dict[str, float]]) -> str:
-    """Format loss and accuracies after each epoch."""
+    """Format loss and accuracies (percent) after each epoch of a pretraining."""
     rows = []
-    for epoch, values in enumerate(history, 1):
-        loss = f"{values['loss']:.3f}"
-        direct = f"{values['direct_accuracy']:.1f}"
-        codebook_out = f"{values['codebook_accuracy']:.1f}"
+    for epoch, measures in enumerate(history, 1):
+        loss = f"{measures['loss']:.3f}"
+        direct = f"{measures['direct_accuracy']:.1f}"
+        codebook_out = f"{measures['codebook_accuracy']:.1f}"
         rows.append([str(epoch), loss, direct, codebook_out])
     return table(
         ["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"], rows
@@ -190,7 +204,7 @@ def _history_table(history: Sequence[dict[str, float]]) -> str:
 
 
 def transform_of(settings: PretrainSettings) -> PixelTransform:
-    """Return the conversion of an image to pixels."""
+    """Return the conversion of a PIL image to the pixels that the backbone takes."""
     preprocessing = preprocessing_of(settings.backbone)
     size = settings.image_size or preprocessing.size
     return pixel_transform(size, preprocessing.interpolation)
@@ -223,11 +237,11 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
     """
     from torchvision import datasets
 
-    factory = getattr(datasets, name, None)
+    dataset_class = getattr(datasets, name, None)
     # Other data sets select training images and store labels in various ways.
     if (
-        not isinstance(factory, type)
-        or "train" not in inspect.signature(factory).parameters
+        not isinstance(dataset_class, type)
+        or "train" not in inspect.signature(dataset_class).parameters
     ):
         raise ValueError(
             f"torchvision has no data set {name!r} with train=True, as CIFAR10, "
@@ -235,7 +249,7 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
             "unpack it as an image folder (one folder per class) and give that"
         )
     try:
-        return factory(root, train=True, download=True, transform=transform)
+        return dataset_class(root, train=True, download=True, transform=transform)
     # torchvision raises RuntimeError for wrong checksums.
     except (OSError, HTTPException, RuntimeError) as error:
         if isinstance(error, OSError) and cured(error):
@@ -278,12 +292,21 @@ def load_image(path: str) -> Image:
 
 
 def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
-    """Return ascending rows of ``per_class`` random images of each class; 0 for all."""
+    """Choose at random as many images of each class.
+
+    Args:
+        labels: ``(N,)`` of all images.
+        per_class: number of images of each class; 0 for all.
+        seed: of the choice.
+
+    Returns:
+        ``(M,)`` rows of ``labels`` in ascending order.
+    """
     if per_class == 0:
         return np.arange(len(labels))
-    random = np.random.default_rng(seed)
-    chosen = []
+    rng = np.random.default_rng(seed)
+    rows_by_class = []
     for label in np.unique(labels):
-        rows = random.permutation(np.flatnonzero(labels == label))
-        chosen.append(rows[:per_class])
-    return np.sort(np.concatenate(chosen))
+        rows_of_class = rng.permutation(np.flatnonzero(labels == label))
+        rows_by_class.append(rows_of_class[:per_class])
+    return np.sort(np.concatenate(rows_by_class))

@@ -29,11 +29,16 @@ from crumb_avalanche.training.stateful import StatefulPlugin
 
 
 class Recorder:
-    """Metrics, ledger, predictions and progress bars of a run."""
+    """Metrics, ledger, predictions and progress bars of a run.
 
-    def __init__(self, experiences: int, progress: bool):
+    Args:
+        n_experiences: of the stream.
+        progress: whether to show progress bars.
+    """
+
+    def __init__(self, n_experiences: int, progress: bool):
         self.predictions = PredictionsPlugin()
-        self.bar = ProgressPlugin(experiences, progress)
+        self.bar = ProgressPlugin(n_experiences, progress)
         self.plugins = [self.bar, self.predictions]
         self.ledger = LedgerMetric()
         with warnings.catch_warnings():
@@ -49,24 +54,24 @@ class Recorder:
     def write(
         self, folder: Path, session: Session, progress: Progress
     ) -> dict[str, Any]:
-        """Write metrics, predictions, accuracy matrix and ledger.
+        """Write metrics, predictions, accuracy matrix and ledger to the run folder.
 
-        Returns the ledger after the last experience.
+        The last ledger of ``progress`` gets the costs of the feature cache, too, and is
+        returned.
         """
         self._write_metrics(folder)
-        tests = session.stream.benchmark.test_stream
-        rows = [np.asarray(list(test.dataset.frame_row)) for test in tests]
+        experiences = session.stream.benchmark.test_stream
+        rows = [np.asarray(list(test.dataset.frame_row)) for test in experiences]
         self.predictions.write(folder, np.concatenate(rows))
         write_csv(folder / "accuracy_matrix.csv", _matrix_lines(progress.matrix))
-        ledger = progress.ledgers[-1]
-        ledger |= _cache_costs(session)
-        write_json(
-            folder / "ledger.json", {**ledger, "after_experience": progress.ledgers}
-        )
-        return ledger
+        last_ledger = progress.ledgers[-1]
+        last_ledger |= _cache_costs(session)
+        ledgers = {**last_ledger, "after_experience": progress.ledgers}
+        write_json(folder / "ledger.json", ledgers)
+        return last_ledger
 
     def _write_metrics(self, folder: Path) -> None:
-        """Write a line for each value that Avalanche's metrics took."""
+        """Write ``metrics.csv``, a line for each value of Avalanche's metrics."""
         lines = [["metric", "step", "value"]]
         for name, (steps, values) in self.evaluator.get_all_metrics().items():
             lines += [[name, step, value] for step, value in zip(steps, values)]
@@ -77,18 +82,22 @@ def _matrix_lines(matrix: list[list[float]]) -> list[list[str]]:
     """Return the lines of ``accuracy_matrix.csv``.
 
     Cells of unseen classes, and rows that were not tested, are empty.
+
+    Args:
+        matrix: a row after each experience: percent on each experience so far.
     """
-    width = len(matrix[-1])
-    lines = [["after", *[f"experience_{column}" for column in range(width)]]]
-    for experience, row in enumerate(matrix):
-        cells = [f"{value:.4f}" for value in row]
-        empty = [""] * (width - len(row))
-        lines.append([str(experience), *cells, *empty])
+    n_experiences = len(matrix[-1])
+    header = [f"experience_{number}" for number in range(n_experiences)]
+    lines = [["after", *header]]
+    for number, accuracies in enumerate(matrix):
+        cells = [f"{accuracy:.4f}" for accuracy in accuracies]
+        empty_cells = [""] * (n_experiences - len(accuracies))
+        lines.append([str(number), *cells, *empty_cells])
     return lines
 
 
 def _cache_costs(session: Session) -> dict[str, float]:
-    """Return the entries of the ledger about the feature cache; 0 without one."""
+    """Return the ledger's entries about a run's feature cache; 0 without a cache."""
     costs = {
         "feature_cache_seconds": 0.0,
         "feature_cache_images_filled": 0,
@@ -105,37 +114,43 @@ def _cache_costs(session: Session) -> dict[str, float]:
 class ProgressPlugin(StatefulPlugin):
     """Show a progress bar with images/s for each training experience.
 
-    A bar goes over all epochs of an experience, of which there are ``total``.
+    A bar goes over all epochs of an experience.
+
+    Args:
+        n_experiences: number of experiences of the stream.
+        show: whether to show bars.
     """
 
-    def __init__(self, total: int, show: bool = True):
+    def __init__(self, n_experiences: int, show: bool = True):
         super().__init__()
-        self.total = total
+        self.n_experiences = n_experiences
         self.show = show
         self._bar: Any = None
 
     def before_training_epoch(self, strategy, **kwargs):
+        """Open the progress bar of an experience before its first epoch."""
         if self._bar is None:
             number = strategy.clock.train_exp_counter + 1
-            images = len(strategy.adapted_dataset) * strategy.train_epochs
-            self._bar = progress_bar(
-                images, f"experience {number}/{self.total}", show=self.show
-            )
+            title = f"experience {number}/{self.n_experiences}"
+            n_images = len(strategy.adapted_dataset) * strategy.train_epochs
+            self._bar = progress_bar(n_images, title, show=self.show)
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Count the images of a batch."""
         self._bar.update(len(strategy.mb_y))
 
     def after_training_exp(self, strategy, **kwargs):
+        """Close the bar of an experience."""
         self.close()
 
     def close(self) -> None:
-        """Close the bar if one is open."""
+        """Close the progress bar if one is open."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
 
 
-def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]:
+def run_result(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]:
     """Return the values of ``result.json`` from plan, stream and progress."""
     progress = resume.progress
     stream = session.stream
@@ -158,7 +173,7 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]
         "accuracy_after": progress.accuracy_after,
         "final_accuracy_per_experience": progress.matrix[-1],
         "classes_order": class_names,
-        "classes_per_experience": _new_classes(benchmark),
+        "classes_per_experience": _count_new_classes(benchmark),
         "mem_size": session.plan.capacity,
         "runtime": str(session.model.runtime),
         "feature_scale": float(session.model.feature_scale),
@@ -170,33 +185,34 @@ def result_of(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]
     }
 
 
-def _new_classes(benchmark: CLScenario) -> list[int]:
-    """Count the classes of each experience that no earlier one has."""
-    seen: set[int] = set()
+def _count_new_classes(benchmark: CLScenario) -> list[int]:
+    """Count the classes of each experience that no earlier experience has."""
+    seen_classes: set[int] = set()
     counts = []
-    for test in benchmark.test_stream:
-        counts.append(len(test.classes_in_this_experience - seen))
-        seen |= test.classes_in_this_experience
+    for experience in benchmark.test_stream:
+        classes = experience.classes_in_this_experience
+        counts.append(len(classes - seen_classes))
+        seen_classes |= classes
     return counts
 
 
-def keep_learner(folder: Path, session: Session, experiences: int) -> None:
+def keep_learner(folder: Path, session: Session, n_learned: int) -> None:
     """Write ``learner.safetensors`` of a run, unless plan or method keeps no learner.
 
     Args:
         folder: of the run.
         session: has the trained strategy.
-        experiences: number of experiences that it learned.
+        n_learned: number of experiences that it learned.
     """
     plan = session.plan
     if plan.keep_learner and plan.strategy not in NOT_KEPT:
         assert session.strategy is not None, "it was trained"
-        header = _learner_header(session, experiences)
+        header = _learner_header(session, n_learned)
         save_learner(folder / LEARNER, session.strategy, header)
 
 
-def _learner_header(session: Session, experiences: int) -> LearnerHeader:
-    """Return the header of the learner file after so many experiences."""
+def _learner_header(session: Session, n_learned: int) -> LearnerHeader:
+    """Return the header of a run's learner file after ``n_learned`` experiences."""
     plan = session.plan
     model = session.model
     assert plan.capacity is not None, "Session.build sets it"
@@ -207,9 +223,11 @@ def _learner_header(session: Session, experiences: int) -> LearnerHeader:
     codebook = None
     if model.codebook is not None:
         codebook = model.codebook.settings
+    # Those of the method that were decided while learning; few methods have any.
+    decided_settings = getattr(session.strategy, "decided_settings", {})
     return LearnerHeader(
         strategy=plan.strategy,
-        method={**plan.method, **getattr(session.strategy, "decided_settings", {})},
+        method={**plan.method, **decided_settings},
         learning=asdict(plan.learning),
         mem_size=plan.capacity,
         seed=plan.run,
@@ -218,22 +236,22 @@ def _learner_header(session: Session, experiences: int) -> LearnerHeader:
         precision=plan.precision,
         evaluate_quantized=plan.evaluate_quantized,
         transform={**preprocessing.as_dict(), "size": plan.image_size},
-        classes=_learned_classes(session.stream.benchmark, experiences),
+        classes=_learned_classes(session.stream.benchmark, n_learned),
         budget_bytes=plan.budget,
         versions={**versions(), "runtime": str(model.runtime)},
     )
 
 
-def _learned_classes(benchmark: CLScenario, experiences: int) -> list[dict[str, Any]]:
-    """Return label, name and number of images of each class in so many experiences.
+def _learned_classes(benchmark: CLScenario, n_learned: int) -> list[dict[str, Any]]:
+    """Return ``label``, ``name`` and number of ``images`` of each class learned.
 
-    Classes are in the order in which they arrived.
+    Classes of the first ``n_learned`` experiences, in the order in which they arrived.
     """
-    images: Counter[int] = Counter()
-    for experience in benchmark.train_stream[:experiences]:
-        images.update(int(label) for label in experience.dataset.targets)
+    image_counts: Counter[int] = Counter()  # by label
+    for experience in benchmark.train_stream[:n_learned]:
+        image_counts.update(int(label) for label in experience.dataset.targets)
     classes = []
-    for label, count in images.items():
+    for label, count in image_counts.items():
         name = benchmark.class_names[label]
         classes.append({"label": label, "name": name, "images": count})
     return classes

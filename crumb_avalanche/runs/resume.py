@@ -79,10 +79,10 @@ class Progress:
     diverged: int | None = None
 
     @classmethod
-    def of_notes(cls, notes: dict[str, Any]) -> "Progress":
-        """Restore the progress in the notes of a checkpoint, which ``asdict`` made."""
-        progress = cls(**notes)
-        progress.trials = [Trial(**trial) for trial in notes["trials"]]
+    def from_notes(cls, progress_notes: dict[str, Any]) -> "Progress":
+        """Restore the progress in a checkpoint's notes, which ``asdict`` made."""
+        progress = cls(**progress_notes)
+        progress.trials = [Trial(**trial) for trial in progress_notes["trials"]]
         return progress
 
 
@@ -126,43 +126,47 @@ class Resume:
         if self.checkpoint is not None:
             notes = self.checkpoint.notes
             self.position = Position(**notes["position"])
-            self.progress = Progress.of_notes(notes["progress"])
+            self.progress = Progress.from_notes(notes["progress"])
             self.runtime = notes["runtime"]
-        self._clock = start - self.progress.seconds
+        # When the run would have begun without interruptions, by perf_counter.
+        self._start = start - self.progress.seconds
 
     def _check_notes(self, notes: dict) -> None:
         """Raise StateError for notes that no checkpoint of this stream has."""
-        position = record(
+        position_type = record(
             experience=whole(0, self.experiences), epoch=whole(), step=whole(-1)
         )
-        kind = record(
-            position=position,
+        notes_type = record(
+            position=position_type,
             progress=dict,
             metrics=table(text(), SERIES),
             runtime=text(),
         )
-        check(kind, notes)
-        learned = notes["position"]["experience"]
-        progress = record(
-            matrix=each(each(PERCENT), learned),
-            accuracy_after=each(maybe(PERCENT), learned),
-            ledgers=each(PLAIN_VALUES, learned),
+        check(notes_type, notes)
+        n_learned = notes["position"]["experience"]
+        progress_type = record(
+            matrix=each(each(PERCENT), n_learned),
+            accuracy_after=each(maybe(PERCENT), n_learned),
+            ledgers=each(PLAIN_VALUES, n_learned),
             trials=each(TRIAL),
             tuning_seconds=SECONDS,
             seconds=SECONDS,
-            diverged=type(None),
+            diverged=type(None),  # a run that diverged writes no further checkpoint
         )
-        check(progress, notes["progress"], "progress")
+        check(progress_type, notes["progress"], "progress")
 
     @property
     def seconds(self) -> float:
         """Duration of the run so far, over all processes that worked on it."""
-        return time.perf_counter() - self._clock
+        return time.perf_counter() - self._start
 
     def attach(self, strategy: StreamStrategy) -> None:
-        """Write checkpoints of a new strategy, after loading the one that was found.
+        """Load the checkpoint that the run goes on from, and let the run write others.
 
-        Starting over removes all.
+        A run that starts over removes all checkpoints.
+
+        Args:
+            strategy: untrained; gets a plugin that calls ``save``.
 
         Raises:
             ValueError: another version of ONNX Runtime ran F before.
@@ -174,7 +178,7 @@ class Resume:
             self.files.clear()
         if not self.plan.checkpoint:
             return
-        self.strategy = strategy
+        self.strategy = strategy  # whose state ``save`` writes
         plugin = CheckpointPlugin(self.save, self.plan.checkpoint_every)
         strategy.plugins.append(plugin)
         if self.checkpoint is None:
@@ -234,14 +238,14 @@ class Resume:
         )
         # Between experiences the counts within one mean nothing.
         if self.position.inside:
-            same = reached == self.position
+            is_same = reached == self.position
         else:
-            same = reached.experience == self.position.experience
-        if not same:
+            is_same = reached.experience == self.position.experience
+        if not is_same:
             raise ValueError(f"its clock is at {reached}, its note at {self.position}")
 
     def save(self, position: Position) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint of the run at a position, unless the plan wants none."""
         self.position = position
         if not self.plan.checkpoint:
             return
@@ -256,20 +260,22 @@ class Resume:
             "metrics": metrics,
             "runtime": str(self.strategy.model.runtime),
         }
-        self.files.write(
-            notes, {"strategy": self.strategy.state_dict(), "random": get_rng_state()}
-        )
+        state = {"strategy": self.strategy.state_dict(), "random": get_rng_state()}
+        self.files.write(notes, state)
 
 
-def _restore_metrics(strategy: StreamStrategy, series: dict[str, dict]) -> None:
-    """Replace what the evaluator collected by metrics, ``SERIES`` by name."""
+def _restore_metrics(strategy: StreamStrategy, metrics: dict[str, dict]) -> None:
+    """Give Avalanche's evaluator the metrics of a checkpoint instead of its own.
+
+    ``metrics`` has ``steps`` and ``values`` of each metric, by its name.
+    """
     collected = strategy.evaluator.get_all_metrics()
     latest = strategy.evaluator.last_metric_results
     collected.clear()
     latest.clear()
-    for name, points in series.items():
-        collected[name] = (list(points["steps"]), list(points["values"]))
-        latest[name] = points["values"][-1]
+    for name, series in metrics.items():
+        collected[name] = (list(series["steps"]), list(series["values"]))
+        latest[name] = series["values"][-1]
 
 
 def check_class_numbers(state: Any, n_classes: int) -> None:
@@ -283,15 +289,15 @@ def check_class_numbers(state: Any, n_classes: int) -> None:
         n_classes: classes of the stream.
     """
     if isinstance(state, list | tuple):
-        for part in state:
-            check_class_numbers(part, n_classes)
+        for inner_state in state:
+            check_class_numbers(inner_state, n_classes)
     if not isinstance(state, dict):
         return
-    for name, value in state.items():
+    for name, entry in state.items():
         if name not in CLASS_NUMBERS:
-            check_class_numbers(value, n_classes)
+            check_class_numbers(entry, n_classes)
             continue
-        for number in _class_numbers(value):
+        for number in _class_numbers(entry):
             if not -1 <= number < n_classes:
                 raise ValueError(
                     f"{name} holds the class {number}, but the stream has the classes "
@@ -299,10 +305,13 @@ def check_class_numbers(state: Any, n_classes: int) -> None:
                 )
 
 
-def _class_numbers(value: Any) -> list[int]:
-    """Return the class numbers of an entry: its values, or keys of a dictionary."""
-    if value is None:
+def _class_numbers(entry: Any) -> list[int]:
+    """Return the class numbers in an entry of a strategy's state.
+
+    They are the values of a tensor or list, or the keys of a dictionary.
+    """
+    if entry is None:
         return []
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.reshape(-1).tolist()
-    return list(value)
+    if isinstance(entry, torch.Tensor | np.ndarray):
+        return entry.reshape(-1).tolist()
+    return list(entry)

@@ -13,12 +13,12 @@ from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.runs import run_folder
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.recorder import Recorder, keep_learner, result_of
+from crumb_avalanche.runs.recorder import Recorder, keep_learner, run_result
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.runs.session import (
     Session,
     Stream,
-    describe,
+    describe_stream,
     open_stream,
     trials_text,
 )
@@ -49,7 +49,7 @@ def main(
             printed for own clips.
     """
     for name in ("output", "feature_cache"):
-        _refuse_file(name, getattr(plan, name))
+        _check_is_folder(name, getattr(plan, name))
     note = ""
     if default_preset and plan.preset == "recommended":
         note = " (default for your own clips)"
@@ -58,19 +58,19 @@ def main(
         flush=True,
     )
     if plan.runs is None:
-        _do_one(plan, finished)
+        _do_only_run(plan, finished)
     else:
-        _do_several(plan, finished)
+        _do_several_runs(plan, finished)
 
 
-def _refuse_file(name: str, value: str | None) -> None:
-    """Raise ValueError if the path of a setting is there and no folder."""
-    if value and Path(value).exists() and not Path(value).is_dir():
-        kind = "a file" if Path(value).is_file() else "a pipe or a device"
-        raise ValueError(f"{name} is {value}, which is {kind}; give a folder")
+def _check_is_folder(setting: str, path: str | None) -> None:
+    """Raise ValueError if the path of a setting exists and is no folder."""
+    if path and Path(path).exists() and not Path(path).is_dir():
+        kind = "a file" if Path(path).is_file() else "a pipe or a device"
+        raise ValueError(f"{setting} is {path}, which is {kind}; give a folder")
 
 
-def _do_one(plan: RunPlan, finished: Finished | None) -> None:
+def _do_only_run(plan: RunPlan, finished: Finished | None) -> None:
     """Do the only run of a command and print where its results are."""
     output = Path(plan.output)
     with locked(output):
@@ -79,18 +79,18 @@ def _do_one(plan: RunPlan, finished: Finished | None) -> None:
     print(f"final accuracy {result['final_accuracy']:.2f} %")
 
 
-def _do_several(plan: RunPlan, finished: Finished | None) -> None:
+def _do_several_runs(plan: RunPlan, finished: Finished | None) -> None:
     """Do the runs that are not finished yet; write and print a summary of all."""
     output = Path(plan.output)
-    run_folder.refuse_others(
+    run_folder.refuse_foreign_files(
         output, [run_folder.SUMMARY], {run_folder.SUMMARY: '"final_accuracy_mean"'}
     )
     numbers = plan.run_numbers()
     accuracies = []
     for number in numbers:
-        result = _one_of_several(plan, number, finished)
+        result = _numbered_run(plan, number, finished)
         accuracies.append(result["final_accuracy"])
-    several = len(numbers) > 1
+    has_deviation = len(numbers) > 1
     summary = {
         "benchmark": plan.benchmark,
         "protocol": plan.protocol,
@@ -99,12 +99,12 @@ def _do_several(plan: RunPlan, finished: Finished | None) -> None:
         "runs": numbers,
         "final_accuracy": accuracies,
         "final_accuracy_mean": statistics.fmean(accuracies),
-        "final_accuracy_std": statistics.stdev(accuracies) if several else None,
+        "final_accuracy_std": statistics.stdev(accuracies) if has_deviation else None,
     }
     run_folder.write_json(output / run_folder.SUMMARY, summary)
     _print_results(plan, output / f"run{numbers[0]}")
     mean = mean_text(accuracies, ".2f")
-    if several:
+    if has_deviation:
         runs = (
             f"{len(numbers)} runs: final accuracy {mean} % (mean, standard deviation)"
         )
@@ -114,7 +114,7 @@ def _do_several(plan: RunPlan, finished: Finished | None) -> None:
 
 
 def _print_results(plan: RunPlan, folder: Path) -> None:
-    """Print where the results are, and how to use what a run learned."""
+    """Print where the results are, and how to use what the run of a folder learned."""
     print(f"\nresults in {plan.output}; see also: crumb report {plan.output}")
     for line in usage_of(folder, str(plan.strategy)):
         print(line)
@@ -123,19 +123,19 @@ def _print_results(plan: RunPlan, folder: Path) -> None:
         print(f"mistakes, and what would help: {mistakes}")
 
 
-def _one_of_several(
+def _numbered_run(
     plan: RunPlan, number: int, finished: Finished | None = None
 ) -> dict[str, Any]:
-    """Return the result of one of several runs.
+    """Return the result of one of the several runs of a command, by its number.
 
-    The run is done unless its folder holds a finished one.
+    The run is done unless its folder ``runNUMBER`` holds a finished one.
     """
     folder = Path(plan.output) / f"run{number}"
     own_plan = replace(plan, run=number, runs=None, output=str(folder))
     if (folder / run_folder.RESULT).exists() and not plan.overwrite:
         run_folder.check_finished(folder, own_plan)
         result = run_folder.read_result(folder)
-        run_folder.tidy_up(folder)
+        run_folder.remove_checkpoints(folder)
         accuracy = result["final_accuracy"]
         print(f"run {number}: already finished, final accuracy {accuracy:.2f} %")
         return result
@@ -161,17 +161,17 @@ def run_once(
             of raising ``TrainingDivergedError``.
     """
     try:
-        return _run(plan, verbose, finished, count_divergence)
+        return _do_steps_of_run(plan, verbose, finished, count_divergence)
     finally:
         # Free strategy, plugins and evaluator, which refer to each other, before the
         # next run.
         gc.collect()
 
 
-def _run(
+def _do_steps_of_run(
     plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool
 ) -> dict[str, Any]:
-    """Do the steps of ``run_once``."""
+    """Do a run from its plan to its folder, as ``run_once`` says."""
     start = time.perf_counter()
     folder = Path(plan.output)
     run_folder.claim(folder, plan.overwrite)
@@ -179,31 +179,31 @@ def _run(
     hashes = run_folder.provenance(plan)
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan)
-    images, description = describe(stream)
+    stream_values, description = describe_stream(stream)
     if verbose:
         print(description, flush=True)
-    experiences = len(stream.benchmark.train_stream)
-    recorder = Recorder(experiences, plan.progress)
+    n_experiences = len(stream.benchmark.train_stream)
+    recorder = Recorder(n_experiences, plan.progress)
     inputs = {**hashes, "frames": stream.table.content_hash()}
-    resume = Resume(folder, plan, inputs, start, experiences)
+    resume = Resume(folder, plan, inputs, start, n_experiences)
     with build_session(plan, stream, recorder, resume) as session:
         plan = replace(plan, runtime=session.plan.runtime)
         _begin_folder(folder, plan, session)
         try:
-            learn(session, recorder.ledger, resume, count_divergence)
+            learn_stream(session, recorder.ledger, resume, count_divergence)
         finally:
             recorder.bar.close()
         progress = resume.progress
         ledger = recorder.write(folder, session, progress)
-        learned = len(progress.ledgers)
+        n_learned = len(progress.ledgers)
         if progress.diverged is not None:
-            learned = progress.diverged + 1
-        keep_learner(folder, session, learned)
-        result = result_of(plan, session, resume)
-        result |= {**images, "provenance": hashes}
+            n_learned = progress.diverged + 1
+        keep_learner(folder, session, n_learned)
+        result = run_result(plan, session, resume)
+        result |= {**stream_values, "provenance": hashes}
         result = run_folder.with_digests(folder, result)
     run_folder.write_json(folder / run_folder.RESULT, result)
-    run_folder.tidy_up(folder)
+    run_folder.remove_checkpoints(folder)
     if verbose:
         joint = session.entry.joint
         print(matrix_table(progress.matrix, progress.accuracy_after, joint=joint))
@@ -214,12 +214,15 @@ def _run(
 
 
 def _begin_folder(folder: Path, plan: RunPlan, session: Session) -> None:
-    """Remove what an earlier run left, after all checks, and write ``config.yaml``."""
+    """Remove what an earlier run left, after all checks, and write ``config.yaml``.
+
+    The plan has the learning rate as planned, not as tuned: repeating the run tunes it
+    again.
+    """
     for name in (run_folder.RESULT, LEARNER, run_folder.MISTAKES):
         (folder / name).unlink(missing_ok=True)
-    # The learning rate as planned, not as tuned: repeating the run tunes it again.
-    head = f"{run_folder.PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
-    write_text(folder / run_folder.CONFIG, f"{head}{plan}")
+    comments = f"{run_folder.PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
+    write_text(folder / run_folder.CONFIG, f"{comments}{plan}")
 
 
 def build_session(
@@ -228,13 +231,20 @@ def build_session(
     """Build the session of a run.
 
     It has the learning rate and the state of the checkpoint if there is one.
+
+    Args:
+        plan: of the run.
+        stream: of the plan.
+        recorder: its plugins and its evaluator are those of the strategy.
+        resume: gets the strategy, and the trials of the learning rate.
     """
     progress = resume.progress
-    resuming = resume.checkpoint is not None
+    is_resuming = resume.checkpoint is not None
     # What ran F before, which ``auto`` might not choose again.
     runtime = plan.runtime
     if resume.runtime:
-        runtime = cast(Runtime, resume.runtime.partition(" ")[0])
+        runtime_name, _, _ = resume.runtime.partition(" ")  # and its version
+        runtime = cast(Runtime, runtime_name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
         session = Session.build(
@@ -242,10 +252,10 @@ def build_session(
             stream,
             plugins=recorder.plugins,
             evaluator=recorder.evaluator,
-            trials=progress.trials if resuming else None,
+            trials=progress.trials if is_resuming else None,
         )
     assert session.strategy is not None, "it is built with its learner"
-    if not resuming:
+    if not is_resuming:
         progress.trials = session.trials
         progress.tuning_seconds = session.tuning_seconds
     if session.plan.runtime != "torch":
@@ -253,14 +263,14 @@ def build_session(
     if progress.trials:
         print(trials_text(progress.trials))
     recorder.ledger.storage_policy = getattr(session.strategy, "storage_policy", None)
-    if resuming:
-        experiences = len(stream.benchmark.train_stream)
-        print(f"resuming: {resume.position.described(experiences)}", flush=True)
+    if is_resuming:
+        n_experiences = len(stream.benchmark.train_stream)
+        print(f"resuming: {resume.position.described(n_experiences)}", flush=True)
     resume.attach(session.strategy)
     return session
 
 
-def learn(
+def learn_stream(
     session: Session, ledger: LedgerMetric, resume: Resume, count_divergence: bool
 ) -> None:
     """Train on each remaining experience and evaluate on all classes seen so far.
@@ -268,6 +278,15 @@ def learn(
     Adds the results to ``resume.progress`` and writes a checkpoint after each
     experience. The number of evaluations does not change what is learned. A run that
     diverges and counts is evaluated on the classes of all experiences.
+
+    Args:
+        session: with the strategy in the state that ``resume.position`` says.
+        ledger: the metric of bytes and seconds that the strategy's evaluator holds.
+        resume: of the run.
+        count_divergence: see ``run_once``.
+
+    Raises:
+        TrainingDivergedError: training diverged, and the run does not count.
     """
     plan = session.plan
     strategy = session.strategy
@@ -289,12 +308,14 @@ def learn(
                 raise
             print(f"{error}; the run ends here and counts")
             progress.diverged = number
-            n_missed = last_number - number
-            progress.matrix += [[]] * n_missed
-            progress.accuracy_after += [None] * n_missed
-            progress.ledgers += [ledger.result()] * n_missed
+            # The experiences that are left out, but for the last, have no test.
+            n_untested = last_number - number
+            progress.matrix += [[]] * n_untested
+            progress.accuracy_after += [None] * n_untested
+            progress.ledgers += [ledger.result()] * n_untested
             number = last_number
-        if number in (0, last_number) or (number + 1) % plan.evaluate_every == 0:
+        is_first_or_last = number in (0, last_number)
+        if is_first_or_last or (number + 1) % plan.evaluate_every == 0:
             accuracy = evaluate(session, number)
         else:
             accuracy = SeenAccuracy()
@@ -329,24 +350,28 @@ class SeenAccuracy:
 
 
 def evaluate(session: Session, number: int) -> SeenAccuracy:
-    """Test on the classes of all experiences up to a number.
+    """Test on the classes of all experiences up to ``number``, which counts from 0.
 
     The RNG states do not change.
     """
     assert session.strategy is not None, "it is built with its learner"
-    tests = session.stream.benchmark.test_stream
+    experiences = session.stream.benchmark.test_stream
     if not session.entry.joint:  # which has seen every class after its one experience
-        tests = tests[: number + 1]
+        experiences = experiences[: number + 1]
     with preserve_rng_state():
-        metrics = session.strategy.eval(tests, num_workers=session.plan.workers)
-    accuracies = [100 * accuracy_on(metrics, test.current_experience) for test in tests]
+        metrics = session.strategy.eval(experiences, num_workers=session.plan.workers)
+    accuracies = []
+    for test in experiences:
+        accuracies.append(100 * accuracy_on(metrics, test.current_experience))
     return SeenAccuracy(accuracies, 100 * accuracy_on(metrics))
 
 
 def accuracy_on(metrics: dict[str, float], experience: int | None = None) -> float:
-    """Return the accuracy on one test experience, or on the stream.
+    """Return the accuracy on one test experience, or on the stream, from 0 to 1.
 
-    The task label in Avalanche's key may be any.
+    Args:
+        metrics: of an evaluation, by Avalanche's names, which hold a task label.
+        experience: number of the experience; ``None`` for the stream.
     """
     if experience is None:
         start = "Top1_Acc_Stream/eval"
@@ -354,7 +379,7 @@ def accuracy_on(metrics: dict[str, float], experience: int | None = None) -> flo
     else:
         start = "Top1_Acc_Exp/eval"
         end = f"/Exp{experience:03d}"
-    for key, value in metrics.items():
-        if key.startswith(start) and key.endswith(end):
-            return value
+    for name, accuracy in metrics.items():
+        if name.startswith(start) and name.endswith(end):
+            return accuracy
     raise KeyError(f"no metric begins with {start} and ends with {end}")

@@ -115,8 +115,8 @@ def with_digests(folder: Path, result: dict[str, Any]) -> dict[str, Any]:
     The learner file is not among them: it has checksums of its own, and may be taught
     on.
     """
-    written = [name for name in RECORDS if (folder / name).is_file()]
-    digests = {name: _sha256(folder / name) for name in written}
+    names = [name for name in RECORDS if (folder / name).is_file()]
+    digests = {name: _file_sha256(folder / name) for name in names}
     result = {**result, _FILES: digests}
     return {**result, _RESULT_SHA256: _result_sha256(result)}
 
@@ -136,7 +136,7 @@ def read_result(folder: Path) -> dict[str, Any]:
         _check_digest(result.get(_RESULT_SHA256), _result_sha256(result))
         for name, digest in result[_FILES].items():
             path = folder / name
-            _check_digest(digest, _sha256(path))
+            _check_digest(digest, _file_sha256(path))
         path = folder / RESULT
         check(RESULT_READ, result)
         _check_accuracies(result)
@@ -166,45 +166,51 @@ def _check_digest(recorded: object, computed: str) -> None:
 
 
 def _check_accuracies(result: dict[str, Any]) -> None:
-    """Raise ValueError if accuracies and numbers of classes do not agree."""
-    curve = result["accuracy_after"]  # one value of a joint learner
-    of_experiences = result["final_accuracy_per_experience"]
-    n_experiences = len(of_experiences)
-    classes = result.get("classes_per_experience", [1] * n_experiences)
-    one_per_experience = 0 < n_experiences == len(classes)
-    joint_or_streamed = len(curve) in (1, n_experiences)
-    fits = one_per_experience and classes[0] > 0 and joint_or_streamed
-    if not fits or curve[-1] != result["final_accuracy"]:
+    """Raise ValueError if a result's accuracies and numbers of classes do not agree."""
+    accuracy_after = result["accuracy_after"]
+    n_experiences = len(result["final_accuracy_per_experience"])
+    class_counts = result.get("classes_per_experience", [1] * n_experiences)
+    has_count_of_each = 0 < n_experiences == len(class_counts)
+    # A joint learner has one accuracy, after all classes.
+    is_joint_or_streamed = len(accuracy_after) in (1, n_experiences)
+    fits = has_count_of_each and class_counts[0] > 0 and is_joint_or_streamed
+    if not fits or accuracy_after[-1] != result["final_accuracy"]:
         raise ValueError("its accuracies and numbers of classes do not agree")
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Read the settings of a run, those of the method as ``method.NAME``.
 
-    ValueError if no run has such ones.
+    Raises:
+        ValueError: no run has such settings.
     """
     settings = load_yaml((folder / CONFIG).read_text(encoding="utf-8"))
     check(SETTINGS_READ, settings, "config")
     return flat(settings)
 
 
-def _sha256(path: Path) -> str:
-    """SHA-256 of a file."""
+def _file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file of the run folder."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _result_sha256(result: dict[str, Any]) -> str:
-    """SHA-256 of all entries but itself, in any order."""
+    """Return the SHA-256 of all entries of a result but this one, in any order."""
     entries = without(result, _RESULT_SHA256)
     as_read = json.loads(json.dumps(entries))  # keys are texts then, tuples are lists
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()
 
 
 def claim(folder: Path, overwrite: bool) -> None:
-    """Create a folder for a run, unless it holds a finished one or files of others."""
-    refuse_others(folder, (*RECORDS, RESULT, MISTAKES), MARKS)
+    """Create a folder for a run.
+
+    Raises:
+        FinishedRunError: it holds a finished run, which is not to be replaced.
+        ValueError: it holds files of another program.
+    """
+    refuse_foreign_files(folder, (*RECORDS, RESULT, MISTAKES), MARKS)
     if (folder / RESULT).exists() and not overwrite:
-        tidy_up(folder)
+        remove_checkpoints(folder)
         raise FinishedRunError(
             f"{folder} already holds a finished run; choose another --output, or start "
             "over with --overwrite true"
@@ -212,7 +218,9 @@ def claim(folder: Path, overwrite: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def refuse_others(folder: Path, names: Sequence[str], marks: Mapping[str, str]) -> None:
+def refuse_foreign_files(
+    folder: Path, names: Sequence[str], marks: Mapping[str, str]
+) -> None:
     """Refuse to replace the files of another program.
 
     Args:
@@ -224,7 +232,7 @@ def refuse_others(folder: Path, names: Sequence[str], marks: Mapping[str, str]) 
         ValueError: the folder has one of the files, and none with its mark.
     """
     existing = [folder / name for name in names if (folder / name).exists()]
-    is_ours = any(mark in _text(folder / name) for name, mark in marks.items())
+    is_ours = any(mark in _text_or_empty(folder / name) for name, mark in marks.items())
     if existing and not is_ours:
         raise ValueError(
             f"{existing[0]} exists and is of another program, so it stays as it is: "
@@ -232,7 +240,7 @@ def refuse_others(folder: Path, names: Sequence[str], marks: Mapping[str, str]) 
         )
 
 
-def _text(path: Path) -> str:
+def _text_or_empty(path: Path) -> str:
     """Return the text of a file; empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
@@ -240,7 +248,7 @@ def _text(path: Path) -> str:
         return ""
 
 
-def tidy_up(folder: Path) -> None:
+def remove_checkpoints(folder: Path) -> None:
     """Remove the checkpoints of a finished run, such as one killed at its end."""
     shutil.rmtree(folder / RESUME, ignore_errors=True)
 
@@ -260,14 +268,17 @@ def provenance(plan: RunPlan) -> dict[str, str]:
         if value is not None and Path(value).is_file():
             path = Path(value).resolve()
             status = path.stat()
-            hashes[name] = _file_hash(str(path), status.st_mtime_ns, status.st_size)
+            hashes[name] = _weights_hash(str(path), status.st_mtime_ns, status.st_size)
     if plan.benchmark == CLIPS:
         hashes |= _clip_hashes(plan)
     return hashes
 
 
 def _clip_hashes(plan: RunPlan) -> dict[str, str]:
-    """Hash the images of a clip folder: names and sizes, and contents."""
+    """Hash the images of a run's clip folder: names and sizes, and contents.
+
+    Returns the hashes as ``dataset_root`` and ``images`` of ``provenance``.
+    """
     table = get_benchmark(CLIPS).table(
         plan.dataset_root,
         plan.run,
@@ -296,18 +307,18 @@ def _table_hash(
     run: int,
     reference: bool,
     fps: float | None,
-    skip: bool,
+    skips_bad_frames: bool,
     new_class: bool,
 ) -> str | None:
-    """Hash a frame table; ``None`` if the images are not on this machine.
+    """Hash the frame table of a run; ``None`` if its images are not on this machine.
 
     Cached for sweeps.
     """
-    entry = get_benchmark(benchmark)
-    if entry.needs_root and not (root and Path(root).is_dir()):
+    catalog_entry = get_benchmark(benchmark)
+    if catalog_entry.needs_root and not (root and Path(root).is_dir()):
         return None
-    bad_videos: list[str] | None = [] if skip else None
-    table = entry.table(root, run, reference, fps, bad_videos, new_class)
+    bad_videos: list[str] | None = [] if skips_bad_frames else None
+    table = catalog_entry.table(root, run, reference, fps, bad_videos, new_class)
     return table.content_hash()
 
 
@@ -347,14 +358,16 @@ def commit_of_checkout() -> str:
 
 
 @lru_cache(maxsize=64)
-def _file_hash(path: str, changed: int, size: int) -> str:
-    """Hash a file.
+def _weights_hash(path: str, changed: int, size: int) -> str:
+    """Hash a file of weights.
 
-    Cached by modification time and size because a sweep asks once for each of its runs.
+    Cached by time of modification (ns) and size (bytes), because a sweep asks once for
+    each of its runs.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
-        # The metadata, whose order is random, are left out.
+        # Of a safetensors file, the metadata, whose order is random, are left out. Its
+        # first 8 bytes are the length of the header.
         if path.endswith(".safetensors"):
             length = int.from_bytes(file.read(8), "little")
             try:
@@ -397,10 +410,12 @@ def check_finished(folder: Path, plan: RunPlan) -> None:
         )
         planned[FRAMES] = frames or result[FRAMES]
         recorded[FRAMES] = result[FRAMES]
-    for name, value in planned.items():
+    for name, planned_value in planned.items():
         recorded_value = recorded.get(name)
-        if recorded_value != value:
-            difference = _difference(plan, name, recorded_value, value, name in hashes)
+        if recorded_value != planned_value:
+            difference = _difference(
+                plan, name, recorded_value, planned_value, is_hash=name in hashes
+            )
             raise FinishedRunError(
                 f"{folder} holds a finished run {difference}; use another --output, or "
                 "start over with crumb run --overwrite true"
@@ -410,7 +425,15 @@ def check_finished(folder: Path, plan: RunPlan) -> None:
 def _difference(
     plan: RunPlan, name: str, recorded: Any, planned: Any, is_hash: bool
 ) -> str:
-    """Say in what a finished run differs from a plan."""
+    """Say in what a finished run differs from a plan.
+
+    Args:
+        plan: of the run that is asked for.
+        name: of the setting or input that differs.
+        recorded: its value in the finished run.
+        planned: its value in the plan.
+        is_hash: whether the values are hashes of a file.
+    """
     if name in ("dataset_root", IMAGES):
         return (
             f"of other clips: some in {plan.dataset_root} were added, removed or "

@@ -63,27 +63,31 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     """Open the stream of a run.
 
     ``joint`` puts all classes into one experience; by default as the strategy needs.
+
+    Raises:
+        ValueError: the folder holds no such data set, or an image cannot be read and
+            the plan does not skip it.
     """
     if joint is None:
         joint = get_strategy(plan.strategy).joint
-    entry = get_benchmark(plan.benchmark)
-    skip = plan.on_bad_frame == "skip"
-    skipped: list[str] = []
-    table = entry.table(
+    catalog_entry = get_benchmark(plan.benchmark)
+    skips_bad_frames = plan.on_bad_frame == "skip"
+    bad_frames: list[str] = []  # messages
+    table = catalog_entry.table(
         plan.dataset_root,
         plan.run,
         plan.reference_stream,
         plan.fps,
-        bad_videos=skipped if skip else None,
+        bad_videos=bad_frames if skips_bad_frames else None,
         new_class=plan.new_class,
     )
-    if skip:
-        bad = table.bad_rows(partial(progress_bar, show=plan.progress))
-        table = table.without([row for row, _ in bad])
-        skipped += [message for _, message in bad]
+    if skips_bad_frames:
+        bad_rows = table.bad_rows(partial(progress_bar, show=plan.progress))
+        table = table.without([row for row, _ in bad_rows])
+        bad_frames += [message for _, message in bad_rows]
     interpolation = preprocessing_of(plan.backbone).interpolation
     looks = LookTransform(looks_of_plan(plan), plan.image_size, interpolation)
-    transforms = looks.transforms
+    transforms = looks.transforms  # one for each look
     transform = looks if len(transforms) > 1 else transforms[0]
     benchmark = make_benchmark(
         table,
@@ -92,27 +96,30 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         classes_per_experience=plan.classes_per_experience,
         train_transform=transform,
         eval_transform=transform,
-        class_groups=entry.class_groups(table, plan.reference_stream),
+        class_groups=catalog_entry.class_groups(table, plan.reference_stream),
         reference=plan.reference_stream,
     )
-    key = _images_key(entry, table)
+    key = _images_key(catalog_entry, table)
     return Stream(
-        entry,
+        catalog_entry,
         benchmark.frame_table,
         benchmark,
-        skipped,
-        images_keys=tuple(f"{key} {of_look!r}" for of_look in transforms),
+        bad_frames,
+        images_keys=tuple(f"{key} {look_transform!r}" for look_transform in transforms),
     )
 
 
 def looks_of_plan(plan: RunPlan) -> tuple[float, ...]:
-    """Return the shares of the image that a method looks at; others see the whole."""
+    """Return the looks of a plan's method: sides of squares, in units of the image's.
+
+    A method without the setting ``looks`` sees whole images.
+    """
     return shares_of(str(plan.method.get("looks", WHOLE_IMAGE)))
 
 
-def _images_key(entry: Benchmark, table: FrameTable) -> str:
+def _images_key(catalog_entry: Benchmark, table: FrameTable) -> str:
     """Return the key of a table's images in the feature cache, without transform."""
-    if not entry.needs_root:
+    if not catalog_entry.needs_root:
         return f"{table.frames_hash()} {table.reader!r}"
     assert table.root is not None, "the benchmark needs a root"
     root = Path(table.root)
@@ -122,7 +129,7 @@ def _images_key(entry: Benchmark, table: FrameTable) -> str:
     return key
 
 
-def describe(stream: Stream) -> tuple[dict[str, Any], str]:
+def describe_stream(stream: Stream) -> tuple[dict[str, Any], str]:
     """Describe a stream: numbers of images, and the held-out part of a clip folder.
 
     Warns if there is only one class.
@@ -131,36 +138,41 @@ def describe(stream: Stream) -> tuple[dict[str, Any], str]:
         The description as values for ``result.json`` and as text.
     """
     table = stream.table
-    counts = {split: len(table.rows(split)) for split in ("train", "test")}
-    values: dict[str, Any] = {"images": counts}
-    kinds = [counted(len(table.classes), "class")]
-    held_out = ""
+    image_counts = {split: len(table.rows(split)) for split in ("train", "test")}
+    values: dict[str, Any] = {"images": image_counts}
+    counts = [counted(len(table.classes), "class")]
+    held_out_text = ""
     if stream.entry.name == CLIPS:
         objects = set(zip(table.class_name, table.object_name, strict=True))
         clips = set(
             zip(table.class_name, table.object_name, table.session, strict=True)
         )
-        kinds += [counted(len(objects), "object"), counted(len(clips), "clip")]
-        values["held_out"] = held_out_of(table)
-        held_out = _held_out_text(values["held_out"])
+        counts += [counted(len(objects), "object"), counted(len(clips), "clip")]
+        held_out = held_out_of(table)
+        values["held_out"] = held_out
+        held_out_text = _held_out_text(held_out)
     if len(table.classes) == 1:
         warnings.warn(
             f"there is only one class, {table.classes[0]}, so every answer is right; "
             "add folders of other classes",
             stacklevel=2,
         )
-    images = f"{counted(counts['train'], 'image')} to learn, {counts['test']:,} to test"
-    return values, f"{', '.join(kinds)}: {images}{held_out}"
+    to_learn = counted(image_counts["train"], "image")
+    images = f"{to_learn} to learn, {image_counts['test']:,} to test"
+    return values, f"{', '.join(counts)}: {images}{held_out_text}"
 
 
 def _held_out_text(held_out: dict[str, str]) -> str:
-    """Format what is held out, a line for the classes of which the same kind is."""
-    classes: dict[str, list[str]] = {}
+    """Format what of a clip folder is held out for the test, classes alike in a line.
+
+    ``held_out`` has a description by class, such as ``2 of 9 objects: blue, red``.
+    """
+    names_by_kind: dict[str, list[str]] = {}
     for class_name, description in held_out.items():
         kind, _, _ = description.partition(":")
-        classes.setdefault(kind, []).append(class_name)
+        names_by_kind.setdefault(kind, []).append(class_name)
     text = "\nheld out for the test:"
-    for kind, names in classes.items():
+    for kind, names in names_by_kind.items():
         text += f"\n  {listed(names, 10)}: {kind}"
     return text
 
@@ -225,17 +237,23 @@ class Session:
             trials: trials of an earlier tuning; default tunes the learning rate if the
                 plan has none.
             learner: whether to build the strategy too, or stream, model and cache only.
+
+        Raises:
+            ValueError: a setting of the plan does not fit the stream, the weights or
+                the budget.
         """
-        entry = get_strategy(plan.strategy)
+        strategy_entry = get_strategy(plan.strategy)
         check_device(plan.device)
         if stream is None:
             stream = open_stream(plan)
-        model = build_model(plan, stream.benchmark.n_classes, entry.codebook)
+        n_classes = stream.benchmark.n_classes
+        model = build_model(plan, n_classes, strategy_entry.codebook)
         model = model.to(plan.device)
         model.set_precision(plan.precision)
         start = time.perf_counter()
         first_dataset = stream.benchmark.train_stream[0].dataset
-        if len(stream.images_keys) > 1:
+        has_several_looks = len(stream.images_keys) > 1
+        if has_several_looks:
             first_dataset = OneLook(first_dataset, 0)
         if not plan.pretrained:
             calibrate(model, first_dataset, plan.codebook_init, plan.run)
@@ -245,12 +263,13 @@ class Session:
         runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
         plan = replace(plan, runtime=runtime)
         if learner:
-            plan = replace(plan, capacity=capacity_of(plan, entry, model))
+            capacity = capacity_of(plan, strategy_entry, model)
+            plan = replace(plan, capacity=capacity)
         if cache is None and plan.feature_cache:
             cache = _open_cache(plan.feature_cache, plan, stream, model)
         session = cls(
             plan,
-            entry,
+            strategy_entry,
             stream,
             model,
             cache,
@@ -263,9 +282,10 @@ class Session:
     def _build_strategy(
         self, plugins: Sequence[Any], evaluator: Any, trials: list[Trial] | None
     ) -> None:
-        """Tune the learning rate, and build the strategy.
+        """Tune the learning rate, and build the session's strategy.
 
-        The rate is tuned where the plan has none and no ``trials`` are given.
+        The rate is tuned where the plan has none and no ``trials`` are given. It is
+        that of the first trial, if there are trials.
         """
         start = time.perf_counter()
         self.trials = rate_trials(self) if trials is None else trials
@@ -283,7 +303,7 @@ class Session:
         plugins: Sequence[Any] = (),
         evaluator: Any = None,
     ) -> StreamStrategy:
-        """Build a strategy on a model, with the cache before other plugins."""
+        """Build the strategy of a plan, with the cache before other plugins."""
         assert plan.capacity is not None, "build sets it"
         caches = [] if self.cache is None else [self.cache]
         return build_strategy(
@@ -302,7 +322,7 @@ class Session:
 def _open_cache(
     folder: str, plan: RunPlan, stream: Stream, model: SplitModel
 ) -> FeatureCache:
-    """Open the cache of feature maps in a folder.
+    """Open the cache of feature maps of a run in a folder.
 
     It has a store for each look, whose key says how the look was made of the images.
     """
@@ -350,7 +370,7 @@ CODEBOOK_SETTINGS = (
 
 
 def codebook_of(settings: RunPlan | PretrainSettings) -> Codebook:
-    """Build the codebook, without rows."""
+    """Build the codebook of settings, whose memory blocks have no values yet."""
     assert settings.codebook_dim is not None, "defaults are filled in"
     return Codebook(
         settings.codebook_size,
@@ -365,20 +385,29 @@ def codebook_of(settings: RunPlan | PretrainSettings) -> Codebook:
 def build_model(
     settings: RunPlan | PretrainSettings, n_classes: int, codebook: bool
 ) -> SplitModel:
-    """Build the split model and load its weights, without calibration."""
-    blocks = None
+    """Build the split model and load its weights, without calibration.
+
+    Args:
+        settings: of a run or a pretraining.
+        n_classes: outputs of the head, which is new also on a pretrained network.
+        codebook: whether the model has a codebook.
+
+    Raises:
+        ValueError: the weights do not fit the network, or the pretrained file was made
+            with other settings.
+    """
+    arguments: dict[str, Any] = {**network_of(settings), "codebook": None}
     if codebook:
-        blocks = codebook_of(settings)
-    arguments = {**network_of(settings), "codebook": blocks}
+        arguments["codebook"] = codebook_of(settings)
     pretrained = getattr(settings, "pretrained", None)
     if not pretrained:
         weights = None if settings.weights == "none" else settings.weights
         return split_backbone(weights=weights, n_classes=n_classes, **arguments)
     state, made_with = read_pretrained(pretrained)
-    names = ["backbone", "cut_layer", "head_kernel"]
+    compared = ["backbone", "cut_layer", "head_kernel"]
     if codebook:
-        names += CODEBOOK_SETTINGS
-    for name in names:
+        compared += CODEBOOK_SETTINGS
+    for name in compared:
         pretrained_value = made_with.get(name, getattr(PretrainSettings, name))
         value = getattr(settings, name)
         if pretrained_value != value:
@@ -396,55 +425,67 @@ def build_model(
     return model
 
 
-def capacity_of(plan: RunPlan, entry: Entry, model: SplitModel) -> int:
-    """Compute the number of memories that the budget buys.
+def capacity_of(plan: RunPlan, strategy_entry: Entry, model: SplitModel) -> int:
+    """Compute the number of memories that the budget of a run buys.
 
-    Every strategy gets the same bytes.
+    Every strategy gets the same bytes. A method that keeps statistics instead of
+    memories has 0; they are checked against the budget in the family *fair* and where
+    the settings give one.
 
-    Statistics are checked against the budget in the family *fair* and where the
-    settings give one.
+    Args:
+        plan: of the run.
+        strategy_entry: its strategy in the registry.
+        model: the network, for the sizes of its maps and weights.
+
+    Raises:
+        ValueError: the budget is too small, or buys more memories than a run can have.
     """
-    if not entry.budgeted:
-        _check_statistics(plan, entry, model)
+    if not strategy_entry.budgeted:
+        _check_statistics_fit(plan, strategy_entry, model)
         return 0
     n_classes = model.n_classes
     if plan.mem_size is not None:
-        count = plan.mem_size
+        n_memories = plan.mem_size
     else:
-        count = entry.memories_in_budget(
+        n_memories = strategy_entry.memories_in_budget(
             model,
             plan.budget,
             n_classes,
-            entry.method_settings(plan.method),
+            strategy_entry.method_settings(plan.method),
             # The paper charges CRUMB's codebook, but neither REMIND's nor the old
             # networks of other methods.
-            charged=plan.family != "paper" or entry.codebook,
+            charged=plan.family != "paper" or strategy_entry.codebook,
             exact=plan.family == "fair",
         )
-    if count > MOST_MEMORIES:
+    if n_memories > MOST_MEMORIES:
         raise ValueError(
-            f"a budget of {plan.budget:,} bytes buys {count:,} memories; lower it, or "
-            "give --mem-size "
-            f"{MOST_MEMORIES} or less"
+            f"a budget of {plan.budget:,} bytes buys {n_memories:,} memories; lower "
+            f"it, or give --mem-size {MOST_MEMORIES} or less"
         )
-    if entry.each_class and count < n_classes:
+    if strategy_entry.each_class and n_memories < n_classes:
         raise ValueError(
-            f"mem_size={count} cannot hold a memory of each of the {n_classes} "
+            f"mem_size={n_memories} cannot hold a memory of each of the {n_classes} "
             "classes; raise --mem-size, "
             f"--budget-images or --budget-bytes until it is at least {n_classes}"
         )
-    return count
+    return n_memories
 
 
-def _check_statistics(plan: RunPlan, entry: Entry, model: SplitModel) -> None:
-    """Raise ValueError if a method keeps more bytes than a budget that counts."""
+def _check_statistics_fit(
+    plan: RunPlan, strategy_entry: Entry, model: SplitModel
+) -> None:
+    """Raise ValueError if a method's statistics take more bytes than the budget.
+
+    A budget counts in the family *fair*, and where the settings give one.
+    """
     n_classes = model.n_classes
-    fixed = entry.fixed_bytes(model, entry.method_settings(plan.method), n_classes)
-    counts = plan.family == "fair" or plan.budget_given
-    if counts and fixed > plan.budget:
+    method_settings = strategy_entry.method_settings(plan.method)
+    statistics_bytes = strategy_entry.fixed_bytes(model, method_settings, n_classes)
+    budget_counts = plan.family == "fair" or plan.budget_given
+    if budget_counts and statistics_bytes > plan.budget:
         raise ValueError(
-            f"{plan.strategy} keeps {fixed} bytes of statistics for {n_classes} "
-            "classes, more than the budget of "
+            f"{plan.strategy} keeps {statistics_bytes} bytes of statistics for "
+            f"{n_classes} classes, more than the budget of "
             f"{plan.budget}; raise --budget-images or --budget-bytes"
         )
 
@@ -460,30 +501,33 @@ def rate_trials(session: Session) -> list[Trial]:
     strategy has its own or takes no gradient steps.
     """
     plan = session.plan
-    entry = session.entry
-    if plan.learning_rate is not None or not entry.gradient:
+    strategy_entry = session.entry
+    if plan.learning_rate is not None or not strategy_entry.gradient:
         return []
-    if entry.own_rate(entry.method_settings(plan.method)):
+    if strategy_entry.own_rate(strategy_entry.method_settings(plan.method)):
         return []
 
-    def learner(rate: float, evaluator: Any) -> StreamStrategy:
-        method = {**plan.method, **entry.tuning}
-        trial = replace(plan, learning_rate=rate, method=method)
+    def new_learner(rate: float, evaluator: Any) -> StreamStrategy:
+        method = {**plan.method, **strategy_entry.tuning}
+        trial_plan = replace(plan, learning_rate=rate, method=method)
         model = copy.deepcopy(session.model)
         model.runtime = session.model.runtime  # F is the same
-        return session.new_strategy(trial, model, evaluator=evaluator)
+        return session.new_strategy(trial_plan, model, evaluator=evaluator)
 
-    if entry.joint:
-        stream = open_stream(plan, joint=False)
-        arrivals = small_stream(stream.benchmark.train_stream[0])
+    if strategy_entry.joint:
+        streamed = open_stream(plan, joint=False)
+        arrivals = small_stream(streamed.benchmark.train_stream[0])
     else:
-        stream = session.stream
-        experience = stream.benchmark.train_stream[0]
-        rows = experience.dataset.frame_row
-        objects = [stream.table.object_name[row] for row in rows]
-        arrivals = small_stream(experience, objects, session.model.n_classes)
+        first_experience = session.stream.benchmark.train_stream[0]
+        rows = first_experience.dataset.frame_row
+        object_names = session.stream.table.object_name
+        objects = [object_names[row] for row in rows]
+        arrivals = small_stream(first_experience, objects, session.model.n_classes)
     return tune(
-        learner, arrivals, head_loss=entry.scores_answer, num_workers=plan.workers
+        new_learner,
+        arrivals,
+        head_loss=strategy_entry.scores_answer,
+        num_workers=plan.workers,
     )
 
 

@@ -45,21 +45,23 @@ class _PlainLoader(yaml.SafeLoader):
     """
 
     def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read the next value of the YAML file; refuse an alias."""
         if self.check_event(yaml.AliasEvent):
             raise ValueError("it names a value by an alias (*); write the value out")
         return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> Any:
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
+        """Read a mapping of the YAML file; refuse a key that it has twice."""
+        mapping = super().compose_mapping_node(anchor)
+        seen_keys = set()  # type and text of each
+        for key, _ in mapping.value:
             line = key.start_mark.line + 1
-            if isinstance(key.value, str) and (key.tag, key.value) in seen:
+            if isinstance(key.value, str) and (key.tag, key.value) in seen_keys:
                 raise ValueError(
                     f"line {line} gives {key.value[:60]} again; give it once"
                 )
-            seen.add((key.tag, str(key.value)))
-        return node
+            seen_keys.add((key.tag, str(key.value)))
+        return mapping
 
     def construct_plain_number(self, node: Any) -> float:
         """Return a number; refuse one that only YAML 1.1 reads so."""
@@ -77,7 +79,7 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def _misread(node: Any, value: object) -> ValueError:
-    """Return the error that says what YAML 1.1 makes of a value."""
+    """Return the error that says as what YAML 1.1 reads a value in a settings file."""
     return ValueError(
         f"line {node.start_mark.line + 1} has {node.value[:60]}, which YAML reads as "
         f"{value}; write a decimal number, or a text in quotes"
@@ -93,9 +95,10 @@ for _kind, _constructor in {
 
 
 def load_yaml(text: str) -> Any:
-    """Return what a YAML text holds.
+    """Return what a YAML text of settings holds.
 
-    ``ValueError`` if it is none, too long or deep, or has aliases or a key twice.
+    Raises:
+        ValueError: it is no YAML, too long or too deep, or has aliases or a key twice.
     """
     if len(text) > MOST_CHARACTERS:
         raise ValueError(
@@ -307,16 +310,16 @@ class RunSettings(ranges.InRange):
             )
 
     def run_numbers(self) -> list[int]:
-        """Return the numbers of the runs to do."""
+        """Return the numbers of the runs to do, each once."""
         if self.runs is None:
             return [self.run]
         numbers: list[int] = []
-        for text in self.runs.split(","):
-            numbers += self._numbers_of(text.strip())
+        for part in self.runs.split(","):
+            numbers += self._numbers_in(part.strip())
         return list(dict.fromkeys(numbers))
 
-    def _numbers_of(self, part: str) -> range:
-        """Return the numbers of one part of ``runs``, such as 3 or 0-9."""
+    def _numbers_in(self, part: str) -> range:
+        """Return the run numbers in a part of ``runs``, such as 3 or 0-9."""
         first_text, dash, last_text = part.partition("-")
         first = self._run_number(first_text)
         last = self._run_number(last_text) if dash else first
@@ -334,7 +337,7 @@ class RunSettings(ranges.InRange):
         return numbers
 
     def _run_number(self, text: str) -> int:
-        """Return a run number that is written in ASCII digits."""
+        """Return the number of a run that is written in ASCII digits."""
         if not (text.isascii() and text.isdecimal()):
             raise ValueError(
                 f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list"
@@ -372,12 +375,15 @@ NON_RESULT_SETTINGS = frozenset(
 
 
 def result_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that can change a result."""
+    """Return the settings that can change the result of a run."""
     return without(settings, *NON_RESULT_SETTINGS)
 
 
 def part_for(kind: type, settings: Any) -> dict[str, Any]:
-    """Return the values of ``settings`` that the dataclass ``kind`` has fields for."""
+    """Return the values of ``settings`` for the fields of a dataclass, by name.
+
+    Fields of ``kind`` that the settings do not have are left out.
+    """
     return {
         name: getattr(settings, name)
         for name in field_names(kind)
@@ -386,33 +392,34 @@ def part_for(kind: type, settings: Any) -> dict[str, Any]:
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings with those of the method as ``method.NAME``."""
+    """Return settings of a run with those of the method as ``method.NAME``."""
     values = without(settings, "method")
-    for name, value in (settings.get("method") or {}).items():
+    method_settings = settings.get("method") or {}
+    for name, value in method_settings.items():
         values[f"method.{name}"] = value
     return values
 
 
 def meanings(settings: type) -> dict[str, str]:
-    """Return what each setting means, and its default.
+    """Return what each setting of a dataclass means, and its default, by name.
 
-    The texts are of its class's documentation, or that of ``RunSettings``.
-
-    The texts are empty where Python strips docstrings.
+    The texts are of the docstring of the class, or that of ``RunSettings``. They are
+    empty where Python strips docstrings.
     """
-    meaning = dict.fromkeys(field_names(settings), "")
-    for kind in (RunSettings, *reversed(settings.__mro__)):
-        meaning |= _attributes_of(kind)
-    for entry in fields(settings):
-        text = meaning[entry.name]
-        is_shown = entry.default not in (None, False, MISSING)
+    texts = dict.fromkeys(field_names(settings), "")
+    for documented in (RunSettings, *reversed(settings.__mro__)):
+        texts |= _documented_attributes(documented)
+    for setting in fields(settings):
+        text = texts[setting.name]
+        is_shown = setting.default not in (None, False, MISSING)
         if is_shown and "default" not in text:
-            meaning[entry.name] = f"{text.rstrip('.')} (default: {entry.default})"
-    return meaning
+            texts[setting.name] = f"{text.rstrip('.')} (default: {setting.default})"
+    return texts
 
 
-def _attributes_of(kind: type) -> dict[str, str]:
-    """Return what a class's docstring says of its attributes, each in one line."""
-    _, _, text = inspect.cleandoc(kind.__doc__ or "").partition("Attributes:")
-    joined = re.sub(r"\n {8,}", " ", text)
+def _documented_attributes(settings: type) -> dict[str, str]:
+    """Return what a class's docstring says of its settings, each in one line."""
+    docstring = inspect.cleandoc(settings.__doc__ or "")
+    _, _, attributes_part = docstring.partition("Attributes:")
+    joined = re.sub(r"\n {8,}", " ", attributes_part)
     return dict(re.findall(r"^ {4}(\w+): (.+)$", joined, re.MULTILINE))

@@ -30,7 +30,7 @@ LEDGER_SECONDS = {
 
 
 def cell(value: object, width: int = 60) -> str:
-    """Format a setting for a table.
+    """Format a setting for a cell of a text table, in at most ``width`` characters.
 
     A long path is shown by its last name, any other long text by its beginning.
     """
@@ -51,6 +51,11 @@ def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -
     """Format mean and standard deviation (n - 1), such as ``76.2 +- 6.0``.
 
     A single value stands alone; no value is ``""``.
+
+    Args:
+        values: such as accuracies of runs.
+        form: format of a number.
+        between: what stands between mean and standard deviation.
     """
     if not values:
         return ""
@@ -61,7 +66,7 @@ def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """Align columns, the first to the left and the others to the right.
+    """Format a text table: the first column to the left, the others to the right.
 
     A cell is one line, whatever it holds.
     """
@@ -77,15 +82,18 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join(_aligned(line, widths) for line in lines)
 
 
-def _aligned(line: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line, its first cell to the left of the column, others to the right."""
-    cells = [text.rjust(width) for text, width in zip(line, widths)]
-    cells[0] = line[0].ljust(widths[0])
+def _aligned(texts: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a text table, its first cell to the left, others to the right.
+
+    ``widths`` are those of the columns, in characters.
+    """
+    cells = [text.rjust(width) for text, width in zip(texts, widths)]
+    cells[0] = texts[0].ljust(widths[0])
     return "  ".join(cells)
 
 
 def number(value: float | None, form: str = ".1f") -> str:
-    """Format a number; ``None`` as ``""``."""
+    """Format a number for a cell; ``None`` as ``""``."""
     return "" if value is None else f"{value:{form}}"
 
 
@@ -101,21 +109,21 @@ def matrix_table(
             ``None`` where it was not tested.
         joint: whether all experiences were learned at once, so that there is one row.
     """
-    width = len(matrix[-1])
-    columns = [f"exp {number}" for number in range(1, width + 1)]
+    n_experiences = len(matrix[-1])
+    columns = [f"exp {experience}" for experience in range(1, n_experiences + 1)]
     rows = []
     for experience, accuracies in enumerate(matrix, 1):
         cells = [f"{accuracy:.1f}" for accuracy in accuracies]
-        empty = [""] * (width - len(accuracies))
+        empty_cells = [""] * (n_experiences - len(accuracies))
         overall = number(accuracy_after[experience - 1], ".2f")
         name = "joint" if joint else f"exp {experience}"
-        rows.append([name, *cells, *empty, overall])
+        rows.append([name, *cells, *empty_cells, overall])
     title = "\naccuracy on the test frames of each experience's classes, percent\n"
     return title + table(["after", *columns, "all seen"], rows)
 
 
 def ledger_table(ledger: dict[str, float]) -> str:
-    """Format bytes and seconds of a run."""
+    """Format bytes and seconds of a run's ledger, with the share of each step."""
     rows = [["memories stored", f"{int(ledger['buffer_items']):,}"]]
     for name, label in LEDGER_BYTES.items():
         rows.append([label, f"{int(ledger[name]):,} B"])
@@ -136,7 +144,7 @@ def ledger_table(ledger: dict[str, float]) -> str:
 
 
 def markdown(rows: Iterable[Sequence[str]]) -> str:
-    """Format rows of a Markdown table; the caller includes the header and its rule."""
+    """Format the rows of a Markdown table, of which header and rule are the first."""
     return "".join("| " + " | ".join(row) + " |\n" for row in rows)
 
 

@@ -91,7 +91,7 @@ def test_a_list_does_not_import_torch():
 )
 def test_a_record_is_what_is_measured(quick, name):
     recorded = recorded_backbones()[name]
-    now = backbone_measures.measured(name)
+    now = backbone_measures.measure_backbone(name)
     unmeasured = {"images_per_second": 0, "eth80": None, "splits": 0}
     rounded = {}
     for entry in ("trained", "megabytes", "gflops"):

@@ -185,7 +185,7 @@ def test_a_late_error_keeps_the_finished_run(
 ):
     with monkeypatch.context() as patch:
         patch.setattr(
-            "crumb_avalanche.runs.run_folder.tidy_up", lambda folder: None
+            "crumb_avalanche.runs.run_folder.remove_checkpoints", lambda folder: None
         )  # killed before it came to that
         done(*tiny, "--output", tmp_path)
     assert (tmp_path / "resume").exists()

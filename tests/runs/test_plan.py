@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
-from crumb_avalanche.runs.plan import RunPlan, paper_settings, rows
+from crumb_avalanche.runs.plan import RunPlan, paper_settings, presets_file
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings
 
 
@@ -263,7 +263,7 @@ def test_settings_of_a_method(settings, changes):
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS)
-@pytest.mark.parametrize("strategy", rows()["paper"])
+@pytest.mark.parametrize("strategy", presets_file()["paper"])
 def test_every_row_of_the_paper_is_a_plan(strategy, benchmark):
     plan = plan_of(strategy=strategy, benchmark=benchmark, family="paper")
     row = paper_settings(strategy, benchmark)
@@ -271,9 +271,9 @@ def test_every_row_of_the_paper_is_a_plan(strategy, benchmark):
     assert vars(plan).items() >= row.items()
 
 
-@pytest.mark.parametrize("strategy", rows()["paper"])
+@pytest.mark.parametrize("strategy", presets_file()["paper"])
 def test_rows_of_the_paper_name_benchmarks(strategy):
-    assert set(rows()["paper"][strategy].get("where", ())) <= BENCHMARKS.keys()
+    assert set(presets_file()["paper"][strategy].get("where", ())) <= BENCHMARKS.keys()
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ def test_a_tuned_rate_is_not_tuned_again(crumb, done, tiny, tmp_path, monkeypatc
     command = (*tiny, *flags(family="fair", mem_size=8), "--output")
     monkeypatch.setattr(session, "tune", partial(session.tune, rates=(1e-3, 1e-2)))
     done(*command, tmp_path / "whole")
-    learn = run.learn
+    learn_stream = run.learn_stream
     train = StreamStrategy.train
 
     def only_the_first(strategy, experience, *arguments, **keywords):
@@ -249,10 +249,10 @@ def test_a_tuned_rate_is_not_tuned_again(crumb, done, tiny, tmp_path, monkeypatc
     def learn_the_first(*arguments):  # tuning has a stream of its own, which is not cut
         with monkeypatch.context() as patch:
             patch.setattr(StreamStrategy, "train", only_the_first)
-            learn(*arguments)
+            learn_stream(*arguments)
 
     with monkeypatch.context() as patch, pytest.raises(PowerCut):
-        patch.setattr(run, "learn", learn_the_first)
+        patch.setattr(run, "learn_stream", learn_the_first)
         crumb(*command, tmp_path / "cut")
     monkeypatch.setattr(
         session, "tune", lambda *args, **kwargs: pytest.fail("tuned again")
