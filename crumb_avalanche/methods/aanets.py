@@ -56,6 +56,7 @@ class ScaledConv(nn.Module):
             self.shift = nn.Parameter(torch.zeros_like(conv.bias))
 
     def forward(self, maps: Tensor) -> Tensor:
+        """Convolve ``(B, C, H, W)`` maps with the scaled and shifted weights."""
         weights = {"weight": self.conv.weight * self.scale}
         if self.shift is not None:
             weights["bias"] = self.conv.bias + self.shift
@@ -68,6 +69,7 @@ class Catch(nn.Module):
     caught: Tensor | None = None
 
     def forward(self, values: Tensor) -> Tensor:
+        """Keep the input of the head, and return it."""
         self.caught = values
         return values
 
@@ -100,6 +102,11 @@ class BlendedHead(nn.Module):
         self.share = nn.Parameter(half)
 
     def forward(self, plastic: Tensor) -> Tensor:
+        """Compute the logits of the blended features.
+
+        Args:
+            plastic: ``(B, ...)``, output of the plastic branch before the head.
+        """
         if self.stable is not None:
             plastic = self.share * self.stable + (1 - self.share) * plastic
         return self.layer(plastic)
@@ -210,6 +217,7 @@ class OldBranches(OldNetwork):
     """The old network without the weights of the stable branch, which never change."""
 
     def take(self, model):
+        """Copy the weights that training changes."""
         super().take(model)
         changing = model.plastic_layers.changing()
         self.state = {
@@ -293,6 +301,7 @@ class AANetsPlugin(HerdingPlugin):
         return super().statistics_bytes + self._branch_bytes
 
     def before_training_exp(self, strategy, **kwargs):
+        """Count the inner steps of the experience from 0."""
         super().before_training_exp(strategy, **kwargs)
         self._steps = 0
         self._branch_bytes = strategy.model.plastic_layers.stable_bytes
@@ -318,10 +327,12 @@ class AANetsPlugin(HerdingPlugin):
             strategy.loss = strategy.loss + weight * loss
 
     def after_backward(self, strategy, **kwargs):
+        """Drop the gradient of the share, which inner steps do not change."""
         # Inner steps do not change the share.
         strategy.model.plastic_layers.blended.share.grad = None
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Take an outer step after every ``outer_every`` inner ones."""
         if self.old_classes:
             self._steps += 1
             if self._steps % self.outer_every == 0:

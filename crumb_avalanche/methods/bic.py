@@ -154,6 +154,7 @@ class SplitExemplars(SelectionRule):
         return slot
 
     def _most_above_quota(self, slots: Slots) -> int:
+        """Return the class whose number of memories is furthest above its quota."""
         return max(
             self.quotas, key=lambda label: slots.count(label) - self.quotas[label]
         )
@@ -287,6 +288,7 @@ class BiCPlugin(ImageMemoryPlugin):
         return logits * self.alpha.to(logits.device) + self.beta.to(logits.device)
 
     def before_training_exp(self, strategy, **kwargs):
+        """Note the classes of earlier experiences; new ones have no correction."""
         coming = sorted(set(labels_of(strategy.experience.dataset)))
         seen = strategy.seen_classes.seen
         self.old_classes = [label for label in seen if label not in coming]
@@ -295,10 +297,12 @@ class BiCPlugin(ImageMemoryPlugin):
         super().before_training_exp(strategy, **kwargs)
 
     def before_training_epoch(self, strategy, **kwargs):
+        """Count the frames of each class from 0."""
         super().before_training_epoch(strategy, **kwargs)
         self.exemplars.offered = {}
 
     def after_forward(self, strategy, **kwargs):
+        """Correct the logits of the batch, and mask the classes not seen yet."""
         super().after_forward(strategy, **kwargs)
         strategy.mb_output = self.mask(self.correct(strategy.mb_output))
 
@@ -354,12 +358,14 @@ class BiCPlugin(ImageMemoryPlugin):
         return -(targets.softmax(1) * softened.log_softmax(1)).sum(1)
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Count the frames of the batch, which the buffer counts only if it stores."""
         if not in_last_epoch(strategy):
             self.exemplars.count_batch(strategy.mb_y.tolist())
         super().after_training_iteration(strategy, **kwargs)
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
+        """Correct the bias to the new classes, and keep a copy as the old network."""
         super().after_training_exp(strategy, **kwargs)
         new = [
             label
@@ -398,5 +404,6 @@ class BiCPlugin(ImageMemoryPlugin):
         return torch.cat(logits), torch.cat(labels)
 
     def after_eval_forward(self, strategy, **kwargs):
+        """Correct the logits of the images under test."""
         logits = self.correct(strategy.mb_output)
         strategy.mb_output = strategy.seen_classes.mask_answers(logits)

@@ -53,9 +53,11 @@ class OneCycle(StatefulPlugin):
         self.memory_sizes = MemorySizes()
 
     def before_training_exp(self, strategy, **kwargs):
+        """Note the sizes of the images, all of which are kept."""
         self.memory_sizes = sizes_of_exemplars(strategy.experience.dataset)
 
     def before_update(self, strategy, **kwargs):
+        """Set learning rate and momentum of the step."""
         if not self.peak_rate:
             return
         steps = strategy.train_epochs * len(strategy.dataloader)
@@ -114,6 +116,7 @@ class ChanceStrategy(StreamStrategy):
         self._random = torch.Generator().manual_seed(seed)
 
     def forward(self):
+        """Return random logits ``(B, classes)``, with a gradient in training."""
         shape = (len(self.mb_x), self.model.n_classes)
         logits = torch.rand(shape, generator=self._random, dtype=torch.float32)
         return logits.to(self.mb_x.device).requires_grad_(self.is_training)
@@ -122,16 +125,20 @@ class ChanceStrategy(StreamStrategy):
         """Do nothing: there is nothing to train."""
 
     def state_dict(self):
+        """Return the state of training, with that of the random numbers."""
         return super().state_dict() | {"method": {"random": self._random.get_state()}}
 
     def load_state_dict(self, state, strict=True):
+        """Load what ``state_dict`` returned."""
         super().load_state_dict(state, strict)
         self._random.set_state(state["method"]["random"])
 
     def answer_state(self):
+        """Return the state of the random numbers, which answers are drawn from."""
         return super().answer_state() | {"method": {"random": self._random.get_state()}}
 
     def load_answer_state(self, state):
+        """Load what ``answer_state`` returned."""
         super().load_answer_state(state)
         self._random.set_state(state["method"]["random"])
 

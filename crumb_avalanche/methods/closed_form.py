@@ -36,6 +36,7 @@ class Scores(nn.Module):
         self.solved = solved
 
     def forward(self, features: Tensor) -> Tensor:
+        """Score ``(B, D)`` features: ``(B, C)`` float64, see the class."""
         with without_autocast(features.device):
             scores = self.form._answers(features.double(), self.solved)
             return scores.clamp_min(LOWEST_SCORE)
@@ -345,6 +346,7 @@ class ClosedForm(BudgetedStatistics):
     # Checks
 
     def _check_label(self, label: int) -> None:
+        """Raise ``ValueError`` unless the statistics have room for a class."""
         n_classes = self.settings["n_classes"]
         if not 0 <= label < n_classes:
             raise ValueError(

@@ -97,6 +97,7 @@ class ClosedFormStrategy(StreamStrategy):
         return {}
 
     def forward(self):
+        """Learn the batch in training, and return zeros; else return its logits."""
         # Sums of bfloat16 features would part from those of float32.
         with without_autocast(self.device):
             if not self.is_training:
@@ -214,16 +215,19 @@ class ClosedFormStrategy(StreamStrategy):
         return form.scores(rows)[:, known].unflatten(0, (-1, len(used)))
 
     def _before_training_exp(self, **kwargs):
+        """Drop what is of the experience before: its clips, and the copy of then."""
         self._earlier_form.forget()
         self._clips = None
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs):
+        """Give up the looks that the experience showed to be needless."""
         super()._after_training_exp(**kwargs)
         self._earlier_form.forget()
         self.look_weights.settle()
 
     def _fit_into_budget(self, classes: int, budget: int) -> None:
+        """Give up what does not fit into a budget in bytes, with so many classes."""
         head_length = self.features.of_head().length(self.model)
         # Some of these are in reserve, which takes bytes, too.
         allocated = self.statistics.allocated_classes
@@ -249,6 +253,7 @@ class ClosedFormStrategy(StreamStrategy):
         return (scores - best).float().to(self.device)
 
     def criterion(self):
+        """Return 0 in training, which has no loss; else that of the logits."""
         if self.is_training:
             return self.mb_output.new_zeros(())
         return super().criterion()
@@ -260,19 +265,23 @@ class ClosedFormStrategy(StreamStrategy):
         """Do nothing: P is not trained."""
 
     def state_dict(self):
+        """Return the state of training, with statistics and weights of views."""
         state = super().state_dict() | self._learned_state()
         return state | {"earlier": self._earlier_form.state_dict()}
 
     def load_state_dict(self, state, strict=True):
+        """Load what ``state_dict`` returned."""
         statistics = self._statistics_of_state(state["method"])
         super().load_state_dict(state, strict)
         self._load_learned(statistics, state)
         self._earlier_form.load_state_dict(state["earlier"], statistics)
 
     def answer_state(self):
+        """Return what evaluation needs, with statistics and weights of views."""
         return super().answer_state() | self._learned_state()
 
     def load_answer_state(self, state):
+        """Load what ``answer_state`` returned."""
         statistics = self._statistics_of_state(state["method"])
         super().load_answer_state(state)
         self._load_learned(statistics, state)

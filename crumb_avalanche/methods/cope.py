@@ -180,10 +180,12 @@ class CoPEPlugin(ImageMemoryPlugin):
             self.prototypes[label] = normalize(average, dim=0)
 
     def before_forward(self, strategy, **kwargs):
+        """Record the maps, and the input of the head, of the forward pass."""
         super().before_forward(strategy, **kwargs)
         self._head.attach(strategy.model, strategy.mb_x)
 
     def after_forward(self, strategy, **kwargs):
+        """Answer with the similarities to the prototypes; begin missing ones."""
         super().after_forward(strategy, **kwargs)
         embeddings = self._released_embeddings()
         self.begin(embeddings, strategy.mb_y)
@@ -192,6 +194,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         strategy.mb_output = self.mask(scores)
 
     def _released_embeddings(self) -> Tensor:
+        """Return the embeddings ``(B, D)`` of the latest forward pass, of length 1."""
         features = self._head.release()
         assert features is not None, "the strategy passed the images to its model"
         return normalize(features)
@@ -217,6 +220,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         self._labelled_embeddings = embeddings.detach(), labels
 
     def after_update(self, strategy, **kwargs):
+        """Update the prototypes with the embeddings of the step."""
         if in_replay_step(strategy):  # of another plugin, whose images are not here
             return
         assert self._labelled_embeddings is not None, "set in before_backward"
@@ -225,6 +229,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def offer(self, strategy, batch):
+        """Offer a batch to the buffer; a class in it may still need a prototype."""
         if self.batch is None:
             # It was not trained on: the class may have no prototype yet, which its
             # replay needs.
@@ -235,9 +240,11 @@ class CoPEPlugin(ImageMemoryPlugin):
         super().offer(strategy, batch)
 
     def before_eval_forward(self, strategy, **kwargs):
+        """Record the input of the head in the forward pass."""
         self._head.attach(strategy.model, strategy.mb_x)
 
     def after_eval_forward(self, strategy, **kwargs):
+        """Answer with the nearest prototype; before there is any, with the head."""
         embeddings = self._released_embeddings()
         if self.known.any():
             scores = self.scores(embeddings)
@@ -245,6 +252,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
 
 def _check_layers_before_head(model: SplitModel) -> None:
+    """Raise ValueError for a model without weights between cut and head."""
     learned = trainable(model.plastic_layers)
     if all(name.startswith(f"{model.head}.") for name in learned):
         raise ValueError(

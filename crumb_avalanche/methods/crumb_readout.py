@@ -116,6 +116,7 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @property
     def _memories(self) -> MemoryBuffer:
+        """The buffer of codes."""
         buffer = self.storage_policy
         assert buffer is not None, "CRUMB has one"
         return buffer
@@ -141,6 +142,10 @@ class ReadoutStrategy(CRUMBStrategy):
         )
 
     def forward(self):
+        """Return the logits of CRUMB in training, else the scores of the readout.
+
+        Where nothing is trained, the logits in training are zeros.
+        """
         if not self.is_training:
             with without_autocast(self.device):
                 return self._answers(self.mb_x)
@@ -169,28 +174,34 @@ class ReadoutStrategy(CRUMBStrategy):
         return outputs.to(self.device)
 
     def criterion(self):
+        """Return 0 in training where nothing is trained."""
         if self.is_training and not self.train_layers:
             return self.mb_output.new_zeros(())
         return super().criterion()
 
     def backward(self):
+        """Compute the gradients, if the layers are trained."""
         if self.train_layers:
             super().backward()
 
     def optimizer_step(self):
+        """Take a step, if the layers are trained."""
         if self.train_layers:
             super().optimizer_step()
 
     def _before_eval(self, **kwargs):
+        """Fit the readout to the memories of now."""
         self._readout = self._fitted()
         super()._before_eval(**kwargs)
 
     def answer_state(self) -> dict[str, Any]:
+        """Return what evaluation needs, with the readout fitted to the memories."""
         readout = self._fitted()
         method = {} if readout is None else readout.state_dict()
         return super().answer_state() | {"method": method}
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
+        """Load what ``answer_state`` returned, with its readout."""
         super().load_answer_state(state)
         self._readout = None
         if state["method"]:

@@ -33,14 +33,17 @@ class LogitImageBuffer(ImageBuffer):
 
     @staticmethod
     def item_bytes(model):
+        """Return the bytes of an image with its float32 logits."""
         return ImageBuffer.item_bytes(model) + 4 * model.n_classes
 
     def to_rows(self, batch, positions, model):
+        """Return the rows of images of a batch: pixels, then the bytes of logits."""
         pixels = super().to_rows(batch, positions, model).flatten(1)
         logits = self.offered(list(positions)).float().contiguous()
         return torch.cat([pixels, logits.view(torch.uint8)], 1)
 
     def to_maps(self, rows, model):
+        """Compute the maps of the pixels in rows of ``(n, 3 h w + 4 classes)``."""
         side = model.image_size
         pixels = rows[:, : 3 * side**2].unflatten(1, (3, side, side))
         return super().to_maps(pixels, model)
@@ -100,6 +103,7 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         strategy.loss = strategy.loss + self.alpha * dark_loss + self.beta * label_loss
 
     def offer(self, strategy, batch):
+        """Offer a batch to the buffer, with its logits."""
         self.storage_policy.offered = lambda positions: self._logits_without_noise(
             strategy, batch, positions
         )

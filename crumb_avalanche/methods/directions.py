@@ -184,6 +184,7 @@ class ClassDirections:
         return torch.full((1,), scale, dtype=torch.float32)
 
     def _put(self, label: int, rows: Tensor, scales: Tensor) -> None:
+        """Replace rows and scales of a class, and its number of directions."""
         self.rows[label] = rows
         self.scales[label] = scales
         self.counts[label] = len(rows)
@@ -224,6 +225,7 @@ class ClassDirections:
         return surplus
 
     def _drop_weakest(self, label: int, number: int) -> None:
+        """Drop the weakest directions of a class; ``outside`` gets their energy."""
         self.outside[label] += sum(self._energies[label][:number])
         rows = self.rows[label][number:]
         scales = self.scales[label]
@@ -367,6 +369,7 @@ class ClassDirections:
         )
 
     def _counts_fit(self, rows: Tensor, counts: Tensor) -> bool:
+        """Whether the counts of a state are possible and add up to its rows."""
         if ((counts < 0) | (counts > self.per_class)).any():
             return False
         return rows.shape == (int(counts.sum()), self.length)

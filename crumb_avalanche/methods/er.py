@@ -39,6 +39,7 @@ class ExperienceReplayPlugin(ImageMemoryPlugin):
         super().__init__(recipe, rule)
 
     def before_backward(self, strategy, **kwargs):
+        """Make the loss the mean over new images and as many memories."""
         add_replay_loss(self, strategy)
 
 

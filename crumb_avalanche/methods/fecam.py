@@ -116,6 +116,7 @@ class FeCAM(ClassGaussians):
         super()._allocate(n_classes, length, directions, whole, total_directions)
 
     def transformed(self, features):
+        """Raise the absolute values of ``(B, D)`` features to the power ``tukey``."""
         return features.sign() * features.abs() ** self.tukey
 
     def _solve(self, seen):
@@ -175,6 +176,7 @@ class FeCAM(ClassGaussians):
         )
 
     def _answers(self, features, solution):
+        """Score ``(B, D)`` features by minus their squared distances: ``(B, C)``."""
         points = functional.normalize(self.transformed(features), dim=1)
         scores = [
             -covariance.distances(points, mean)

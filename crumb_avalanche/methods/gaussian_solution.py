@@ -374,6 +374,12 @@ class Solution:
         return self._mixed(scores, self.part.scores(last_features))
 
     def _log_densities(self, rows: Tensor, white: Tensor | None) -> Tensor:
+        """Compute log-densities with the priors, up to a constant: ``(B, C)``.
+
+        Args:
+            rows: ``(B, D)`` float64, features minus ``centre``.
+            white: the same where the common covariance is 1, if it is known already.
+        """
         if self.projection is not None:
             points = rows @ self.projection
         elif white is None:

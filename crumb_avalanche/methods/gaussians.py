@@ -122,6 +122,7 @@ class ClassGaussians(ClosedForm):
 
     @classmethod
     def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        """Return the bytes of one direction, with its scales."""
         eight_bits = settings.get("eight_bits", cls.eight_bits)
         return ClassDirections.bytes_of_one(length, eight_bits)
 
@@ -144,15 +145,18 @@ class ClassGaussians(ClosedForm):
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
+        """Return the directions of each class: an equal share of those bought."""
         cls.check_directions(n_classes, items)
         return {"directions": min(items // n_classes, length)}
 
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:
+        """Build an instance without classes, whose directions the budget limits."""
         return cls(0, length, directions=MOST_DIRECTIONS)
 
     @property
     def allocated_classes(self) -> int:
+        """Number of classes that memory is allocated for."""
         means = self.classes.means
         row_bytes = means.stride(0) * means.element_size()
         return means.untyped_storage().nbytes() // row_bytes
@@ -174,6 +178,7 @@ class ClassGaussians(ClosedForm):
         return without_classes + classes * of_one
 
     def _direction_bytes(self) -> int:
+        """Return the bytes of one direction."""
         return self.item_bytes(self.settings["length"], self.settings)
 
     def share(self, classes: int, budget: int) -> str:
@@ -269,6 +274,7 @@ class ClassGaussians(ClosedForm):
 
     @property
     def image_counts(self):
+        """Images of each class, ``(n_classes,)`` int32."""
         return self.classes.counts
 
     @property
@@ -278,11 +284,13 @@ class ClassGaussians(ClosedForm):
 
     @property
     def remains_after_forget(self):
+        """What ``forget`` leaves of a class, in words: its share of a scatter."""
         if self.scatter is None:
             return ""
         return "the share of the removed images in the common scatter"
 
     def _update(self, features, labels):
+        """Add ``(B, D)`` features to the means, scatter and directions of classes."""
         increments = self.classes.absorb(self.transformed(features), labels)
         for label, rows in increments.items():
             if self.scatter is not None:
@@ -311,6 +319,7 @@ class ClassGaussians(ClosedForm):
             self.directions.trim()
 
     def _grow(self, n_classes):
+        """Add classes without images, up to a larger number."""
         self.classes.grow(n_classes)
         if self.directions is not None:
             self.directions.grow(n_classes)
@@ -327,16 +336,19 @@ class ClassGaussians(ClosedForm):
     # Saving and loading
 
     def _statistics(self) -> list[ClassMeans | ClassDirections | PackedScatter]:
+        """Return the parts that this instance has."""
         statistics = (self.classes, self.directions, self.scatter)
         return [held for held in statistics if held is not None]
 
     def named_tensors(self):
+        """Return the tensors of all parts by name."""
         named = {}
         for statistics in self._statistics():
             named.update(statistics.named_tensors())
         return named
 
     def tensors(self):
+        """Return the tensors that hold the statistics."""
         tensors = list(self.classes.tensors())
         if self.directions is not None:
             tensors += self.directions.tensors()
@@ -345,6 +357,7 @@ class ClassGaussians(ClosedForm):
         return tensors
 
     def _check_values(self, tensors):
+        """Raise ``StateError`` for means or counts that no images give."""
         self.classes._check_values(tensors)
 
     def _load(self, tensors):
@@ -527,4 +540,5 @@ class BlendedGaussians(ClassGaussians):
         return Blends(counts=counts, of_class=of_class, isotropic=isotropic)
 
     def _answers(self, features, solution):
+        """Compute log-densities ``(B, C)`` of ``(B, D)`` features."""
         return solution.scores(self.transformed(features))

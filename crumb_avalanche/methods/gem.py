@@ -68,6 +68,11 @@ class ExperienceShares(SelectionRule):
         return slots.trim(self.share)
 
     def choose(self, slots, labels):
+        """Store each image with the probability of a reservoir of the experience.
+
+        Returns:
+            Position in the batch and slot of each image that is stored.
+        """
         chosen = []
         for position in range(len(labels)):
             self.offered += 1

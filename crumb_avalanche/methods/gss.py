@@ -54,6 +54,7 @@ def sample_gradients(
     trained = selected(fixed, trainable(layers))
 
     def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
+        """Compute the cross-entropy of one image, from its map ``(C, H, W)``."""
         inputs = (feature_map.unsqueeze(0),)
         logits = functional_call(layers, {**fixed, **weights}, inputs).float()
         return cross_entropy(mask(logits), label.unsqueeze(0))
@@ -183,9 +184,11 @@ class GreedyDiversity(SelectionRule):
         return int(slots.random.choice(len(scores), p=shares))
 
     def state_dict(self):
+        """Return the scores of the memories."""
         return {"scores": self.scores.clone()}
 
     def load_state_dict(self, state):
+        """Load what ``state_dict`` returned."""
         self.scores = state["scores"].clone()
 
 
@@ -287,6 +290,7 @@ class GSSPlugin(ImageMemoryPlugin):
         self._memories = None
 
     def _drawn_memories(self, model: SplitModel) -> ComparedMemories | None:
+        """Draw the memories that a batch is compared with; ``None`` without any."""
         storage = self.storage_policy
         stored = held_slots(storage)
         if not stored:
@@ -297,5 +301,6 @@ class GSSPlugin(ImageMemoryPlugin):
         return ComparedMemories(slots=slots, maps=maps, labels=labels)
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Offer the batch, and forget the memories that it was compared with."""
         super().after_training_iteration(strategy, **kwargs)
         self._memories = None

@@ -80,6 +80,7 @@ class ICaRLPlugin(HerdingPlugin):
         return size
 
     def before_training_exp(self, strategy, **kwargs):
+        """Note the classes of earlier experiences."""
         # Lists are cut after the experience (paper, algorithm 2), so begin_experience
         # is called then.
         self._loaded_means = None
@@ -110,6 +111,7 @@ class ICaRLPlugin(HerdingPlugin):
         strategy.loss = loss.sum(1).mean()
 
     def _slots_of_old_classes(self) -> list[int]:
+        """Return the slots of the exemplars of classes of earlier experiences."""
         # A class whose first experience was interrupted has no exemplars.
         by_class = self.storage_policy.slots.by_class
         return [slot for label in self.old_classes for slot in by_class.get(label, ())]
@@ -127,11 +129,13 @@ class ICaRLPlugin(HerdingPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
+        """Choose exemplars by herding, and keep a copy as the old network."""
         self.herd(strategy)
         self.old_network.take(strategy.model)
 
     @torch.no_grad()
     def before_eval(self, strategy, **kwargs):
+        """Compute the means of the exemplars with the network of now."""
         self._means = self._exemplar_means(strategy)
 
     def _exemplar_means(self, strategy) -> ExemplarMeans | None:
@@ -146,6 +150,7 @@ class ICaRLPlugin(HerdingPlugin):
         return ExemplarMeans(classes=classes, means=normalize(torch.stack(means)))
 
     def before_eval_forward(self, strategy, **kwargs):
+        """Record the input of the head in the forward pass."""
         self._head.attach(strategy.model, strategy.mb_x)
 
     def after_eval_forward(self, strategy, **kwargs):
@@ -164,16 +169,19 @@ class ICaRLPlugin(HerdingPlugin):
         strategy.mb_output = give_unseen_probability(scores, unseen)
 
     def after_eval(self, strategy, **kwargs):
+        """Drop the means, which training changes."""
         self._means = None
 
     @torch.no_grad()
     def answer_state(self, strategy):
+        """Return the means of the exemplars, which answers are the nearest of."""
         means = self._exemplar_means(strategy)
         if means is None:
             return {}
         return {"classes": means.classes, "means": means.means}
 
     def load_answer_state(self, state):
+        """Load what ``answer_state`` returned."""
         classes = list(state["classes"])
         self._loaded_means = ExemplarMeans(
             classes=classes, means=state["means"].clone()

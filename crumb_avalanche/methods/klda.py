@@ -51,6 +51,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
     _cached_names = ("_solution", "_drawn")
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:  # type: ignore[override]
+        """Allocate class means and a common scatter of the random features."""
         super()._allocate(n_classes, self.projection or WITHOUT_BUDGET, whole=True)
         self._drawn: FourierFeatures | None = None
 
@@ -58,6 +59,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
         return {**super().__getstate__(), "_drawn": None}
 
     def transformed(self, features):
+        """Compute random Fourier features ``(B, M)`` of ``(B, D)`` features."""
         projection = self.classes.means.shape[1]
         drawn = self._fourier_features()
         angles = features.double() @ drawn.weights + drawn.phases
@@ -93,6 +95,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
         """
 
     def _solve(self, seen):
+        """Return weights ``(C, M)`` and offsets ``(C,)`` of a linear discriminant."""
         common = self.common_covariance(seen, self.stored_scatters(seen))
         self._shrink(common, seen)
         means = self.means[seen].double()
@@ -102,6 +105,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
         return weights, offsets
 
     def _answers(self, features, solution):
+        """Score ``(B, D)`` features: ``(B, C)`` products with the weights."""
         weights, offsets = solution
         return self.transformed(features) @ weights.mT - offsets
 
@@ -141,5 +145,6 @@ class KernelLDA(FourierDiscriminant):
     shrinkage: Positive = 0.1
 
     def _shrink(self, common, seen):
+        """Add the unit matrix, in units of the mean variance, to a covariance."""
         variance = self.mean_variance(common, seen)
         common.diagonal().add_(self.shrinkage * variance)

@@ -61,6 +61,7 @@ class Looks:
     shares: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
+        """Check the shares, and make them floats."""
         shares = tuple(float(share) for share in self.shares)
         check_shares(shares)
         object.__setattr__(self, "shares", shares)

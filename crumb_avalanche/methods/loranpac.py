@@ -70,6 +70,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
     remains_after_forget = "the share of the removed images in the singular directions"
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:
+        """Allocate singular directions in the place of the Gram matrix."""
         super()._allocate(n_classes, length, seed)
         del self.gram
         columns = self.sums.shape[1]
@@ -77,6 +78,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
         self.rows = torch.zeros(directions, columns, dtype=torch.float32)
 
     def _update(self, features, labels):
+        """Add ``(B, D)`` features to the class sums and to the directions."""
         hidden = self.project(features)
         self.sums.index_add_(0, labels, hidden.float())
         add_counts(self.counts, labels)
@@ -101,6 +103,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
         self.rows[:count] = strongest.flip(0).float()
 
     def _solve(self, seen):
+        """Return the weights ``(M, C)`` of the least squares on the directions."""
         rows = self._directions()
         energies = rows.square().sum(1, keepdim=True)
         ridge = 0.0
@@ -110,6 +113,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
         return rows.mT @ (along / (energies * (energies + ridge)))
 
     def _merge(self, other, labels):
+        """Add class sums and directions of another instance."""
         add_rows(self.sums, other.sums, labels)
         add_rows(self.counts, other.counts, labels)
         self._extend(other._directions())

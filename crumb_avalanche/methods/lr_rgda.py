@@ -68,6 +68,7 @@ class LowRankRda(BlendedGaussians):
         whole: bool = False,
         total_directions: int | None = None,
     ) -> None:
+        """Allocate the statistics, with at most ``rank`` directions of a class."""
         directions = min(directions, self.rank)
         super()._allocate(n_classes, length, directions, whole, total_directions)
 
@@ -75,6 +76,10 @@ class LowRankRda(BlendedGaussians):
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
+        """Divide the directions that a budget buys among classes and scatter.
+
+        A common scatter is stored where each class has a few directions beside it.
+        """
         cls.check_directions(n_classes, items)
         directions = items // n_classes  # of each class
         # Directions of each class in the bytes of the common covariance.
@@ -86,9 +91,11 @@ class LowRankRda(BlendedGaussians):
         return {"directions": min(directions, length), "whole": whole}
 
     def _shrink(self, common, seen):
+        """Make a common covariance ``a_2 S + a_3 v I``, in place."""
         variance = self.mean_variance(common, seen)
         common *= self.common
         common.diagonal().add_(self.ridge * variance)
 
     def _blend(self, counts, left_out):
+        """Return ``a_1`` and 1 for each of the classes."""
         return torch.full_like(counts, self.own), torch.ones_like(counts)

@@ -49,6 +49,7 @@ class StreamLwF(BatchPlugin):
         self.old_classes: list[int] = []
 
     def before_backward(self, strategy, **kwargs):
+        """Add the distillation of the old answers, after the first experience."""
         if not self.old_network.state:
             return
         old_logits = self.old_network.logits(strategy.model, self.current.feature_map)
@@ -58,5 +59,6 @@ class StreamLwF(BatchPlugin):
         strategy.loss = strategy.loss + self.alpha * loss
 
     def after_training_exp(self, strategy, **kwargs):
+        """Keep a copy of the plastic layers as the old network."""
         self.old_network.take(strategy.model)
         self.old_classes = list(strategy.seen_classes.seen)

@@ -90,6 +90,7 @@ class GaussianBuffer(MemoryBuffer):
 
     @staticmethod
     def item_bytes(model):
+        """Return the bytes of a class, with the default settings."""
         return 4 * MemoryRecallSettings().row_length(model)
 
     @torch.no_grad()
@@ -136,6 +137,7 @@ class GaussianBuffer(MemoryBuffer):
         parts.images.add_(len(maps))
 
     def to_rows(self, batch, positions, model):
+        """Raise NotImplementedError: rows are of classes, not of images."""
         raise NotImplementedError(
             "a row of this buffer is a class, not an image: call store"
         )

@@ -53,10 +53,12 @@ class ClassMeans(ClosedForm):
     by_class: ClassVar[tuple[str, ...]] = ("means", "counts")
 
     def _allocate(self, n_classes: int, length: int) -> None:
+        """Allocate a mean and a count for each class."""
         self.means = torch.zeros(n_classes, length, dtype=torch.float32)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
 
     def _update(self, features, labels):
+        """Add ``(B, D)`` features to the means of their classes."""
         self.absorb(features, labels)
 
     def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
@@ -113,26 +115,32 @@ class ClassMeans(ClosedForm):
         return weight**0.5 * difference
 
     def _solve(self, seen):
+        """Return the means of the classes seen, ``(C, D)``, of length 1."""
         return functional.normalize(self.means[seen].double(), dim=1)
 
     def _answers(self, features, solution):
+        """Compute the cosines ``(B, C)`` of ``(B, D)`` features with the means."""
         return functional.normalize(features, dim=1) @ solution.mT
 
     def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
+        """Return the span of the class means, as unit vectors."""
         means = self.means[self.image_counts > 0].double()
         return MeansSpan.of_unit_vectors(functional.normalize(means, dim=1))
 
     def _typicality(
         self, features: Tensor, space: MeansSpan, left_out: int | None
     ) -> Typicality:
+        """Measure how near features are to a class mean; see ``MeansSpan``."""
         rows = functional.normalize(features) - space.centre
         scores = self.solution()(features)
         white = space.white(rows)
         return space.typicality(scores, rows=rows, white=white, left_out=left_out)
 
     def _merge(self, other, labels):
+        """Add the means of another instance."""
         self.absorb_means(other, labels)
 
     def _check_values(self, tensors):
+        """Raise ``StateError`` for means or counts that no images give."""
         super()._check_values(tensors)
         check_at_most("means", tensors["means"].abs(), LARGEST_FEATURE)

@@ -112,6 +112,7 @@ class Penalty(StatefulPlugin):
         return float("inf")
 
     def before_backward(self, strategy, **kwargs):
+        """Add the penalty on the shift of the weights to the loss."""
         weights = trainable(strategy.model)
         penalty = torch.zeros((), dtype=torch.float32, device=strategy.device)
         for importance, old in self.anchors:
@@ -122,6 +123,7 @@ class Penalty(StatefulPlugin):
         strategy.loss = strategy.loss + self.weight * penalty
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the anchors as plain values, and the device that they lie on."""
         device = "cpu"
         for anchor in self.anchors:
             for importance in anchor.importance.values():
@@ -130,6 +132,7 @@ class Penalty(StatefulPlugin):
         return super().state_dict() | {"anchors": anchors, "device": device}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned, onto the device that it was saved from."""
         state = _on_device(state, state["device"])
         state["anchors"] = list(starmap(Anchor, state["anchors"]))
         super().load_state_dict(state)
@@ -282,6 +285,7 @@ class StreamSI(Penalty):
         self._gradients: Tensors = {}
 
     def before_training_exp(self, strategy, **kwargs):
+        """Begin the path integrals, and pull weights to their values of now."""
         weights = trainable(strategy.model)
         if not self.total:
             self.total = zeros_like(weights)
@@ -292,6 +296,7 @@ class StreamSI(Penalty):
         self.anchors = [Anchor(importance=importance, weights=copies(weights))]
 
     def before_training_iteration(self, strategy, **kwargs):
+        """Remember the weights before the step."""
         self._weights_before = copies(trainable(strategy.model))
 
     @torch.no_grad()
@@ -308,6 +313,7 @@ class StreamSI(Penalty):
 
     @torch.no_grad()
     def after_training_iteration(self, strategy, **kwargs):
+        """Add the step to the path integrals: minus gradient times shift."""
         for name, weight in trainable(strategy.model).items():
             self.path[name] -= self._gradients[name] * (
                 weight - self._weights_before[name]
@@ -317,6 +323,7 @@ class StreamSI(Penalty):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
+        """Add the path integrals to the importances of the weights (eq. 5)."""
         (anchor,) = self.anchors
         limit = self.limit(strategy)
         for name, weight in trainable(strategy.model).items():

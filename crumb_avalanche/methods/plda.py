@@ -56,14 +56,22 @@ class PostDeploymentLDA(StreamingLDA):
     by_class = ("means", "counts", "shaping")
 
     def _allocate(self, n_classes: int, length: int) -> None:
+        """Allocate means, a covariance, and which images formed it."""
         super()._allocate(n_classes, length)
         self.shaping = torch.zeros(n_classes, dtype=torch.int32)
 
     @property
     def covariance_images(self):
+        """Number of images that the covariance is computed from."""
         return int(self.shaping.sum())
 
     def _update(self, features, labels):
+        """Add ``(B, D)`` features to the means, and of base classes to the covariance.
+
+        Args:
+            features: float.
+            labels: ``(B,)`` int64.
+        """
         base = self._base_classes(labels)
         forms = torch.tensor([label in base for label in labels.tolist()])
         if forms.any():
@@ -97,5 +105,6 @@ class PostDeploymentLDA(StreamingLDA):
         self.absorb_means(other, later)
 
     def _check_values(self, tensors):
+        """Raise ``StateError`` for values that no images give."""
         super()._check_values(tensors)
         check_not_negative("shaping", tensors["shaping"])

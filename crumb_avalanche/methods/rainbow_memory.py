@@ -25,7 +25,7 @@ from crumb_avalanche.system.setting_ranges import (
     Probability,
 )
 from crumb_avalanche.training.avalanche_fixes import labels_of
-from crumb_avalanche.training.batch_plugin import frames
+from crumb_avalanche.training.batch_plugin import read_frames
 from crumb_avalanche.training.replay_step import memory_step
 
 # Perturbations, whose answers vote on the uncertainty of an image
@@ -366,7 +366,7 @@ class RainbowPlugin(ImageMemoryPlugin):
     def _image(self, strategy, candidate: Candidate) -> Tensor:
         """Return the pixels of a candidate, ``(1, 3, h, w)`` uint8."""
         if not candidate.is_memory:
-            return frames(strategy, [candidate.number])
+            return read_frames(strategy, [candidate.number])
         return self.stored_images(torch.tensor([candidate.number]), strategy.device)
 
     def _memory_epoch(self, strategy, **kwargs) -> None:

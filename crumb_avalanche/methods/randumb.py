@@ -70,6 +70,7 @@ class RanDumb(FourierDiscriminant):
     """
 
     def _shrink(self, common, seen):
+        """Shrink a common covariance towards the unit matrix, in place (step 2)."""
         images = int(self.image_counts[seen].sum())
         variance = self.mean_variance(common, seen)
         share = 1.0  # of equal images, whose covariance is rounding alone

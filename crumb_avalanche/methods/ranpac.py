@@ -97,12 +97,14 @@ class FillsBudget(RandomFeatures):
 
     @classmethod
     def item_bytes(cls, length: int, settings: Mapping[str, Any]) -> int:
+        """Return the bytes of a page, by which the budget buys matrices."""
         return PAGE
 
     @classmethod
     def fixed_bytes(
         cls, n_classes: int, length: int, head_length: int, settings: Mapping[str, Any]
     ) -> int:
+        """Return the bytes of a fixed ``projection``; 0 where the budget decides it."""
         if not settings["projection"]:
             return 0
         return super().fixed_bytes(n_classes, length, head_length, settings)
@@ -111,10 +113,12 @@ class FillsBudget(RandomFeatures):
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
+        """Return the ``projection`` whose matrices fill the pages that are bought."""
         if settings["projection"] or not items:
             return {}
 
         def fits(projection: int) -> bool:
+            """Whether statistics with so many random features fit into the pages."""
             arguments = {**settings, "projection": projection}
             return cls.bytes_of(n_classes, length, **arguments) <= items * PAGE
 
@@ -189,6 +193,7 @@ class RandomProjection(RandomFeatures):
     _cached_names = ("_solution", "_weights")
 
     def _allocate(self, n_classes: int, length: int, seed: int = 0) -> None:
+        """Allocate Gram matrix, class sums and counts."""
         columns = self.projection or WITHOUT_BUDGET
         self.gram = torch.zeros(columns, columns, dtype=torch.float32)
         self.sums = torch.zeros(n_classes, columns, dtype=torch.float32)
@@ -217,6 +222,7 @@ class RandomProjection(RandomFeatures):
         return self._weights
 
     def _update(self, features, labels):
+        """Add ``(B, D)`` features to the Gram matrix and to the class sums."""
         hidden = self.project(features)
         self.gram = (self.gram.double() + hidden.mT @ hidden).float()
         self.sums.index_add_(0, labels, hidden.float())
@@ -242,6 +248,7 @@ class RandomProjection(RandomFeatures):
         return vectors @ (along / (values + ridge).unsqueeze(1))
 
     def _answers(self, features, solution):
+        """Score ``(B, D)`` features by the weights ``(M, C)``: ``(B, C)``."""
         return self.project(features) @ solution
 
     def _typical_space(self, nothing: Tensor | None) -> Tensor | None:
@@ -256,6 +263,14 @@ class RandomProjection(RandomFeatures):
     def _typicality(
         self, features: Tensor, space: Tensor | None, left_out: int | None
     ) -> Typicality:
+        """Measure ``(B, D)`` features by their largest score and their leverage.
+
+        Args:
+            features: float64.
+            space: root of the ridged Gram matrix, ``(M, M)``; ``None`` for the largest
+                score alone.
+            left_out: column of a class without which they are measured, too.
+        """
         if space is None:
             return super()._typicality(features, space, left_out)
         hidden = self.project(features)
@@ -263,6 +278,7 @@ class RandomProjection(RandomFeatures):
         leverages = solved.square().sum(0).clamp_min(TINY).sqrt()
 
         def values_of(scores: Tensor) -> Tensor:
+            """Return the values ``(B, 3)`` of scores ``(B, C)``; see ``Typicality``."""
             largest = scores.amax(1)
             cosine = largest / leverages
             return torch.stack([largest, cosine, cosine], 1)
@@ -270,11 +286,13 @@ class RandomProjection(RandomFeatures):
         return Typicality.of_scores(self.solution()(features), values_of, left_out)
 
     def _merge(self, other, labels):
+        """Add Gram matrix and class sums of another instance."""
         self.gram += other.gram
         add_rows(self.sums, other.sums, labels)
         add_rows(self.counts, other.counts, labels)
 
     def _check_values(self, tensors):
+        """Raise ``StateError`` for values that no images give."""
         super()._check_values(tensors)
         if "gram" in tensors:
             check_not_negative("gram", tensors["gram"].diagonal())

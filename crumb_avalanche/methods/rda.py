@@ -138,6 +138,7 @@ class RegularizedDiscriminant(BlendedGaussians):
     def fixed_bytes(
         cls, n_classes: int, length: int, head_length: int, settings: Mapping[str, Any]
     ) -> int:
+        """Return the bytes before any direction, of features that are not dropped."""
         if settings["drop_features"]:
             length = head_length
         return super().fixed_bytes(n_classes, length, head_length, settings)
@@ -163,6 +164,7 @@ class RegularizedDiscriminant(BlendedGaussians):
     def for_budget(
         cls, length: int, budget: int, head_length: int
     ) -> "RegularizedDiscriminant":
+        """Build an instance without classes; the head's features answer alone, too."""
         part = 0
         if head_length < length:
             part = head_length
@@ -209,10 +211,20 @@ class RegularizedDiscriminant(BlendedGaussians):
     # The rule
 
     def _shrink(self, common, seen):
+        """Shrink a common covariance, in place: its diagonal grows."""
         images = float(self.image_counts[seen].sum())
         common.diagonal().add_(self._variances_added(common.diagonal(), images))
 
     def _variances_added(self, diagonal: Tensor, images: float) -> Tensor:
+        """Return what shrinking adds to the diagonal of the common covariance.
+
+        It is ``e v`` with ``e = min(1, s D / N)``, of a mean variance ``v`` or, with
+        ``diagonal``, of each feature's own.
+
+        Args:
+            diagonal: ``(D,)`` float64 of the covariance.
+            images: ``N``, that it is of.
+        """
         shrinkage = min(1.0, self.shrinkage * len(diagonal) / images)
         # 0 for a single image or equal ones.
         variance = float(diagonal.mean()) or 1.0
@@ -221,10 +233,16 @@ class RegularizedDiscriminant(BlendedGaussians):
         return torch.full_like(diagonal, shrinkage * variance)
 
     def _blend(self, counts, left_out):
+        """Return ``a_c`` and what the common covariance is multiplied by, ``(C,)``.
+
+        Images of a class decide how much its own covariance counts; what its directions
+        leave out of it has the shape of the common one.
+        """
         of_class = self.own * counts / (counts + self.own_images)
         return of_class, 1 - of_class + of_class * left_out
 
     def _solve(self, seen):
+        """Solve for all features and, with ``part``, for the last ones alone."""
         solution = super()._solve(seen)
         if self.settings["part"]:
             alone = copy.deepcopy(self)
@@ -235,6 +253,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         return solution
 
     def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
+        """Return the span of the class means where the common covariance is 1."""
         solution = self.solved()
         axes = above_rounding(solution.span.lengths.square())
         span = MeansSpan(
@@ -249,6 +268,7 @@ class RegularizedDiscriminant(BlendedGaussians):
     def _typicality(
         self, features: Tensor, space: MeansSpan, left_out: int | None
     ) -> Typicality:
+        """Measure ``(B, D)`` features by relative distance and cosine."""
         rows = features - space.centre
         white = space.white(rows)
         # Scores in the same space, which is not computed a second time.

@@ -342,6 +342,7 @@ def register(
     """
 
     def add(method: Any) -> Any:
+        """Register a class or function, and return it as it is."""
         _check_name(name, method)
         entry = {**_derived_fields(method), **more}
         STRATEGIES.add(
@@ -353,6 +354,7 @@ def register(
 
 
 def _check_name(name: str, method: Any) -> None:
+    """Raise ValueError if another file of this folder registers the name."""
     module = _modules().get(name)
     if module and method.__module__ != f"{__package__}.{module}":
         raise ValueError(
@@ -404,15 +406,18 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
     from crumb_avalanche.methods.looks import parts_of
 
     def build(recipe: Recipe) -> "StreamStrategy":
+        """Build the strategy of the form."""
         # By name, since it imports this module.
         closed_form_strategy = import_module(f"{__package__}.closed_form_strategy")
         return closed_form_strategy.build(form, recipe)
 
     def item_bytes(model: "SplitModel", method: Any) -> int:
+        """Return the bytes of one item that a budget buys, with these settings."""
         features, settings = parts_of(method)
         return form.item_bytes(features.length(model), settings)
 
     def fixed_bytes(model: "SplitModel", method: Any, n_classes: int) -> int:
+        """Return the bytes before any item, with these settings and classes."""
         features, settings = parts_of(method)
         head_length = features.of_head().length(model)
         return form.fixed_bytes(
@@ -446,6 +451,13 @@ def form_settings(form: "type[ClosedForm]") -> type:
 def _settings_class(
     method: type, members: list[Any], base: type = ranges.InRange
 ) -> type:
+    """Make the dataclass of a method's settings.
+
+    Args:
+        method: gives the name.
+        members: name, type and default of each setting.
+        base: what the dataclass is derived from.
+    """
     name = f"{method.__name__}Settings"
     return make_dataclass(name, members, bases=(base,), frozen=True)
 

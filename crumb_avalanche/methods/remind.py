@@ -110,6 +110,7 @@ class EvictLargest(SelectionRule):
     evenly_spread = False
 
     def choose(self, slots, labels):
+        """Return position and slot of each image of a batch that is stored."""
         chosen = []
         for position, label in enumerate(labels):
             if slots.free or self._make_room(slots, label):
@@ -159,9 +160,11 @@ class PQCodeBuffer(MemoryBuffer):
 
     @staticmethod
     def item_bytes(model):
+        """Return the bytes of the codes of a map, with default settings."""
         return make_quantizer(model.map_shape[0]).map_bytes(*model.map_shape[1:])
 
     def to_rows(self, batch, positions, model):
+        """Return packed codes of images of a batch, ``(n, bytes)`` uint8."""
         if batch.codes is None:
             codes = self.quantizer.encode(batch.feature_map[positions])
         else:
@@ -170,6 +173,7 @@ class PQCodeBuffer(MemoryBuffer):
         return pack(flat, self.quantizer.bits)
 
     def to_maps(self, rows, model):
+        """Decode ``(n, bytes)`` uint8 rows to maps ``(n, C, H, W)``."""
         groups = self.quantizer.sub_quantizers
         _, height, width = model.map_shape
         flat = unpack(rows, self.quantizer.bits, groups * height * width)
@@ -185,9 +189,11 @@ class PQCodeBuffer(MemoryBuffer):
         return stored[torch.from_numpy(index)]
 
     def state_dict(self):
+        """Return the memories, with the centroids that decode them."""
         return super().state_dict() | {"centroids": self.quantizer.centroids}
 
     def load_state_dict(self, state):
+        """Load what ``state_dict`` returned."""
         super().load_state_dict(state)
         self.quantizer.load_state_dict({"centroids": state["centroids"]})
 
@@ -372,6 +378,7 @@ class RemindStrategy(StreamStrategy):
         return logits[: len(new_maps)]
 
     def criterion(self):
+        """Compute the loss of the new images and the memories of the step."""
         replayed = self._replayed_logits
         if replayed is None:
             return super().criterion()
@@ -382,6 +389,7 @@ class RemindStrategy(StreamStrategy):
         return self._criterion(logits, torch.cat([new_targets, replayed.targets]))
 
     def _crop(self, maps: Tensor) -> Tensor:
+        """Crop and resize ``(n, C, H, W)`` maps at random, if crops are on."""
         scale = self.remind.crop_scale
         if scale == 1:
             return maps
@@ -503,17 +511,21 @@ class RemindPlugin(StoringPlugin):
     # Once the quantizer is fitted, the strategy sets the batch, with its own codes.
 
     def before_forward(self, strategy, **kwargs):
+        """Record the maps, until the quantizer is fitted."""
         if not self.storage_policy.quantizer.fitted:
             super().before_forward(strategy, **kwargs)
 
     def after_forward(self, strategy, **kwargs):
+        """Hold the batch, until the quantizer is fitted and the strategy sets it."""
         if not self.storage_policy.quantizer.fitted:
             super().after_forward(strategy, **kwargs)
 
     def offers(self, strategy):
+        """Return whether batches are stored: once the quantizer is fitted."""
         return self.storage_policy.quantizer.fitted
 
     def after_training_exp(self, strategy, **kwargs):
+        """Fit the quantizer after the first experience, and store images of it."""
         if self.storage_policy.quantizer.fitted:
             super().after_training_exp(strategy, **kwargs)
             return
@@ -548,9 +560,11 @@ class RemindPlugin(StoringPlugin):
             buffer.store(batch, strategy.model)
 
     def answer_state(self, strategy):
+        """Return the centroids, which images under test are encoded with."""
         return self.storage_policy.quantizer.state_dict()
 
     def load_answer_state(self, state):
+        """Load what ``answer_state`` returned."""
         self.storage_policy.quantizer.load_state_dict(state)
 
 

@@ -24,7 +24,7 @@ from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import labels_of
-from crumb_avalanche.training.batch_plugin import StoringPlugin, frames
+from crumb_avalanche.training.batch_plugin import StoringPlugin, read_frames
 
 # Selection
 
@@ -45,6 +45,7 @@ class Reservoir(SelectionRule):
     seen: int = 0
 
     def choose(self, slots, labels):
+        """Return position and slot of each frame of a batch that is stored."""
         chosen = []
         for position, label in enumerate(labels):
             self.seen += 1
@@ -78,6 +79,7 @@ class RingBuffer(SelectionRule):
     evenly_spread = False
 
     def choose(self, slots, labels):
+        """Store every frame of a batch; return its position and slot."""
         chosen = []
         for position, label in enumerate(labels):
             if not slots.free:
@@ -105,6 +107,7 @@ class ChosenFrames(SelectionRule):
     evenly_spread = False
 
     def choose(self, slots, labels):
+        """Store frames while slots are free; return their positions and slots."""
         chosen = []
         for position, label in enumerate(labels):
             if slots.free:
@@ -225,6 +228,7 @@ class ImageMemoryPlugin(StoringPlugin):
         super().__init__(self.buffer(recipe.mem_size, rule, recipe.seed))
 
     def before_training_exp(self, strategy, **kwargs):
+        """Train on maps as they are, without codes."""
         super().before_training_exp(strategy, **kwargs)
         strategy.model.quantized_training = False
 
@@ -289,7 +293,8 @@ class FramesOf:
 
     def __call__(self, numbers: Sequence[int]) -> Tensor:
         """Return ``(n, 3, h, w)`` uint8."""
-        return frames(self.strategy, [self.positions[number] for number in numbers])
+        positions = [self.positions[number] for number in numbers]
+        return read_frames(self.strategy, positions)
 
 
 @dataclass(frozen=True)

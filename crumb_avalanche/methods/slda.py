@@ -50,6 +50,7 @@ class StreamingLDA(ClassMeans):
     remains_after_forget = "the share of the removed images in the common covariance"
 
     def _allocate(self, n_classes: int, length: int) -> None:
+        """Allocate class means and a covariance."""
         super()._allocate(n_classes, length)
         self.covariance = torch.zeros(length, length, dtype=torch.float32)
 
@@ -59,6 +60,7 @@ class StreamingLDA(ClassMeans):
         return int(self.counts.sum())
 
     def _update(self, features, labels):
+        """Add ``(B, D)`` features to the means and to the covariance."""
         old = self.covariance_images
         increments = self.absorb(features, labels)
         rows = torch.cat(list(increments.values()))
@@ -67,6 +69,7 @@ class StreamingLDA(ClassMeans):
         self.covariance = covariance.float()
 
     def _solve(self, seen):
+        """Return weights ``(C, D)`` and offsets ``(C,)`` of the discriminant."""
         values, vectors = torch.linalg.eigh(self.covariance.double())
         # With fewer images than features, float32 leaves eigenvalues a little below
         # zero.
@@ -77,10 +80,12 @@ class StreamingLDA(ClassMeans):
         return weights, offsets
 
     def _answers(self, features, solution):
+        """Score ``(B, D)`` features: ``(B, C)`` products with the weights."""
         weights, offsets = solution
         return features @ weights.mT - offsets
 
     def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
+        """Return the span of the class means where the covariance is 1."""
         means = self.means[self.image_counts > 0].double()
         values, vectors = torch.linalg.eigh(self.covariance.double())
         shrunk = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
@@ -91,12 +96,14 @@ class StreamingLDA(ClassMeans):
     def _typicality(
         self, features: Tensor, space: MeansSpan, left_out: int | None
     ) -> Typicality:
+        """Measure ``(B, D)`` features by relative distance and cosine."""
         rows = features - space.centre
         scores = self.solution()(features)
         white = space.white(rows)
         return space.typicality(scores, rows=rows, white=white, left_out=left_out)
 
     def _merge(self, other, labels):
+        """Add means and covariance of another instance, weighed by images."""
         old = self.covariance_images
         new = other.covariance_images
         merged = self.absorb_means(other, labels)
@@ -109,5 +116,6 @@ class StreamingLDA(ClassMeans):
         self.covariance = (scatter / (old + new)).float()
 
     def _check_values(self, tensors):
+        """Raise ``StateError`` for values that no images give."""
         super()._check_values(tensors)
         check_not_negative("covariance", tensors["covariance"].diagonal())

@@ -48,16 +48,19 @@ class StreamingRda(BlendedGaussians):
     shrinkage: PositiveShare = 0.1
 
     def _shrink(self, common, seen):
+        """Make a common covariance ``(1 - e) (1 - a) S + e v I``, in place."""
         variance = self.mean_variance(common, seen)
         common *= (1 - self.shrinkage) * (1 - self.own)
         common.diagonal().add_(self.shrinkage * variance)
 
     def _blend(self, counts, left_out):
+        """Return the weights of own and common covariance for each class."""
         of_class = (1 - self.shrinkage) * self.own
         of_common = (1 - self.shrinkage) * (1 - self.own)
         return torch.full_like(counts, of_class), 1 + of_class / of_common * left_out
 
     def _solve(self, seen):
+        """Solve for Gaussians whose classes are as probable as their images."""
         solution = super()._solve(seen)
         counts = self.image_counts[seen].double()
         solution.log_priors = (counts / counts.sum()).log()

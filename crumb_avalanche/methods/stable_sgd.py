@@ -63,9 +63,11 @@ class StableSGDPlugin(StatefulPlugin):
         _set_dropout(recipe.model.plastic_layers, dropout)
 
     def before_training(self, strategy, **kwargs):
+        """Set the batch size of the method."""
         strategy.train_mb_size = self.batch_size
 
     def before_training_exp(self, strategy, **kwargs):
+        """Set the decayed rate of the experience, with a momentum of 0."""
         strategy.make_optimizer(reset_optimizer_state=True)
         decayed = self.first_rate * self.gamma**strategy.clock.train_exp_counter
         for group in strategy.optimizer.param_groups:
@@ -73,6 +75,7 @@ class StableSGDPlugin(StatefulPlugin):
 
 
 def _set_dropout(layers: nn.Module, probability: float) -> None:
+    """Set the probability of all dropout layers; warn if there are none."""
     dropouts = [module for module in layers.modules() if isinstance(module, nn.Dropout)]
     for module in dropouts:
         module.p = probability

@@ -399,4 +399,5 @@ def above_rounding(squares: Tensor) -> Tensor:
 
 
 def _unchanged(rows: Tensor) -> Tensor:
+    """Return rows as they are: the whitening of unit vectors."""
     return rows

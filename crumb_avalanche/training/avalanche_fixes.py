@@ -28,8 +28,8 @@ def _restore_names_of_optimizers() -> None:
     Without them dill, with which Avalanche's ``save_checkpoint`` pickles, takes an
     optimiser's class by value, which fails in torch 2.14 and newer.
     """
-    for path, module in list(sys.modules.items()):
-        parent, _, name = path.rpartition(".")
+    for module_name, module in list(sys.modules.items()):
+        parent, _, name = module_name.rpartition(".")
         if parent == torch.optim.__name__ and not hasattr(torch.optim, name):
             setattr(torch.optim, name, module)
 
@@ -91,9 +91,9 @@ def group_frozen_weights(strategy: Any) -> None:
     groups = strategy.optimizer.param_groups
     if len(groups) == 1:
         return
-    grouped = {id(weight) for group in groups for weight in group["params"]}
+    ids_in_groups = {id(weight) for group in groups for weight in group["params"]}
     for name, weight in strategy.model.named_parameters():
-        if id(weight) in grouped:
+        if id(weight) in ids_in_groups:
             continue
         if weight.requires_grad:
             raise ValueError(

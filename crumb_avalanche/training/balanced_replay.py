@@ -39,27 +39,36 @@ class BalancedReplay:
         self._images_for_each: float | None = None
 
     def images_for_each(self, model: SplitModel, memories: MemoryBuffer) -> float:
-        """Return how many images are replayed for each new one; measured once."""
+        """Return how many images are replayed for each new one.
+
+        Their cost is ``compute`` times that of the new image, in floating-point
+        operations of the model; it is measured once.
+        """
         if self._images_for_each is None:
-            extraction, training = step_flops(model)
-            cost_of_new = extraction + training
-            cost_of_memory = training + memories.extracts * extraction
-            self._images_for_each = self.compute * cost_of_new / cost_of_memory
+            extraction_flops, training_flops = step_flops(model)
+            flops_of_new = extraction_flops + training_flops
+            flops_of_memory = training_flops
+            if memories.extracts:  # it holds images, which pass F
+                flops_of_memory += extraction_flops
+            self._images_for_each = self.compute * flops_of_new / flops_of_memory
         return self._images_for_each
 
-    def steps(self, new_images: int, model: SplitModel, memories: MemoryBuffer) -> int:
+    def n_batches(
+        self, new_images: int, model: SplitModel, memories: MemoryBuffer
+    ) -> int:
         """Return the number of replay batches after a batch of ``new_images``.
 
         Images that do not fill a batch stay due.
         """
         due = self.due + new_images * self.images_for_each(model, memories)
-        steps, self.due = divmod(due, REPLAYED)
-        return int(steps)
+        batches, self.due = divmod(due, REPLAYED)
+        return int(batches)
 
     def share_of_new(self, batch: StreamBatch, memories: MemoryBuffer) -> float:
         """Return the share of the new batch's classes in all that are replayed."""
-        new = set(batch.numbers)
-        return len(new) / len(new.union(memories.classes))
+        new_classes = set(batch.numbers)
+        all_classes = new_classes.union(memories.classes)
+        return len(new_classes) / len(all_classes)
 
     def draw(
         self, batch: StreamBatch, memories: MemoryBuffer, model: SplitModel
@@ -70,29 +79,31 @@ class BalancedReplay:
         them. Random numbers are those of the buffer.
         """
         random = memories.slots.random
-        positions_of: dict[int, list[int]] = {}
+        positions_by_class: dict[int, list[int]] = {}  # of images in the new batch
         for position, label in enumerate(batch.numbers):
-            positions_of.setdefault(label, []).append(position)
-        classes = list(dict.fromkeys([*memories.classes, *positions_of]))
-        drawn = _draw_classes(classes, random)
+            positions_by_class.setdefault(label, []).append(position)
+        classes = list(dict.fromkeys([*memories.classes, *positions_by_class]))
+        classes_of_images = _draw_classes(classes, random)
 
-        positions, slots = [], []
-        for label in drawn:
-            if label in positions_of:
-                positions.append(_draw_member(positions_of[label], random))
-        for label in drawn:
-            if label not in positions_of:
+        positions: list[int] = []  # of images of the new batch
+        for label in classes_of_images:
+            if label in positions_by_class:
+                positions.append(_draw_member(positions_by_class[label], random))
+        slots: list[int] = []  # of memories
+        for label in classes_of_images:
+            if label not in positions_by_class:
                 slots.append(_draw_member(memories.slots.by_class[label], random))
 
         # No part without an image, which would turn channels-last maps into others.
-        maps, labels = [], []
+        maps: list[Tensor] = []
+        labels: list[Tensor] = []
         if positions:
-            maps.append(_maps_of(batch, positions, model))
+            maps.append(_maps_at(positions, batch, model))
             labels.append(batch.labels[positions])
         if slots:
-            old_maps, old_labels = memories.replay(torch.tensor(slots), model)
-            maps.append(old_maps)
-            labels.append(old_labels)
+            memory_maps, memory_labels = memories.replay(torch.tensor(slots), model)
+            maps.append(memory_maps)
+            labels.append(memory_labels)
         return torch.cat(maps), torch.cat(labels)
 
 
@@ -107,10 +118,12 @@ def _draw_classes(classes: list[int], random: Generator) -> list[int]:
 
 
 def _draw_member(members: list[int], random: Generator) -> int:
+    """Draw a position or slot of those of a class."""
     return members[int(random.integers(len(members)))]
 
 
-def _maps_of(batch: StreamBatch, positions: list[int], model: SplitModel) -> Tensor:
+def _maps_at(positions: list[int], batch: StreamBatch, model: SplitModel) -> Tensor:
+    """Return feature maps ``(n, C, H, W)`` of a batch, decoded if it has codes."""
     if batch.codes is None:
         return batch.feature_map[positions]
     assert model.codebook is not None, "made the codes"

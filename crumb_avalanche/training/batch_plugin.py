@@ -51,8 +51,8 @@ class BatchPlugin(StatefulPlugin):
     def __init__(self) -> None:
         super().__init__()
         self.batch: StreamBatch | None = None
-        self._records: list[ForwardRecord] = []
-        self._handle: RemovableHandle | None = None
+        self._forward_records: list[ForwardRecord] = []
+        self._map_hook: RemovableHandle | None = None  # of the model, while recording
         self._position = 0  # of the batch in the epoch, in images
 
     @property
@@ -62,66 +62,74 @@ class BatchPlugin(StatefulPlugin):
         return self.batch
 
     def before_training_epoch(self, strategy, **kwargs):
+        """Begin to count the images of the epoch."""
         self._position = 0
 
     def before_training_iteration(self, strategy, **kwargs):
+        """Convert the labels of the batch to int64."""
         use_int64_labels(strategy)
 
     before_eval_iteration = before_training_iteration
 
     def before_forward(self, strategy, **kwargs):
+        """Record the maps that the model computes from here to ``after_forward``."""
         keep_training_mode(strategy)
         self._stop_recording()  # an earlier forward pass may have raised
-        self._handle = strategy.model.register_map_hook(self._records.append)
+        self._map_hook = strategy.model.register_map_hook(self._forward_records.append)
 
     def after_forward(self, strategy, **kwargs):
         """Put labels, maps, codes and pixels of the batch into ``batch``."""
-        record = self._record_of(strategy)
+        forward_record = self._forward_record_of_batch(strategy)
         self._stop_recording()
-        _check_map_shape(record, strategy.model)
+        _check_map_shape(forward_record, strategy.model)
         end = self._position + len(strategy.mb_y)
-        positions = range(self._position, end)
+        positions = range(self._position, end)  # of the images in the experience
         self.batch = StreamBatch(
             labels=strategy.mb_y,
-            feature_map=record.feature_map,
-            codes=record.codes,
-            pixels=pixels_of(strategy, record.images, positions),
+            feature_map=forward_record.feature_map,
+            codes=forward_record.codes,
+            pixels=pixel_reader(strategy, forward_record.images, positions),
         )
         label_numbers = getattr(strategy, "label_numbers", None)
         if label_numbers is not None:
             self.batch.numbers = label_numbers
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Count the images of the batch, and drop it."""
         self._position += len(strategy.mb_y)
         self.batch = None
 
-    def _record_of(self, strategy) -> ForwardRecord:
-        """Return the latest record of the new batch; compute one if there is none."""
-        for record in reversed(self._records):
-            if record.images is strategy.mb_x:
-                return record
+    def _forward_record_of_batch(self, strategy) -> ForwardRecord:
+        """Return images, maps and codes of the latest forward pass on the new batch.
+
+        If the strategy passed other images than ``mb_x``, the maps are computed here.
+        """
+        for forward_record in reversed(self._forward_records):
+            if forward_record.images is strategy.mb_x:
+                return forward_record
         feature_map = strategy.model.features(strategy.mb_x)
         return ForwardRecord(strategy.mb_x, feature_map, None)
 
     def _stop_recording(self) -> None:
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = None
-        self._records = []
+        """Remove the hook of the model, and what it recorded."""
+        if self._map_hook is not None:
+            self._map_hook.remove()
+        self._map_hook = None
+        self._forward_records = []
 
 
-def _check_map_shape(record: ForwardRecord, model: SplitModel) -> None:
+def _check_map_shape(forward_record: ForwardRecord, model: SplitModel) -> None:
     """Raise ValueError if images are of another size than the model was built for."""
-    shape = tuple(record.feature_map.shape[1:])
-    if shape == model.map_shape:
+    map_shape = tuple(forward_record.feature_map.shape[1:])
+    if map_shape == model.map_shape:
         return
-    channels, height, width = record.images.shape[1:]
+    channels, height, width = forward_record.images.shape[1:]
     images = "the cached images"
     if channels == 3:  # from a cache come maps, whose size is not that of the images
         images = f"images of {height} x {width} pixels"
     side = model.image_size
     raise ValueError(
-        f"the maps of {images} are {shape}, but the model was built with "
+        f"the maps of {images} are {map_shape}, but the model was built with "
         f"image_size={side}, for maps of {model.map_shape}; resize the images to "
         f"{side} x {side} pixels in the transform, or build the model with their "
         "image_size"
@@ -172,11 +180,16 @@ class StoringPlugin(BatchPlugin):
         self.returning_expected = False
 
     def before_training(self, strategy, **kwargs):
+        """Refuse what the strategy cannot train with, before its first step."""
         check_strategy(strategy)
         group_frozen_weights(strategy)
 
     def after_train_dataset_adaptation(self, strategy, **kwargs):
-        """Raise ValueError for classes without room, before anything is changed."""
+        """Raise ValueError for classes without room, before anything is changed.
+
+        The buffer needs room for the classes that it holds, those of the experience and
+        those that the benchmark announces for later ones.
+        """
         buffer = self.storage_policy
         coming = set(labels_of(strategy.adapted_dataset))
         stored_or_coming = coming.union(buffer.classes)
@@ -190,45 +203,59 @@ class StoringPlugin(BatchPlugin):
         labels = labels_of(strategy.adapted_dataset)  # of all that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered_counts = Counter()
-        number = strategy.clock.train_exp_counter
-        if number != self._experience:  # else it was resumed, and begins again
+        experience = strategy.clock.train_exp_counter
+        is_resumed = experience == self._experience  # and begins again
+        if not is_resumed:
             self._earlier_classes |= self._classes
-        self._experience = number
+        self._experience = experience
         self._classes = set(labels)
         if self.returning and not self.returning_expected:
             self.returning_expected = True
             for consequence in self.consequences_of_returning():
                 warnings.warn(
-                    f"class {min(self.returning)} returns in experience {number}: "
+                    f"class {min(self.returning)} returns in experience {experience}: "
                     f"{consequence}",
                     stacklevel=2,
                 )
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Offer the batch to the buffer, in the epoch that is stored."""
         if self.offers(strategy):
             self.offer(strategy, self.current)
             self._offered_counts.update(self.current.numbers)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):
-        positions = self._left_out(labels_of(strategy.adapted_dataset))
+        """Offer the images that a stop of the training left out."""
+        positions = self._positions_left_out(labels_of(strategy.adapted_dataset))
         if not positions:
             return  # a loader would draw a seed from the global RNG
-        for batch in _batches_of(strategy, positions):
+        for batch in _batches_at(positions, strategy):
             self.offer(strategy, batch)
             if self.storage_policy.rule.finished:
                 break
 
-    def _left_out(self, labels: list[int]) -> list[int]:
-        """Return positions, ascending, of as many images as were not offered."""
-        missing = Counter(labels) - self._offered_counts  # none where more were offered
-        positions = []
+    def _positions_left_out(self, labels: list[int]) -> list[int]:
+        """Return the positions of images that were not offered to the buffer.
+
+        Which ones were is known by their numbers alone: of each class, the last ones in
+        the experience are returned.
+
+        Args:
+            labels: of all images of the experience.
+
+        Returns:
+            Positions in the experience, ascending.
+        """
+        # Counts above 0 alone: none is missing of a class offered more often.
+        missing_of_class = Counter(labels) - self._offered_counts
+        last_first = []
         for position in reversed(range(len(labels))):
             label = labels[position]
-            if missing[label]:
-                missing[label] -= 1
-                positions.append(position)
-        return positions[::-1]
+            if missing_of_class[label]:
+                missing_of_class[label] -= 1
+                last_first.append(position)
+        return last_first[::-1]
 
     def offers(self, strategy: Any) -> bool:
         """Return whether the batch that was trained on is offered to the buffer."""
@@ -237,7 +264,7 @@ class StoringPlugin(BatchPlugin):
     def offer(self, strategy: Any, batch: StreamBatch) -> None:
         """Offer a batch to the buffer.
 
-        ``self.batch`` is ``None`` if it was not trained on in the last epoch.
+        Meanwhile ``self.batch`` is ``None`` if it was not trained on in the last epoch.
         """
         self.storage_policy.store(batch, strategy.model)
 
@@ -257,6 +284,7 @@ class StoringPlugin(BatchPlugin):
         ]
 
     def state_dict(self):
+        """Return the classes so far and what was offered, besides the position."""
         return {
             **super().state_dict(),
             "offered": dict(self._offered_counts),
@@ -266,6 +294,7 @@ class StoringPlugin(BatchPlugin):
         }
 
     def load_state_dict(self, state):
+        """Load what ``state_dict`` returned."""
         super().load_state_dict(state)
         self._offered_counts = Counter(state["offered"])
         self._classes = set(state["classes"])
@@ -281,20 +310,24 @@ class StoringPlugin(BatchPlugin):
         return self.mask(model.classify(maps))
 
 
-def _batches_of(strategy, positions: list[int]) -> Iterator[StreamBatch]:
-    """Yield images of the experience at some positions, in batches of the training."""
+def _batches_at(positions: list[int], strategy) -> Iterator[StreamBatch]:
+    """Yield the images at some positions of the experience, in batches of the training.
+
+    Their maps are computed here; they have no codes.
+    """
     model = strategy.model
-    size = strategy.train_mb_size
-    images_left = Subset(strategy.adapted_dataset, positions)
-    loader = DataLoader(images_left, batch_size=size)
-    for number, (images, labels, *_) in enumerate(loader):
+    batch_size = strategy.train_mb_size
+    images_at_positions = Subset(strategy.adapted_dataset, positions)
+    loader = DataLoader(images_at_positions, batch_size=batch_size)
+    for batch_number, (images, labels, *_) in enumerate(loader):
         images = images.to(strategy.device)
-        positions_of_batch = positions[number * size : (number + 1) * size]
+        start = batch_number * batch_size
+        positions_of_batch = positions[start : start + batch_size]
         yield StreamBatch(
             labels=labels.to(strategy.device),
             feature_map=model.features(images),
             codes=None,
-            pixels=pixels_of(strategy, images, positions_of_batch, in_order=True),
+            pixels=pixel_reader(strategy, images, positions_of_batch, in_order=True),
         )
 
 
@@ -309,17 +342,20 @@ def seen_classes_of(
         strategy: of both plugins.
         handed_over: argument ``seen`` of the storing plugin.
 
+    Returns:
+        The plugin; ``None`` if nothing was handed over and the strategy has none.
+
     Raises:
         ValueError: losses would be over different classes: the plugin list has another
             mask, or lacks the one that was given.
     """
-    mask = handed_over
-    if mask is None:
-        mask = getattr(strategy, "seen_classes", None)
+    mask_plugin = handed_over
+    if mask_plugin is None:
+        mask_plugin = getattr(strategy, "seen_classes", None)
     listed = [
         plugin for plugin in strategy.plugins if isinstance(plugin, SeenClassesPlugin)
     ]
-    if any(plugin is not mask for plugin in listed):
+    if any(plugin is not mask_plugin for plugin in listed):
         raise ValueError(
             "the plugin list has a SeenClassesPlugin that was not handed to the "
             "storing plugin: losses of new images and of memories would be over "
@@ -331,13 +367,13 @@ def seen_classes_of(
             "plugin list, so it knows no class and would mask all of them: write "
             "plugins=[seen, CRUMBPlugin(..., seen=seen)]"
         )
-    return mask
+    return mask_plugin
 
 
-def pixels_of(
+def pixel_reader(
     strategy: Any, images: Tensor, positions: Sequence[int], in_order: bool = False
 ) -> Callable[[Sequence[int]], Tensor]:
-    """Make a function that returns pixels of a batch.
+    """Make a function that returns pixels of the images of a batch.
 
     If a cache put feature maps in the place of the images, they are read from the
     experience.
@@ -354,20 +390,22 @@ def pixels_of(
     """
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
-    def pixels(positions_in_batch: Sequence[int]) -> Tensor:
-        if images.shape[1] == 3:
+    def read_pixels(positions_in_batch: Sequence[int]) -> Tensor:
+        are_cached_maps = images.shape[1] != 3
+        if not are_cached_maps:
             return strategy.model.pixels(images[list(positions_in_batch)])
         if not in_order:
             raise ValueError(
                 "images can be stored beside a feature cache only in frame order: "
                 "train with shuffle=False, or without the cache"
             )
-        return frames(strategy, [positions[index] for index in positions_in_batch])
+        frame_positions = [positions[index] for index in positions_in_batch]
+        return read_frames(strategy, frame_positions)
 
-    return pixels
+    return read_pixels
 
 
-def frames(strategy: Any, positions: Sequence[int]) -> Tensor:
+def read_frames(strategy: Any, positions: Sequence[int]) -> Tensor:
     """Read frames of the current experience as ``(n, 3, h, w)`` ``uint8``."""
     dataset = strategy.experience.dataset
     images = torch.stack([dataset[int(position)][0] for position in positions])

@@ -22,7 +22,7 @@ from crumb_avalanche.system.value_types import PLAIN_VALUES, StateError, check, 
 from crumb_avalanche.training.stateful import StatefulPlugin
 
 FORMAT = "crumb-checkpoint-1"
-ABOUT = ("settings", "notes")
+PLAIN_PARTS = ("settings", "notes")  # of the metadata of a file, as JSON
 NEWEST = 2  # checkpoints that stay: the last one, and one if that is damaged
 
 
@@ -54,19 +54,28 @@ class CheckpointFolder:
         self._damaged_numbers: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
-        """Remove the folder, or all its files but one.
+        """Remove the folder, or all that is in it but one file.
 
         The newest checkpoint goes last: a run that is killed meanwhile resumes from it.
+
+        Args:
+            but: name of the file that stays.
         """
         self._damaged_numbers.clear()
         with suppress(OSError):  # no folder, or something in it that cannot be removed
             paths = sorted(self.folder.iterdir())
-            folders = [path for path in paths if path.is_dir()]
-            for path in folders:
-                if not path.is_symlink():
-                    shutil.rmtree(path, ignore_errors=True)
+            folders = []
+            files = []
             for path in paths:
-                if path.name != but and (path.is_symlink() or not path.is_dir()):
+                is_folder = path.is_dir() and not path.is_symlink()
+                if is_folder:
+                    folders.append(path)
+                else:
+                    files.append(path)
+            for path in folders:
+                shutil.rmtree(path, ignore_errors=True)
+            for path in files:
+                if path.name != but:
                     path.unlink(missing_ok=True)
             self.folder.rmdir()
 
@@ -85,21 +94,26 @@ class CheckpointFolder:
         """
         numbers = self.numbers()
         path = self.path(numbers[0] + 1 if numbers else 0)
-        about = {
+        metadata = {
+            "format": FORMAT,
             "settings": json.dumps(self.settings, sort_keys=True),
             "notes": json.dumps(notes),
         }
         try:
-            write_state(path, state, {"format": FORMAT, **about})
+            write_state(path, state, metadata)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"the checkpoint {path} cannot be written ({error}); the one before it "
                 "is untouched. Free some room and give the same command again: it "
                 "resumes from there"
             ) from error
-        good = [number for number in numbers if number not in self._damaged_numbers]
-        for number in {*numbers} - {*good[: NEWEST - 1]}:
-            self.path(number).unlink(missing_ok=True)
+        undamaged = [
+            number for number in numbers if number not in self._damaged_numbers
+        ]
+        staying = undamaged[: NEWEST - 1]  # beside the one that was just written
+        for number in numbers:
+            if number not in staying:
+                self.path(number).unlink(missing_ok=True)
         return path
 
     def newest(
@@ -142,11 +156,11 @@ class CheckpointFolder:
             raise TensorFileError(
                 f"its format is {metadata.get('format')}, not {FORMAT}"
             )
-        about = {name: loaded_json(metadata[name]) for name in ABOUT}
-        check(record(**dict.fromkeys(ABOUT, PLAIN_VALUES)), about)
-        self._check_settings(about["settings"])
-        check_notes(about["notes"])
-        return Checkpoint(number, about["notes"], state)
+        plain_values = {name: loaded_json(metadata[name]) for name in PLAIN_PARTS}
+        check(record(**dict.fromkeys(PLAIN_PARTS, PLAIN_VALUES)), plain_values)
+        self._check_settings(plain_values["settings"])
+        check_notes(plain_values["notes"])
+        return Checkpoint(number, plain_values["notes"], state)
 
     def path(self, number: int) -> Path:
         """Return the path of a checkpoint."""
@@ -154,7 +168,7 @@ class CheckpointFolder:
 
     def _check_settings(self, settings: dict) -> None:
         """Raise CheckpointError unless a checkpoint has the settings of the folder."""
-        expected = json.loads(json.dumps(self.settings))
+        expected = json.loads(json.dumps(self.settings))  # tuples are lists in a file
         for name in sorted({*settings, *expected}):
             if settings.get(name) != expected.get(name):
                 raise CheckpointError(
@@ -201,26 +215,31 @@ class _ResumingLoader:
 
     Args:
         loader: of the whole epoch.
-        start: torch's RNG state at the start of the epoch.
-        step: number of batches to drop.
+        epoch_start: torch's RNG state at the start of the epoch.
+        n_dropped: number of batches to drop.
         restore: loads the state.
     """
 
     def __init__(
-        self, loader, start: torch.Tensor, step: int, restore: Callable[[], None]
+        self,
+        loader,
+        epoch_start: torch.Tensor,
+        n_dropped: int,
+        restore: Callable[[], None],
     ):
         self.loader = loader
-        self.start = start
-        self.step = step
+        self.epoch_start = epoch_start
+        self.n_dropped = n_dropped
         self.restore = restore
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator:
-        torch.set_rng_state(self.start)  # which decides the order of a shuffled epoch
+        # It decides the order of a shuffled epoch.
+        torch.set_rng_state(self.epoch_start)
         batches = iter(self.loader)
-        for _ in range(self.step):
+        for _ in range(self.n_dropped):
             next(batches)
         self.restore()
         yield from batches
@@ -228,7 +247,13 @@ class _ResumingLoader:
 
 @dataclass(frozen=True)
 class _Resumption:
-    """Where an experience is resumed; see ``CheckpointPlugin.resume_from``."""
+    """Where an experience is resumed, and how.
+
+    Attributes:
+        position: of the checkpoint in the experience.
+        epoch_start: torch's RNG state at the start of its epoch.
+        restore: loads the checkpoint's state.
+    """
 
     position: Position
     epoch_start: torch.Tensor
@@ -275,29 +300,36 @@ class CheckpointPlugin(StatefulPlugin):
         self._resumption = _Resumption(position, epoch_start, restore)
 
     def before_training_epoch(self, strategy, **kwargs):
-        """Skip the epochs and steps before the position to resume from."""
+        """Skip the epochs and steps before the position to resume from.
+
+        The strategy's loader is replaced: by an empty one in an epoch that was finished
+        before the checkpoint, and by a ``_ResumingLoader`` in that of the checkpoint.
+        """
         self.epoch_start = torch.get_rng_state()
         resumption = self._resumption
         if resumption is None:
             return
         self._loader = strategy.dataloader
-        if strategy.clock.train_exp_epochs < resumption.position.epoch:
+        was_finished = strategy.clock.train_exp_epochs < resumption.position.epoch
+        if was_finished:
             strategy.dataloader = ()
             return
         self._resumption = None
         strategy.dataloader = _ResumingLoader(
             loader=self._loader,
-            start=resumption.epoch_start,
-            step=resumption.position.step,
+            epoch_start=resumption.epoch_start,
+            n_dropped=resumption.position.step,
             restore=resumption.restore,
         )
 
     def after_training_epoch(self, strategy, **kwargs):
+        """Give the strategy its own data loader back."""
         if self._loader is not None:
             strategy.dataloader = self._loader
             self._loader = None
 
     def after_training_iteration(self, strategy, **kwargs):
+        """Save a checkpoint after every ``every``-th step of the stream."""
         clock = strategy.clock
         if self.every and clock.train_iterations % self.every == 0:
             position = Position(
@@ -308,7 +340,9 @@ class CheckpointPlugin(StatefulPlugin):
             self.save(position)
 
     def state_dict(self):
+        """Return torch's RNG state at the start of the epoch."""
         return {"epoch_start": self.epoch_start}
 
     def load_state_dict(self, state):
+        """Load what ``state_dict`` returned."""
         self.epoch_start = state["epoch_start"]

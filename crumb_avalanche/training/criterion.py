@@ -37,17 +37,17 @@ class SeenClassesLoss:
     Args:
         criterion: loss of ``(logits, labels)``: a module, a function or a partial
             function of one.
-        unseen: returns which of a number of classes are not seen yet, ``(classes,)``
-            bool on a device; all before training.
+        unseen_mask: function of the number of classes and a device, which returns the
+            classes not seen yet as ``(classes,)`` bool; all of them before training.
     """
 
     def __init__(
         self,
         criterion: Callable[[Tensor, Tensor], Tensor],
-        unseen: Callable[[int, torch.device], Tensor],
+        unseen_mask: Callable[[int, torch.device], Tensor],
     ):
         self.criterion = criterion
-        self.unseen = unseen
+        self.unseen_mask = unseen_mask
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss, a scalar, over the classes seen.
@@ -62,7 +62,7 @@ class SeenClassesLoss:
                 outputs of the classes seen, or is a function with a table of all
                 classes.
         """
-        loss = self._loss(logits, labels)
+        loss = self._loss_of_classes_seen(logits, labels)
         if isinstance(loss, Tensor) and loss.numel() != 1:
             raise ValueError(
                 f"the criterion returns a loss of shape {tuple(loss.shape)}; a step "
@@ -70,13 +70,18 @@ class SeenClassesLoss:
             )
         return loss
 
-    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss_of_classes_seen(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Compute the criterion over the classes seen; see ``__call__``.
+
+        Outputs of other shapes than ``(B, classes)`` are left to the criterion.
+        """
         if getattr(self.criterion, "all_outputs", False):
             return self.criterion(logits, labels)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             return self.criterion(logits, labels)
-        unseen = self.unseen(logits.shape[1], logits.device)
-        unseen = unseen & ~unseen.all()  # before training, all outputs count
+        unseen = self.unseen_mask(logits.shape[1], logits.device)
+        is_before_training = unseen.all()  # then all outputs count
+        unseen = unseen & ~is_before_training
         if _is_plain_cross_entropy(self.criterion):
             return self._loss_of_all_outputs(logits, labels, unseen)
         return self._loss_of_seen_outputs(logits, labels, unseen)
@@ -84,7 +89,16 @@ class SeenClassesLoss:
     def _loss_of_all_outputs(
         self, logits: Tensor, labels: Tensor, unseen: Tensor
     ) -> Tensor:
-        """Compute the loss of all outputs, in which unseen classes do not count."""
+        """Compute the loss of all outputs, in which unseen classes do not count.
+
+        Their logits are so low that their probability is 0, so that only targets
+        ``(B, classes)`` have to be cleared of them.
+
+        Args:
+            logits: ``(B, classes)`` float.
+            labels: ``(B,)`` int64, or ``(B, classes)`` targets.
+            unseen: ``(classes,)`` bool.
+        """
         if labels.shape == logits.shape:
             labels = labels.masked_fill(unseen & _ruled_out(logits), 0)
         return self.criterion(logits, labels)
@@ -95,31 +109,37 @@ class SeenClassesLoss:
         """Compute the loss of the outputs of seen classes and of classes of the batch.
 
         An image of an evaluation may be of a class that training has not seen.
+
+        Args:
+            logits: ``(B, classes)`` float.
+            labels: ``(B,)`` int64, or ``(B, classes)`` targets.
+            unseen: ``(classes,)`` bool.
         """
-        classes = logits.shape[1]
+        n_classes = logits.shape[1]
         columns = _columns_of_loss(logits, labels, unseen)
-        if len(columns) == classes:
+        if len(columns) == n_classes:
             return self.criterion(logits, labels)
 
-        column_of_class = torch.full((classes,), -1, device=logits.device)
+        column_of_class = torch.full((n_classes,), -1, device=logits.device)
         column_of_class[columns] = torch.arange(len(columns), device=logits.device)
-        _check_function(self.criterion, classes)
-        with _cut_copy(self.criterion, columns, column_of_class) as criterion:
+        _check_function(self.criterion, n_classes)
+        with _cut_copy(self.criterion, columns, column_of_class) as cut_criterion:
             cut_labels = _labels_among(labels, columns, column_of_class)
             try:
-                return criterion(logits[:, columns], cut_labels)
+                return cut_criterion(logits[:, columns], cut_labels)
             except (RuntimeError, ValueError, IndexError) as error:
                 raise ValueError(
                     f"the criterion fails on the outputs of the {len(columns)} classes "
-                    f"seen of {classes} ({error}). It gets (B, k) logits and labels "
+                    f"seen of {n_classes} ({error}). It gets (B, k) logits and labels "
                     "counted among the k classes: take their number from "
                     "logits.shape[1]; or set criterion.all_outputs = True, which gives "
-                    f"it all {classes} outputs, with {UNSEEN_LOGIT:g} for classes not "
-                    "seen"
+                    f"it all {n_classes} outputs, with {UNSEEN_LOGIT:g} for classes "
+                    "not seen"
                 ) from error
 
 
 def _is_plain_cross_entropy(criterion: Any) -> bool:
+    """Return whether a criterion is torch's cross-entropy without label smoothing."""
     return type(criterion) is nn.CrossEntropyLoss and criterion.label_smoothing == 0
 
 
@@ -135,9 +155,10 @@ def _columns_of_loss(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
     if labels.shape == logits.shape:
         in_batch = possible & (labels != 0).any(0)
     else:
-        numbers = torch.arange(logits.shape[1], device=logits.device)
-        in_batch = (labels[:, None] == numbers).any(0)
-    return (possible & ~unseen | in_batch).nonzero().flatten()
+        classes = torch.arange(logits.shape[1], device=logits.device)
+        in_batch = (labels[:, None] == classes).any(0)
+    counts_in_loss = possible & ~unseen | in_batch
+    return counts_in_loss.nonzero().flatten()
 
 
 def _labels_among(labels: Tensor, columns: Tensor, column_of_class: Tensor) -> Tensor:
@@ -159,7 +180,10 @@ def _labels_among(labels: Tensor, columns: Tensor, column_of_class: Tensor) -> T
 
 
 def _ruled_out(logits: Tensor) -> Tensor:
-    """Return which classes no image may have, ``(classes,)`` bool."""
+    """Return which classes no image may have, ``(classes,)`` bool.
+
+    Their logits ``(B, classes)`` are masked for all images.
+    """
     return (logits <= UNSEEN_LOGIT).all(0)
 
 
@@ -185,17 +209,21 @@ class _Copy:
     tensors: dict[str, dict[str, Any]]
 
     def hand_back(self) -> None:
-        """Give the original what the copy assigned to itself, such as a count."""
-        original = vars(self.original)
-        copied = vars(self.copied)
-        for name, value in copied.items():
-            is_new = value is not self.attributes.get(name)
-            if is_new and name not in PARTS_OF_MODULES:
-                original[name] = value
-        for kind, tensors in self.tensors.items():
-            for name, value in copied[kind].items():
-                if value is not tensors.get(name):
-                    original[kind][name] = value
+        """Give the original what the copy assigned to itself, such as a count.
+
+        Attributes that the copy left alone stay as they are in the original, whose
+        tensors are not cut.
+        """
+        original_attributes = vars(self.original)
+        copied_attributes = vars(self.copied)
+        for name, attribute in copied_attributes.items():
+            was_assigned = attribute is not self.attributes.get(name)
+            if was_assigned and name not in PARTS_OF_MODULES:
+                original_attributes[name] = attribute
+        for table, cut_tensors in self.tensors.items():  # "_parameters", "_buffers"
+            for name, tensor in copied_attributes[table].items():
+                if tensor is not cut_tensors.get(name):
+                    original_attributes[table][name] = tensor
 
 
 class _Cutter:
@@ -214,16 +242,20 @@ class _Cutter:
         self.column_of_class = column_of_class
         self.copies: dict[int, _Copy] = {}  # by id of the original
 
-    def cut(self, name: str, value: Any) -> Any:
-        """Return an attribute of a criterion, cut if it has an entry for each class."""
-        classes = len(self.column_of_class)
+    def cut_attribute(self, name: str, value: Any) -> Any:
+        """Return an attribute of a criterion, cut if it has an entry for each class.
+
+        An ``ignore_index`` that is a class becomes the column of that class.
+        """
+        n_classes = len(self.column_of_class)
         if isinstance(value, Tensor):
             for axis, length in enumerate(value.shape):
-                if length == classes:
+                if length == n_classes:
                     value = value.index_select(axis, self.columns.to(value.device))
-        elif name == "ignore_index" and 0 <= value < classes:
+        elif name == "ignore_index" and 0 <= value < n_classes:
             column = int(self.column_of_class[value])
-            return IGNORED if column < 0 else column
+            was_cut_off = column < 0
+            return IGNORED if was_cut_off else column
         return value
 
     def copy_criterion(self, criterion: Any) -> Any:
@@ -251,10 +283,10 @@ class _Cutter:
         attributes = self._cut_all(vars(original))
         tensors: dict[str, dict[str, Any]] = {}
         if isinstance(original, nn.Module):
-            for kind in TENSORS_OF_MODULES:
-                tensors[kind] = self._cut_all(vars(original)[kind])
+            for table in TENSORS_OF_MODULES:
+                tensors[table] = self._cut_all(vars(original)[table])
                 # A dictionary of the copy's own, in which it may assign.
-                attributes[kind] = dict(tensors[kind])
+                attributes[table] = dict(tensors[table])
             attributes["_modules"] = self._copied_modules(original)
         copied = copy.copy(original)
         vars(copied).update(attributes)
@@ -270,7 +302,7 @@ class _Cutter:
 
     def _cut_all(self, values: dict[str, Any]) -> dict[str, Any]:
         """Cut attributes or arguments of a criterion, by name."""
-        return {name: self.cut(name, value) for name, value in values.items()}
+        return {name: self.cut_attribute(name, value) for name, value in values.items()}
 
 
 @contextmanager
@@ -284,21 +316,21 @@ def _cut_copy(
     """
     cutter = _Cutter(columns, column_of_class)
     yield cutter.copy_criterion(criterion)
-    for criterion_copy in cutter.copies.values():
-        criterion_copy.hand_back()
+    for object_copy in cutter.copies.values():
+        object_copy.hand_back()
 
 
-def _check_function(criterion: Any, classes: int) -> None:
+def _check_function(criterion: Any, n_classes: int) -> None:
     """Raise ValueError for a function that uses a table of all classes from outside."""
     if not inspect.isfunction(criterion):
         return
-    used = inspect.getclosurevars(criterion)
-    for name, value in {**used.globals, **used.nonlocals}.items():
-        if isinstance(value, Tensor) and classes in value.shape:
+    outside = inspect.getclosurevars(criterion)
+    for name, variable in {**outside.globals, **outside.nonlocals}.items():
+        if isinstance(variable, Tensor) and n_classes in variable.shape:
             raise ValueError(
                 f"the criterion uses {name}, which has an entry for each of the "
-                f"{classes} classes, but it gets the outputs of the classes seen: hand "
-                f"it over with functools.partial(criterion, {name}=...), or keep it in "
-                "an nn.Module, where it is cut likewise; or set criterion.all_outputs "
-                "= True to get all outputs"
+                f"{n_classes} classes, but it gets the outputs of the classes seen: "
+                f"hand it over with functools.partial(criterion, {name}=...), or keep "
+                "it in an nn.Module, where it is cut likewise; or set "
+                "criterion.all_outputs = True to get all outputs"
             )

@@ -156,15 +156,21 @@ class CRUMBPlugin(StoringPlugin):
         if settings.replay_compute is not None:
             self.balanced = BalancedReplay(settings.replay_compute)
         self._after_update = AfterUpdate(self, self._replay)
-        self._first = FirstExperience()
+        self._first_experience = FirstExperience()
 
     def before_training(self, strategy, **kwargs):
+        """Check the plugins beside this one, and go after all of them."""
         _check_neighbours(strategy, self.storage_policy)
         super().before_training(strategy, **kwargs)
         if not self.fused:
             self._after_update.follow(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
+        """Calibrate the codebook on the first experience, if eq. 3 needs one.
+
+        Raises:
+            ValueError: the model has no codebook for the codebook-out loss.
+        """
         model = strategy.model
         if self.codebook_weight and model.codebook is None:
             raise ValueError(
@@ -184,7 +190,7 @@ class CRUMBPlugin(StoringPlugin):
 
         ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta is 0.
         """
-        self._observe_first(strategy)
+        self._observe_first_experience(strategy)
         if self.codebook_weight == 0:
             strategy.loss = self.direct_weight * strategy.loss
         else:
@@ -200,45 +206,51 @@ class CRUMBPlugin(StoringPlugin):
         if self.fused:
             self._add_replay_losses(strategy)
 
-    def _observe_first(self, strategy: Any) -> None:
-        """Keep maps of the first experience, if P is trained on it."""
+    def _observe_first_experience(self, strategy: Any) -> None:
+        """Keep maps of the first experience, on which the network is tested after it.
+
+        Not if nothing is trained on it.
+        """
         is_first_epoch = strategy.clock.train_exp_epochs == 0
-        if _in_first_task(strategy) and is_first_epoch and strategy.loss.requires_grad:
-            images = len(strategy.adapted_dataset)
-            self._first.observe(self.current, self._position, images)
+        is_trained = strategy.loss.requires_grad
+        if _in_first_task(strategy) and is_first_epoch and is_trained:
+            n_images = len(strategy.adapted_dataset)
+            self._first_experience.observe(self.current, self._position, n_images)
 
     def after_training_exp(self, strategy, **kwargs):
+        """Store what was left out; test the network after the first experience."""
         super().after_training_exp(strategy, **kwargs)
         if _in_first_task(strategy):
-            self._first.finish(strategy.model, len(self._classes), self.mask)
+            n_classes = len(self._classes)
+            self._first_experience.finish(strategy.model, n_classes, self.mask)
 
     def _replay(self, strategy: Any, **kwargs: Any) -> None:
         """Take the replay steps after a new batch of task t > 1 (algorithm 1)."""
-        for _ in range(self._replay_batches(strategy)):
+        for _ in range(self._n_replay_batches(strategy)):
             with strategy.model.stopwatch.measure("replay"):
-                if self._nothing_to_replay():
+                if self._has_nothing_to_replay():
                     continue
                 trigger_plugins(strategy, "before_replay_step", **kwargs)
                 loss = self._replay_loss(strategy)
                 memory_step(strategy, loss, **kwargs)
 
     def _add_replay_losses(self, strategy) -> None:
-        """Add the losses of the replay batches to that of the new batch."""
-        for _ in range(self._replay_batches(strategy)):
-            if self._nothing_to_replay():
+        """Add the losses of the replay batches to that of the new batch (``fused``)."""
+        for _ in range(self._n_replay_batches(strategy)):
+            if self._has_nothing_to_replay():
                 continue
             with strategy.model.stopwatch.measure("replay"):
                 replay_loss = self._replay_loss(strategy)
             strategy.loss = strategy.loss + replay_loss
 
-    def _replay_batches(self, strategy: Any) -> int:
+    def _n_replay_batches(self, strategy: Any) -> int:
         """Return the number of replay batches after the new one: none in task 1."""
         if _in_first_task(strategy):
             return 0
         if self.balanced is None:
             return self.replay_steps
         new_images = len(self.current.labels)
-        return self.balanced.steps(new_images, strategy.model, self.storage_policy)
+        return self.balanced.n_batches(new_images, strategy.model, self.storage_policy)
 
     def _replay_loss(self, strategy: Any) -> Tensor:
         """Compute the weighted loss CE(P(Z~), y) of a replay batch."""
@@ -255,22 +267,27 @@ class CRUMBPlugin(StoringPlugin):
         if self.balanced is not None:
             return self.balanced.draw(self.current, self.storage_policy, model)
         slots = self.storage_policy.sample(
-            without=self._not_replayed(),
+            without=self._classes_not_replayed(),
             at_least=len(self.current.labels),
             at_most=self.replay_limit,
         )
         return self.storage_policy.replay(slots, model)
 
-    def _not_replayed(self) -> set[int]:
+    def _classes_not_replayed(self) -> set[int]:
         """Return the new batch's own classes, but for those that have returned."""
         return set(self.current.numbers) - self.returning
 
-    def _nothing_to_replay(self) -> bool:
+    def _has_nothing_to_replay(self) -> bool:
+        """Return whether the buffer holds no memory that may be replayed now.
+
+        Balanced replay draws images of the new batch, too, and always has some.
+        """
         if self.balanced is not None:
             return False
-        return self._not_replayed().issuperset(self.storage_policy.classes)
+        return self._classes_not_replayed().issuperset(self.storage_policy.classes)
 
     def consequences_of_returning(self):
+        """Say, too, that memories of returning classes are replayed."""
         consequences = super().consequences_of_returning()
         if self.balanced is None:
             consequences.append(
@@ -279,12 +296,14 @@ class CRUMBPlugin(StoringPlugin):
         return consequences
 
     def state_dict(self):
+        """Return the state of the plugin, with the images that are due for replay."""
         state = super().state_dict()
         if self.balanced is not None:
             state["due"] = self.balanced.due
         return state
 
     def load_state_dict(self, state):
+        """Load what ``state_dict`` returned."""
         super().load_state_dict(state)
         if self.balanced is not None:
             self.balanced.due = state["due"]
@@ -296,16 +315,21 @@ def _in_first_task(strategy) -> bool:
 
 
 def _check_neighbours(strategy, buffer: MemoryBuffer) -> None:
-    """Raise ValueError for plugins that do not fit beside a ``CRUMBPlugin``."""
+    """Raise ValueError for plugins that do not fit beside a ``CRUMBPlugin``.
+
+    Args:
+        strategy: its model and plugin list are looked at.
+        buffer: of the ``CRUMBPlugin``; codes need the codebook that made them.
+    """
     check_split_model(strategy.model, "CRUMB")
-    replaying = [
+    crumb_plugins = [
         plugin for plugin in strategy.plugins if isinstance(plugin, CRUMBPlugin)
     ]
-    if len(replaying) > 1:
+    if len(crumb_plugins) > 1:
         raise ValueError(
-            f"the plugin list has {len(replaying)} of CRUMBPlugin, which would replay "
-            "twice; CRUMBStrategy has its own, so give it none, or use CRUMBPlugin in "
-            "another strategy"
+            f"the plugin list has {len(crumb_plugins)} of CRUMBPlugin, which would "
+            "replay twice; CRUMBStrategy has its own, so give it none, or use "
+            "CRUMBPlugin in another strategy"
         )
     if not isinstance(buffer, CodeBuffer):
         return

@@ -60,6 +60,7 @@ class FeatureCache(StatefulPlugin):
         self._set_memo_of(None)
 
     def _set_memo_of(self, model: SplitModel | None) -> None:
+        """Give a model the memo of maps, and take it from the one that had it."""
         if self.model is not None:
             self.model.feature_memo = None
         if model is not None:
@@ -67,16 +68,22 @@ class FeatureCache(StatefulPlugin):
         self.model = model
 
     def before_training(self, strategy, **kwargs):
+        """Give the model of the strategy the memo of maps."""
         model = strategy.model
         self._set_memo_of(model if isinstance(model, SplitModel) else None)
 
     def after_train_dataset_adaptation(self, strategy, **kwargs):
+        """Put cached maps in the place of the images of the data set."""
         strategy.adapted_dataset = self._with_cached_maps(strategy.adapted_dataset)
 
     after_eval_dataset_adaptation = after_train_dataset_adaptation
 
     def _with_cached_maps(self, images: AvalancheDataset) -> AvalancheDataset:
-        """Return a data set of maps with the labels of some images."""
+        """Return a data set of the cached maps of some images, with their attributes.
+
+        Raises:
+            ValueError: the images have no ``frame_row``, by which maps are stored.
+        """
         if not hasattr(images, "frame_row"):
             raise ValueError(
                 "the feature cache identifies images by their number: give the data "
@@ -97,8 +104,10 @@ class FeatureCache(StatefulPlugin):
         return AvalancheDataset([maps], data_attributes=attributes)
 
     def state_dict(self):
+        """Return the counts and seconds of the store so far."""
         return attributes(self.store, STATE_OF_STORE)
 
     def load_state_dict(self, state):
+        """Load what ``state_dict`` returned."""
         for name in STATE_OF_STORE:
             setattr(self.store, name, state[name])

@@ -37,7 +37,9 @@ class FirstExperience:
             images: number of images of the experience.
         """
         for index, label in enumerate(batch.numbers):
-            if (position + index) * IMAGES % images < IMAGES:
+            # Of all positions, about IMAGES fulfil this: one in images / IMAGES.
+            is_tested = (position + index) * IMAGES % images < IMAGES
+            if is_tested:
                 self._maps.append(batch.feature_map[index].clone())
                 self._labels.append(label)
 
@@ -55,28 +57,39 @@ class FirstExperience:
             is_right = self._answers(model, mask) == torch.tensor(self._labels)
             accuracy = float(is_right.float().mean())
             chance = 1 / classes
-            if accuracy < chance + LITTLE * (1 - chance):
-                _warn(model, accuracy, chance)
+            least_accuracy = chance + LITTLE * (1 - chance)
+            if accuracy < least_accuracy:
+                _warn_of_chance(model, accuracy, chance)
         self._maps = []
         self._labels = []
 
     @torch.no_grad()
     def _answers(self, model: SplitModel, mask: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the classes ``(N,)`` that the maps are named, as in evaluation."""
+        """Return the classes ``(N,)`` that the network answers for the maps.
+
+        It runs as in evaluation.
+        """
         with evaluating(model):
             logits = mask(model.classify(torch.stack(self._maps)))
         return logits.argmax(1).cpu()
 
 
-def _warn(model: SplitModel, accuracy: float, chance: float) -> None:
-    """Warn of an accuracy near chance, and name what may cure it."""
+def _warn_of_chance(model: SplitModel, accuracy: float, chance: float) -> None:
+    """Warn of an accuracy near chance, and name what may cure it.
+
+    Args:
+        model: the network after the first experience.
+        accuracy: share of its images that it answers right.
+        chance: that of guessing.
+    """
     cures = [
         "try other learning rates (crumb run --family fair tries five on this "
         "experience, in Python lr_search.tune)",
         "train it longer with first_epochs",
     ]
-    if model.codes_error is not None and model.codes_error > LOSSY:
-        share = kept_text(model.codes_error)
+    error = model.codes_error  # None where it was not measured
+    if error is not None and error > LOSSY:
+        share = kept_text(error)
         cures.append(
             f"take codes that keep more of the maps than {share}: "
             "--preset tuned, or Codebook(search='distance', filtered=True)"

@@ -34,19 +34,20 @@ LABEL_BYTES = 8  # of a label in Avalanche's data sets
 
 def peak_rss_bytes() -> int:
     """Return the largest resident set of this process so far, in bytes."""
-    if resource is None:
+    if resource is None:  # on Windows
         import psutil  # which Avalanche needs
 
         memory = psutil.Process().memory_info()
         return getattr(memory, "peak_wset", memory.rss)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    is_in_bytes = sys.platform == "darwin"  # elsewhere in KiB
+    return peak if is_in_bytes else peak * 1024
 
 
 def statistics_bytes(strategy, attribute: str = "statistics_bytes") -> int:
-    """Return the sum of an attribute of a strategy and its plugins.
+    """Return the sum of an attribute, in bytes, of a strategy and its plugins.
 
-    The default ``statistics_bytes`` are those that they keep besides a buffer.
+    The default, ``statistics_bytes``, is what they keep besides a buffer.
     """
     total = 0
     for owner in (strategy, *strategy.plugins):
@@ -107,18 +108,18 @@ def replay_memories(strategy) -> Iterator[MemorySizes]:
         yield sizes_of_policy(policy)
     for plugin in strategy.plugins:
         sizes = getattr(plugin, "memory_sizes", None)
-        if isinstance(sizes, MemorySizes):  # joint training
+        if isinstance(sizes, MemorySizes):  # the images of joint training
             yield sizes
         buffers = getattr(plugin, "buffers", None)
-        if isinstance(buffers, list):  # A-GEM
+        if isinstance(buffers, list):  # of Avalanche's AGEMPlugin
             for exemplars in buffers:
                 yield sizes_of_exemplars(exemplars)
-        images = getattr(plugin, "memory_x", None)
-        if isinstance(images, dict):  # GEM
+        images_by_experience = getattr(plugin, "memory_x", None)
+        if isinstance(images_by_experience, dict):  # of Avalanche's GEMPlugin
             labels = plugin.memory_y.values()
             yield MemorySizes(
                 memories=sum(map(len, labels)),
-                memory_bytes=tensor_bytes(images.values()),
+                memory_bytes=tensor_bytes(images_by_experience.values()),
                 label_bytes=tensor_bytes(labels),
             )
 
@@ -162,94 +163,118 @@ class LedgerMetric(PluginMetric[dict]):
         self.reset()
 
     def reset(self) -> None:
+        """Count images and seconds from 0."""
         self.train_seconds = 0.0
         self.images = 0
-        self._parts = dict.fromkeys(PARTS, 0.0)
-        self._before = dict.fromkeys(PARTS, 0.0)
-        self._start: float | None = None  # None outside training
+        # Seconds of each of PARTS in training so far, and what the stopwatch of the
+        # model showed when training last began.
+        self._part_seconds = dict.fromkeys(PARTS, 0.0)
+        self._stopwatch_at_start = dict.fromkeys(PARTS, 0.0)
+        # Time up to which train_seconds are counted; None outside of training.
+        self._counted_until: float | None = None
 
     def result(self) -> dict[str, float]:
+        """Return the entries of the latest training experience."""
         return dict(self.entries)
 
     def before_training_exp(self, strategy) -> None:
-        self._start = time.perf_counter()
-        self._before = self._seconds(strategy)
+        """Start to count the seconds of an experience."""
+        self._counted_until = time.perf_counter()
+        self._stopwatch_at_start = self._stopwatch_seconds(strategy)
 
     def after_training_iteration(self, strategy) -> None:
+        """Count the images and the time of a batch."""
         self.images += len(strategy.mb_y)
         self._count_seconds()
 
     def before_eval(self, strategy) -> None:
-        if self._start is not None:
+        """Stop to count where an evaluation interrupts the training."""
+        is_training = self._counted_until is not None
+        if is_training:
             self._count_seconds()
             self._count_parts(strategy)
 
     def after_eval(self, strategy) -> None:
-        if self._start is not None:
+        """Count again after an evaluation within the training."""
+        is_training = self._counted_until is not None
+        if is_training:
             self.before_training_exp(strategy)
 
     def after_training_exp(self, strategy) -> list[MetricValue]:
+        """Count the experience, and emit the entries of the ledger."""
         self._count_seconds()
         self._count_parts(strategy)
-        self._start = None
+        self._counted_until = None
         self.entries = self.count(strategy)
         step = strategy.clock.train_iterations
-        values = []
+        metrics = []
         for name, value in self.entries.items():
-            values.append(MetricValue(self, f"Ledger/{name}", value, step))
-        return values
+            metrics.append(MetricValue(self, f"Ledger/{name}", value, step))
+        return metrics
 
     def _count_seconds(self) -> None:
-        assert self._start is not None, "called in training only"
+        """Add the seconds since the last call to those of the training."""
+        assert self._counted_until is not None, "called in training only"
         now = time.perf_counter()
-        self.train_seconds += now - self._start
-        self._start = now
+        self.train_seconds += now - self._counted_until
+        self._counted_until = now
 
     def _count_parts(self, strategy) -> None:
-        for name, seconds in self._seconds(strategy).items():
-            self._parts[name] += seconds - self._before[name]
+        """Add what the model's stopwatch measured of each part since the start."""
+        for name, seconds in self._stopwatch_seconds(strategy).items():
+            self._part_seconds[name] += seconds - self._stopwatch_at_start[name]
 
     def count(self, strategy) -> dict[str, float]:
         """Return all entries of a ``strategy`` as of now."""
         return {
-            **self._kept_bytes(strategy),
-            **_network_bytes(strategy),
-            **_kept_by_codes(strategy.model),
+            **self._memory_entries(strategy),
+            **_network_entries(strategy),
+            **_code_entries(strategy.model),
             "peak_rss_bytes": peak_rss_bytes(),
-            **self._times(),
+            **self._time_entries(),
         }
 
-    def _kept_bytes(self, strategy) -> dict[str, float]:
-        """Return what is kept besides the network, and what is derived from it."""
+    def _memory_entries(self, strategy) -> dict[str, float]:
+        """Return the bytes that are kept besides the network, and those derived."""
         if self.storage_policy is None:
             sizes = sum(replay_memories(strategy), start=MemorySizes())
         else:
             sizes = sizes_of_policy(self.storage_policy)
         codebook_bytes = tensor_bytes(_codebook_tensors(strategy.model))
-        kept_by_method = statistics_bytes(strategy)
+        bytes_of_method = statistics_bytes(strategy)
         return {
             "buffer_items": sizes.memories,
             "buffer_bytes": sizes.memory_bytes,
             "label_bytes": sizes.label_bytes,
             "codebook_bytes": codebook_bytes,
-            "statistics_bytes": kept_by_method,
+            "statistics_bytes": bytes_of_method,
             "memory_bytes": (
-                sizes.memory_bytes + sizes.label_bytes + codebook_bytes + kept_by_method
+                sizes.memory_bytes
+                + sizes.label_bytes
+                + codebook_bytes
+                + bytes_of_method
             ),
             "derived_bytes": statistics_bytes(strategy, "derived_bytes"),
         }
 
-    def _times(self) -> dict[str, float]:
-        seconds = {f"seconds_{name}": value for name, value in self._parts.items()}
+    def _time_entries(self) -> dict[str, float]:
+        """Return the entries in seconds, and the images per second."""
+        seconds = {}
+        for name, part_seconds in self._part_seconds.items():
+            seconds[f"seconds_{name}"] = part_seconds
         return {
             "images_per_second": self.images / max(self.train_seconds, 1e-9),
             "train_seconds": self.train_seconds,
             **seconds,
-            "seconds_other": self.train_seconds - sum(self._parts.values()),
+            "seconds_other": self.train_seconds - sum(self._part_seconds.values()),
         }
 
     @staticmethod
-    def _seconds(strategy) -> dict[str, float]:
+    def _stopwatch_seconds(strategy) -> dict[str, float]:
+        """Return the seconds of each of ``PARTS`` on the model's stopwatch.
+
+        They are 0 for a model that is no ``SplitModel`` and has no stopwatch.
+        """
         if not isinstance(strategy.model, SplitModel):
             return dict.fromkeys(PARTS, 0.0)
         return selected(strategy.model.stopwatch.seconds, PARTS)
@@ -266,8 +291,8 @@ class LedgerMetric(PluginMetric[dict]):
             "entries": self.entries,
             "train_seconds": self.train_seconds,
             "images": self.images,
-            "parts": self._parts,
-            "before": self._before,
+            "parts": self._part_seconds,
+            "before": self._stopwatch_at_start,
         }
 
     def load_state_dict(self, state: dict) -> None:
@@ -275,14 +300,14 @@ class LedgerMetric(PluginMetric[dict]):
         self.entries = dict(state["entries"])
         self.train_seconds = state["train_seconds"]
         self.images = state["images"]
-        self._parts = dict(state["parts"])
-        self._before = dict(state["before"])
+        self._part_seconds = dict(state["parts"])
+        self._stopwatch_at_start = dict(state["before"])
 
 
 def _codebook_tensors(model: nn.Module) -> list[torch.Tensor]:
     """Return the memory blocks of a model, and what else its codebook keeps.
 
-    None where it has no codebook.
+    The list is empty where it has no codebook.
     """
     codebook = getattr(model, "codebook", None)
     if codebook is None:
@@ -290,26 +315,28 @@ def _codebook_tensors(model: nn.Module) -> list[torch.Tensor]:
     return [*codebook.parameters(), *codebook.buffers()]
 
 
-def _kept_by_codes(model: nn.Module) -> dict[str, float]:
-    """Return the share of the maps that codes keep, where it was measured."""
+def _code_entries(model: nn.Module) -> dict[str, float]:
+    """Return the share of the energy of maps that codes keep, where it was measured."""
     error = getattr(model, "codes_error", None)
     return {} if error is None else {"codes_keep": 1 - error}
 
 
-def _network_bytes(strategy) -> dict[str, float]:
+def _network_entries(strategy) -> dict[str, float]:
     """Return the bytes of the weights besides the codebook, and of the optimiser."""
     model = strategy.model
-    of_codebook = {id(tensor) for tensor in _codebook_tensors(model)}
+    codebook_ids = {id(tensor) for tensor in _codebook_tensors(model)}
     plastic: list[torch.Tensor] = []
     frozen: list[torch.Tensor] = []
     for tensor in [*model.buffers(), *model.parameters()]:
-        if id(tensor) in of_codebook:
+        if id(tensor) in codebook_ids:
             continue
-        group = plastic if tensor.requires_grad else frozen
-        group.append(tensor)
-    states = tensors_of(list(strategy.optimizer.state.values()))
+        if tensor.requires_grad:
+            plastic.append(tensor)
+        else:
+            frozen.append(tensor)
+    optimizer_tensors = tensors_of(list(strategy.optimizer.state.values()))
     return {
         "plastic_bytes": tensor_bytes(plastic),
         "frozen_bytes": tensor_bytes(frozen),
-        "optimizer_bytes": tensor_bytes(states),
+        "optimizer_bytes": tensor_bytes(optimizer_tensors),
     }

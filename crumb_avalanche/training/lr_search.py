@@ -30,9 +30,9 @@ RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 # Rates within these margins of the best count as equally good.
 POINTS = 1.0
 NATS = 0.01
-ARRIVALS = 4  # experiences of the small stream
-FEWEST = 4  # pieces that it takes for several of them
-MOST_IMAGES = 100  # of a piece
+MOST_EXPERIENCES = 4  # of the small stream
+FEWEST_CLASSES = 4  # of the small stream that it takes for several experiences
+MOST_IMAGES = 100  # of a class of the small stream
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ def split_experience(
     test: list[int] = []
     for label in np.unique(labels):
         positions = np.flatnonzero(labels == label)
-        count = len(positions)
-        end = min(count - 1, max(1, round(count * (1 - held_out))))
-        training += positions[:end].tolist()
-        test += positions[end:].tolist()
+        n_frames = len(positions)
+        n_training = round(n_frames * (1 - held_out))
+        n_training = min(n_frames - 1, max(1, n_training))  # each part has a frame
+        training += positions[:n_training].tolist()
+        test += positions[n_training:].tolist()
     return sorted(training), sorted(test)
 
 
@@ -91,7 +92,7 @@ def _check_two_frames(targets: Sequence[int]) -> None:
             )
 
 
-def pieces_of(
+def pseudo_classes(
     labels: Sequence[int], objects: Sequence[Hashable] | None, most: int
 ) -> list[list[int]]:
     """Divide the images of a first experience into the classes of a small stream.
@@ -103,56 +104,71 @@ def pieces_of(
     Args:
         labels: of the images.
         objects: of the images; ``None`` if they are not known.
-        most: pieces.
+        most: largest number of classes of the small stream.
 
     Returns:
-        Positions of the images of each piece: ascending, at most 100, evenly spread; a
-        piece has at least two.
+        Positions of the images of each of these classes: ascending, at most 100, evenly
+        spread; each has at least two.
     """
-    pieces = _positions_by_key(labels)
-    if objects is not None and len(pieces) < FEWEST:
-        pieces_by_object = _objects_in_turn(labels, objects)
-        if len(pieces_by_object) >= FEWEST:
-            pieces = pieces_by_object
-    return [_evenly_spread(piece, MOST_IMAGES) for piece in pieces[:most]]
+    positions_of_classes = _positions_by_key(labels)
+    if objects is not None and len(positions_of_classes) < FEWEST_CLASSES:
+        positions_of_objects = _objects_in_turn(labels, objects)
+        if len(positions_of_objects) >= FEWEST_CLASSES:
+            positions_of_classes = positions_of_objects
+    return [
+        _evenly_spread(positions, MOST_IMAGES)
+        for positions in positions_of_classes[:most]
+    ]
 
 
 def _objects_in_turn(
     labels: Sequence[int], objects: Sequence[Hashable]
 ) -> list[list[int]]:
-    """Return positions of each object with several images, class by class in turn."""
-    of_objects = _positions_by_key(list(zip(labels, objects, strict=True)))
-    several = [positions for positions in of_objects if len(positions) > 1]
-    of_classes = _positions_by_key([labels[positions[0]] for positions in several])
+    """Return positions of each object with several images, class by class in turn.
+
+    Args:
+        labels: class of each image.
+        objects: object of each image; objects of different classes may share a name.
+
+    Returns:
+        The first object of each class, then the second one of each, and so on.
+    """
+    positions_of_objects = []
+    for positions in _positions_by_key(list(zip(labels, objects, strict=True))):
+        if len(positions) > 1:
+            positions_of_objects.append(positions)
+    class_of_objects = [labels[positions[0]] for positions in positions_of_objects]
+    objects_of_classes = _positions_by_key(class_of_objects)
     in_turn = []
-    for turn in zip_longest(*of_classes):
-        in_turn += [several[index] for index in turn if index is not None]
+    for turn in zip_longest(*objects_of_classes):  # None for a class without any left
+        in_turn += [positions_of_objects[index] for index in turn if index is not None]
     return in_turn
 
 
 def _positions_by_key(keys: Sequence[Hashable]) -> list[list[int]]:
     """Return the positions of each key, in order of its first."""
-    groups: dict[Hashable, list[int]] = {}
+    positions_by_key: dict[Hashable, list[int]] = {}
     for position, key in enumerate(keys):
-        groups.setdefault(key, []).append(position)
-    return list(groups.values())
+        positions_by_key.setdefault(key, []).append(position)
+    return list(positions_by_key.values())
 
 
 def _evenly_spread(positions: list[int], most: int) -> list[int]:
+    """Return at most ``most`` of the positions, evenly spread and in order."""
     count = min(len(positions), most)
     return [positions[number * len(positions) // count] for number in range(count)]
 
 
-def arrivals_of(pieces: int) -> list[list[int]]:
-    """Divide pieces into experiences: four of almost equal size, else a single one.
+def classes_of_experiences(n_classes: int) -> list[list[int]]:
+    """Divide the classes of a small stream into experiences.
 
-    The first has two pieces or more. Fewer than four pieces, such as two classes of
-    unknown objects, are one experience.
+    These are four of almost equal size, of which the first has two classes or more.
+    Fewer than four classes, such as two of unknown objects, are one experience.
     """
-    if pieces < FEWEST:
-        return [list(range(pieces))]
-    count = min(ARRIVALS, pieces - 1)
-    sections = np.array_split(np.arange(pieces), count)
+    if n_classes < FEWEST_CLASSES:
+        return [list(range(n_classes))]
+    n_experiences = min(MOST_EXPERIENCES, n_classes - 1)
+    sections = np.array_split(np.arange(n_classes), n_experiences)
     return [section.tolist() for section in sections]
 
 
@@ -171,13 +187,17 @@ class _Relabelled(Dataset):
         return self.dataset[self.positions[number]][0], self.labels[number]
 
 
-def _relabelled(dataset, label_of: dict[int, int]) -> AvalancheDataset:
-    """Return images of a data set, ascending, with other labels, by their positions.
+def _relabelled(dataset, label_of_position: dict[int, int]) -> AvalancheDataset:
+    """Return images of a data set, ascending by position, with other labels.
 
-    They have the attributes that the stream gives them.
+    They have the attributes that the stream gives them, such as ``frame_row``.
+
+    Args:
+        dataset: of an experience.
+        label_of_position: the new label of each image that is taken, by its position.
     """
-    positions = sorted(label_of)
-    labels = [label_of[position] for position in positions]
+    positions = sorted(label_of_position)
+    labels = [label_of_position[position] for position in positions]
     attributes = [DataAttribute(labels, "targets")]
     if hasattr(dataset, "frame_row"):
         rows = [dataset.frame_row[position] for position in positions]
@@ -199,47 +219,58 @@ def small_stream(
 
     Args:
         first_experience: of the stream.
-        objects: see ``pieces_of``.
-        most: see ``pieces_of``; without it the experience stays one, with its own
+        objects: see ``pseudo_classes``.
+        most: see ``pseudo_classes``; without it the experience stays one, with its own
             labels.
 
     Returns:
-        An Avalanche benchmark; the last fifth of each piece is its test.
+        An Avalanche benchmark; the last fifth of each class is its test.
     """
     dataset = first_experience.dataset
     labels = labels_of(dataset)
     _check_two_frames(labels)
+    # The class in the small stream of each image that is in it.
+    label_of_position: dict[int, int] = {}
     if most is None:
-        label_of = dict(enumerate(labels))
+        label_of_position = dict(enumerate(labels))
         experiences = [sorted(set(labels))]
     else:
-        pieces = pieces_of(labels, objects, most)
-        label_of = {}
-        for number, piece in enumerate(pieces):
-            label_of |= dict.fromkeys(piece, number)
-        experiences = arrivals_of(len(pieces))
+        positions_of_classes = pseudo_classes(labels, objects, most)
+        for number, positions in enumerate(positions_of_classes):
+            label_of_position |= dict.fromkeys(positions, number)
+        experiences = classes_of_experiences(len(positions_of_classes))
     train: list[AvalancheDataset] = []
     test: list[AvalancheDataset] = []
     for classes in experiences:
-        positions = [row for row in sorted(label_of) if label_of[row] in classes]
-        learned, tested = split_experience([label_of[row] for row in positions])
-        train.append(_part_of(dataset, label_of, [positions[i] for i in learned]))
-        test.append(_part_of(dataset, label_of, [positions[i] for i in tested]))
+        labels_of_experience = {}
+        for position, label in sorted(label_of_position.items()):
+            if label in classes:
+                labels_of_experience[position] = label
+        training_labels, test_labels = _split_labels(labels_of_experience)
+        train.append(_relabelled(dataset, training_labels))
+        test.append(_relabelled(dataset, test_labels))
     return benchmark_from_datasets(train=train, test=test)
 
 
-def _part_of(
-    dataset, label_of: dict[int, int], positions: Sequence[int]
-) -> AvalancheDataset:
-    """Return the frames at some positions, with their labels of the small stream."""
-    return _relabelled(
-        dataset, {position: label_of[position] for position in positions}
-    )
+def _split_labels(
+    label_of_position: dict[int, int],
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Split the labels of images by their positions as ``split_experience`` does."""
+    positions = list(label_of_position)
+    labels = list(label_of_position.values())
+    training_indices, test_indices = split_experience(labels)
+    training: dict[int, int] = {}
+    for index in training_indices:
+        training[positions[index]] = labels[index]
+    test: dict[int, int] = {}
+    for index in test_indices:
+        test[positions[index]] = labels[index]
+    return training, test
 
 
 def tune(
-    make: Callable[[float, EvaluationPlugin], StreamStrategy],
-    parts,
+    make_strategy: Callable[[float, EvaluationPlugin], StreamStrategy],
+    benchmark,
     rates: Sequence[float] = RATES,
     head_loss: bool = False,
     **loader,
@@ -249,9 +280,9 @@ def tune(
     The test comes after the last experience. The global RNG state is restored.
 
     Args:
-        make: function of rate and evaluator that returns a new strategy with a new
-            model.
-        parts: the benchmark, see ``small_stream``.
+        make_strategy: function of rate and evaluator that returns a new strategy with a
+            new model.
+        benchmark: see ``small_stream``.
         rates: learning rates to try; it is an error if training diverges at all of
             them.
         head_loss: use the loss of the head's logits, for a strategy that predicts by
@@ -259,28 +290,28 @@ def tune(
         loader: keyword arguments of the data loaders, such as ``num_workers``.
 
     Returns:
-        The trials: the chosen one first (see ``chosen``), then the others from best to
-        worst.
+        The trials: the chosen one first (see ``choose_trial``), then the others from
+        best to worst.
     """
     trials = []
     for rate in rates:
         with preserve_rng_state():
-            trials.append(_trial(make, rate, parts, head_loss, loader))
+            trials.append(_try_rate(rate, make_strategy, benchmark, head_loss, loader))
     if not any(np.isfinite(trial.loss) for trial in trials):
-        tried = ", ".join(f"{rate:g}" for rate in rates)
+        rates_text = ", ".join(f"{rate:g}" for rate in rates)
         raise ValueError(
-            f"training diverged at every learning rate of {tried} on the first "
+            f"training diverged at every learning rate of {rates_text} on the first "
             "experience; try lower ones, or look for damaged images"
         )
     best_first = sorted(
         trials, key=lambda trial: (-trial.accuracy, trial.loss, trial.learning_rate)
     )
-    winner = chosen(trials)
-    return [winner, *[trial for trial in best_first if trial is not winner]]
+    chosen = choose_trial(trials)
+    return [chosen, *[trial for trial in best_first if trial is not chosen]]
 
 
-def chosen(trials: Sequence[Trial]) -> Trial:
-    """Return the lowest rate that is as good as the best.
+def choose_trial(trials: Sequence[Trial]) -> Trial:
+    """Return the trial with the lowest rate that is as good as the best.
 
     That is within 1 point of accuracy and 0.01 nats of loss. Several rates often fit a
     few classes perfectly; the highest may damage the network when more classes come.
@@ -301,34 +332,38 @@ class _HeadLoss(StatefulPlugin):
     """
 
     def before_eval(self, strategy, **kwargs):
+        """Begin a list of losses, one for each image of the evaluation."""
         self.losses: list[float] = []
 
     def after_eval_forward(self, strategy, **kwargs):
+        """Record the cross-entropy of each image of the batch."""
         losses = cross_entropy(strategy.mb_output, strategy.mb_y, reduction="none")
         self.losses += losses.tolist()
 
 
-def _trial(make, rate: float, parts, head_loss: bool, loader: dict) -> Trial:
-    """Train with a rate and test; see ``tune``."""
+def _try_rate(
+    rate: float, make_strategy, benchmark, head_loss: bool, loader: dict
+) -> Trial:
+    """Train with a learning rate and test on the held-out images; see ``tune``."""
     evaluator = EvaluationPlugin(
         accuracy_metrics(stream=True),
         loss_metrics(stream=True),
         loggers=[],
         strict_checks=False,
     )
-    learner = make(rate, evaluator)
-    of_head = _HeadLoss()
-    learner.plugins.insert(1, of_head)  # after the mask of unseen classes
+    strategy = make_strategy(rate, evaluator)
+    head_losses = _HeadLoss()
+    strategy.plugins.insert(1, head_losses)  # after the mask of unseen classes
     try:
-        for experience in parts.train_stream:
-            learner.train(experience, eval_streams=[], shuffle=False, **loader)
+        for experience in benchmark.train_stream:
+            strategy.train(experience, eval_streams=[], shuffle=False, **loader)
     except TrainingDivergedError:
         return Trial(rate, accuracy=0.0, loss=float("inf"))
-    metrics = learner.eval(parts.test_stream, **loader)
+    metrics = strategy.eval(benchmark.test_stream, **loader)
     accuracy = _metric(metrics, "Top1_Acc_Stream/eval")
     loss = _metric(metrics, "Loss_Stream/eval")
     if head_loss:
-        loss = float(np.mean(of_head.losses))
+        loss = float(np.mean(head_losses.losses))
     if not np.isfinite(loss):
         loss = float("inf")
     return Trial(rate, accuracy=100 * accuracy, loss=loss)

@@ -36,12 +36,13 @@ def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
     """
     unseen = unseen.to(logits.device)
     seen_logits = logits.float().masked_fill(unseen, -torch.inf)
-    floor = seen_logits.logsumexp(1, keepdim=True) + math.log(UNSEEN_PROBABILITY)
+    log_sum = seen_logits.logsumexp(1, keepdim=True)
+    logits_of_share = log_sum + math.log(UNSEEN_PROBABILITY)
     # Logits above 1e8 are so far apart that the sum would be rounded to the highest
     # one.
     highest = seen_logits.amax(1, keepdim=True)
-    below_highest = highest.nextafter(floor.new_tensor(-torch.inf))
-    unseen_logits = floor.minimum(below_highest).to(logits.dtype)
+    below_highest = highest.nextafter(log_sum.new_tensor(-torch.inf))
+    unseen_logits = logits_of_share.minimum(below_highest).to(logits.dtype)
     return torch.where(unseen, unseen_logits, logits)
 
 
@@ -93,37 +94,41 @@ class SeenClassesPlugin(StatefulPlugin):
     def __init__(self):
         super().__init__()
         self.seen: list[int] = []
-        self._unseen: Tensor | None = None
+        # What ``unseen_mask`` returned last; None after a class came.
+        self._cached_mask: Tensor | None = None
 
     def before_training(self, strategy, **kwargs):
+        """Put the criterion over the classes seen in the place of the strategy's."""
         if not isinstance(strategy._criterion, SeenClassesLoss | SupervisedPlugin):
-            strategy._criterion = SeenClassesLoss(strategy._criterion, self.unseen)
+            strategy._criterion = SeenClassesLoss(strategy._criterion, self.unseen_mask)
 
     before_eval = before_training
 
     def before_training_iteration(self, strategy, **kwargs):
+        """Convert the labels of the batch to int64; soft targets stay."""
         use_int64_labels(strategy, targets=True)
 
     before_eval_iteration = before_training_iteration
 
     def before_training_exp(self, strategy, **kwargs):
+        """Add the classes of the experience to those seen."""
         # The adapted data set may have the images of all experiences so far.
-        labels = {
+        coming = {
             *labels_of(strategy.experience.dataset),
             *labels_of(strategy.adapted_dataset),
         }
         # Before a method indexes tables with an entry for each output.
         if isinstance(strategy.model, SplitModel):
-            check_outputs(sorted(labels), strategy.model.n_classes)
-        self.seen += sorted(labels.difference(self.seen))
-        self._unseen = None
+            check_outputs(sorted(coming), strategy.model.n_classes)
+        self.seen += sorted(coming.difference(self.seen))
+        self._cached_mask = None
 
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` ``logits`` in training.
 
-        Raises as ``unseen``.
+        Raises as ``unseen_mask``.
         """
-        unseen = self.unseen(logits.shape[1], logits.device)
+        unseen = self.unseen_mask(logits.shape[1], logits.device)
         return logits.masked_fill(unseen, UNSEEN_LOGIT)
 
     def mask_answers(self, logits: Tensor) -> Tensor:
@@ -133,47 +138,49 @@ class SeenClassesPlugin(StatefulPlugin):
         """
         if not self.seen:
             return logits
-        unseen = self.unseen(logits.shape[1], logits.device)
+        unseen = self.unseen_mask(logits.shape[1], logits.device)
         return give_unseen_probability(logits, unseen)
 
-    def unseen(self, classes: int, device: torch.device | str = "cpu") -> Tensor:
-        """Return which outputs of a head were not seen yet.
+    def unseen_mask(self, n_classes: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the mask of the outputs whose classes were not seen yet.
 
         Args:
-            classes: number of outputs.
-            device: where the result lies.
+            n_classes: number of outputs of the head.
+            device: of the mask.
 
         Returns:
-            ``(classes,)`` bool.
+            ``(n_classes,)`` bool, true where a class was not seen.
 
         Raises:
             ValueError: the head has no output for a class seen.
         """
-        check_outputs(self.seen, classes)
-        cached = self._unseen
-        if (
-            cached is None
-            or len(cached) != classes
-            or cached.device != torch.device(device)
-        ):
-            unseen = torch.ones(classes, dtype=torch.bool)
-            unseen[self.seen] = False
-            cached = unseen.to(device)
-            self._unseen = cached
-        return cached
+        check_outputs(self.seen, n_classes)
+        cached = self._cached_mask
+        if cached is not None:
+            is_of_head = len(cached) == n_classes
+            if is_of_head and cached.device == torch.device(device):
+                return cached
+        mask = torch.ones(n_classes, dtype=torch.bool)
+        mask[self.seen] = False
+        self._cached_mask = mask.to(device)
+        return self._cached_mask
 
     def after_forward(self, strategy, **kwargs):
+        """Mask the classes that were not seen yet, in training."""
         strategy.mb_output = self.mask(strategy.mb_output)
 
     def after_eval_forward(self, strategy, **kwargs):
+        """Mask the classes that were not seen yet, in evaluation."""
         strategy.mb_output = self.mask_answers(strategy.mb_output)
 
     def state_dict(self):
+        """Return the classes seen, in order of arrival."""
         return {"seen": list(self.seen)}
 
     def load_state_dict(self, state):
+        """Load what ``state_dict`` returned."""
         self.seen = list(state["seen"])
-        self._unseen = None
+        self._cached_mask = None
 
     def answer_state(self, strategy):
         return self.state_dict()
@@ -196,20 +203,22 @@ class EpochSchedule(StatefulPlugin):
         super().__init__()
         check_count("first_epochs", first, Epochs)
         self.first = first
-        # The strategy's own number, during the first experience.
+        # Epochs of later experiences, the strategy's own number, during the first one.
         self._later: int | None = None
 
     def before_training_exp(self, strategy, **kwargs):
+        """Set the number of epochs of the first experience."""
         if strategy.clock.train_exp_counter > 0:
             return
-        # Otherwise an interrupted first experience begins again.
-        if self._later is None or strategy.train_epochs != self.first:
+        begins_again = self._later is not None and strategy.train_epochs == self.first
+        if not begins_again:  # as a first experience that was interrupted does
             self._later = strategy.train_epochs
         strategy.train_epochs = self.first
 
     def after_training_exp(self, strategy, **kwargs):
-        # Otherwise the number was set by the user meanwhile.
-        if self._later is not None and strategy.train_epochs == self.first:
+        """Set the number of epochs of later experiences."""
+        user_set_epochs = strategy.train_epochs != self.first
+        if self._later is not None and not user_set_epochs:
             strategy.train_epochs = self._later
         self._later = None
 
@@ -236,6 +245,7 @@ class ClampGradients(StatefulPlugin):
         self.limit = limit
 
     def before_update(self, strategy, **kwargs):
+        """Clamp the gradients of all weights of the optimiser, in place."""
         gradients = []
         for group in strategy.optimizer.param_groups:
             for weight in group["params"]:
@@ -274,6 +284,7 @@ class DivergenceGuard(StatefulPlugin):
         self._unread_losses: list[Tensor] | None = None
 
     def before_training_iteration(self, strategy, **kwargs):
+        """Begin a list of the losses that this iteration has."""
         self._unread_losses = []
 
     def after_training_iteration(self, strategy, **kwargs):
@@ -287,20 +298,28 @@ class DivergenceGuard(StatefulPlugin):
             return
         finite = torch.stack([loss.isfinite().all() for loss in losses])
         if not finite.all():
-            _clear_optimizer(strategy.optimizer)  # the steps were taken
+            # The steps were taken, so momenta are not finite either.
+            _clear_nonfinite_state(strategy.optimizer)
             first_wrong = finite.tolist().index(False)
-            self._stop(strategy, losses[first_wrong])
-        good = self._latest_weights
+            self._restore_and_raise(strategy, losses[first_wrong])
+        # The copies change places: the memory of the older one is used again.
+        good_weights = self._latest_weights
         self._latest_weights = self._good_weights
-        self._good_weights = good
+        self._good_weights = good_weights
 
     def before_backward(self, strategy, **kwargs):
-        self.check(strategy, strategy.loss)
+        """Check the loss of the new batch."""
+        self.check_loss(strategy, strategy.loss)
 
     def on_replay_loss(self, strategy, **kwargs):
-        self.check(strategy, strategy.replay_loss)
+        """Check the loss of a replay batch.
 
-    def check(self, strategy, loss: Tensor) -> None:
+        Args:
+            strategy: it takes a replay step.
+        """
+        self.check_loss(strategy, strategy.replay_loss)
+
+    def check_loss(self, strategy, loss: Tensor) -> None:
         """Copy the weights if a loss is finite; else restore the copy and stop.
 
         On a GPU this is done after the iteration.
@@ -316,16 +335,22 @@ class DivergenceGuard(StatefulPlugin):
         if not weights:
             return
         if self._unread_losses is not None and loss.device.type != "cpu":
-            if not self._unread_losses:
-                self._latest_weights = _copied(weights, self._latest_weights)
+            is_first_of_iteration = not self._unread_losses
+            if is_first_of_iteration:
+                self._latest_weights = _copy_tensors(weights, self._latest_weights)
             self._unread_losses.append(loss.detach())
         elif bool(torch.isfinite(loss)):
-            self._good_weights = _copied(weights, self._good_weights)
+            self._good_weights = _copy_tensors(weights, self._good_weights)
         else:
-            self._stop(strategy, loss)
+            self._restore_and_raise(strategy, loss)
 
     @torch.no_grad()
-    def _stop(self, strategy, loss: Tensor) -> None:
+    def _restore_and_raise(self, strategy, loss: Tensor) -> None:
+        """Put the weights back to those with a finite loss; raise for this loss.
+
+        Raises:
+            TrainingDivergedError: always.
+        """
         weights = _changing_tensors(strategy.model)
         if len(self._good_weights) == len(weights):
             torch._foreach_copy_(weights, self._good_weights)
@@ -352,18 +377,22 @@ def _changing_tensors(model: nn.Module) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _copied(tensors: list[Tensor], target: list[Tensor]) -> list[Tensor]:
-    """Copy tensors to those of an earlier copy, or to new ones; return these."""
-    if len(target) != len(tensors):
-        target = [torch.empty_like(tensor) for tensor in tensors]
-    torch._foreach_copy_(target, tensors)
-    return target
+def _copy_tensors(tensors: list[Tensor], earlier_copy: list[Tensor]) -> list[Tensor]:
+    """Copy tensors into the memory of an earlier copy of them, and return it.
+
+    The first time, when the earlier copy is empty, it is allocated.
+    """
+    copied = earlier_copy
+    if len(earlier_copy) != len(tensors):
+        copied = [torch.empty_like(tensor) for tensor in tensors]
+    torch._foreach_copy_(copied, tensors)
+    return copied
 
 
-def _clear_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Set what is not finite in an optimiser's state to 0."""
-    for state in optimizer.state.values():
-        for value in state.values():
+def _clear_nonfinite_state(optimizer: torch.optim.Optimizer) -> None:
+    """Set what is not finite in an optimiser's state, such as momenta, to 0."""
+    for state_of_weight in optimizer.state.values():
+        for value in state_of_weight.values():
             if isinstance(value, Tensor) and value.is_floating_point():
                 value.nan_to_num_(0, 0, 0)
 
@@ -380,9 +409,11 @@ class OutputsPlugin(StatefulPlugin):
         self.outputs: list[Tensor] = []
 
     def before_eval(self, strategy, **kwargs):
+        """Drop the outputs of the evaluation before."""
         self.outputs = []
 
     def after_eval_iteration(self, strategy, **kwargs):
+        """Record the outputs of a batch."""
         self.outputs.append(strategy.mb_output.float().cpu())
 
 
@@ -398,20 +429,25 @@ class TaskIncrementalPlugin(StatefulPlugin):
         self._classes: list[int] = []
 
     def before_eval_exp(self, strategy, **kwargs):
+        """Note the classes of the experience under test."""
         self._classes = sorted(set(labels_of(strategy.experience.dataset)))
 
     def after_eval_forward(self, strategy, **kwargs):
-        """Leave the answers of the classes of the experience under test alone."""
+        """Mask the logits ``(B, classes)`` of classes of other experiences.
+
+        What is left can only be a class of the experience under test.
+        """
         logits = strategy.mb_output
-        of_others = torch.ones(logits.shape[1], dtype=torch.bool, device=logits.device)
+        n_classes = logits.shape[1]
+        of_others = torch.ones(n_classes, dtype=torch.bool, device=logits.device)
         of_others[self._classes] = False
         # Below the logit of classes not seen in training, which this experience may
         # have.
-        answers = logits.masked_fill(of_others, 2 * UNSEEN_LOGIT)
-        unseen = strategy.seen_classes.unseen(answers.shape[1]).to(of_others.device)
+        masked = logits.masked_fill(of_others, 2 * UNSEEN_LOGIT)
+        unseen = strategy.seen_classes.unseen_mask(n_classes).to(logits.device)
         unseen_here = unseen & ~of_others
         none_seen_here = bool((unseen | of_others).all())
         if bool(unseen_here.any()) and not none_seen_here:
             # Their probability was relative to classes of other experiences.
-            answers = give_unseen_probability(answers, unseen_here)
-        strategy.mb_output = answers
+            masked = give_unseen_probability(masked, unseen_here)
+        strategy.mb_output = masked

@@ -69,15 +69,15 @@ class PretrainingSettings:
 
 
 @dataclass(frozen=True)
-class _Losses:
-    """Losses and right answers of a batch.
+class _BatchLosses:
+    """Loss and right answers of a batch.
 
     Attributes:
-        total: eq. 3, a scalar.
+        loss: eq. 3, a scalar.
         direct_right, quantized_right: images answered right without and with codebook.
     """
 
-    total: Tensor
+    loss: Tensor
     direct_right: float
     quantized_right: float
 
@@ -129,20 +129,25 @@ def pretrain(
     images_in_all = len(sampler)
     history: list[dict[str, float]] = []
     if checkpoints is not None:
-        decisive = {**asdict(settings), "images": images_in_all, **checkpoints.settings}
-        checkpoints = CheckpointFolder(checkpoints.folder, decisive)
+        # All that changes the result: checkpoints made with other settings are refused.
+        result_settings = {
+            **asdict(settings),
+            "images": images_in_all,
+            **checkpoints.settings,
+        }
+        checkpoints = CheckpointFolder(checkpoints.folder, result_settings)
         history = _resume(checkpoints, model, optimizer, random_rows)
 
     model.train()
     for epoch in range(len(history), settings.epochs):
         title = f"epoch {epoch + 1}"
         with progress_bar(images_in_all, title, show=progress) as bar:
-            results = _train_epoch(
+            epoch_results = _train_epoch(
                 model, loader, optimizer, settings, title, bar.update
             )
-        history.append(results)
+        history.append(epoch_results)
         if checkpoints is not None:
-            state = _state_of(model, optimizer, trained, random_rows)
+            state = _checkpoint_state(model, optimizer, trained, random_rows)
             checkpoints.write({"history": history}, state)
     model.eval()
     return history
@@ -174,17 +179,17 @@ def _train_epoch(
     n_images = 0
     totals = torch.zeros(3)  # loss, and right answers without and with codebook
     for images, labels in loader:
-        losses = _losses(model, images, labels, settings)
-        if not torch.isfinite(losses.total):
+        batch = _batch_losses(model, images, labels, settings)
+        if not torch.isfinite(batch.loss):
             raise PretrainingDivergedError(
-                f"the pretraining loss became {losses.total.item()} in {title}; lower "
+                f"the pretraining loss became {batch.loss.item()} in {title}; lower "
                 "--learning-rate"
             )
         optimizer.zero_grad()
-        losses.total.backward()
+        batch.loss.backward()
         optimizer.step()
-        loss_sum = float(losses.total.detach()) * len(labels)
-        totals += torch.tensor([loss_sum, losses.direct_right, losses.quantized_right])
+        loss_sum = float(batch.loss.detach()) * len(labels)
+        totals += torch.tensor([loss_sum, batch.direct_right, batch.quantized_right])
         n_images += len(labels)
         progress(len(labels))
     loss, direct_share, quantized_share = (totals / n_images).tolist()
@@ -195,33 +200,50 @@ def _train_epoch(
     }
 
 
-def _losses(
+def _batch_losses(
     model: SplitModel, images: Tensor, labels: Tensor, settings: PretrainingSettings
-) -> _Losses:
-    """Compute the loss of eq. 3, and how many answers are right."""
+) -> _BatchLosses:
+    """Compute the loss of a batch, eq. 3, and how many of its answers are right.
+
+    L = alpha CE(P(Z), y) + beta CE(P(Z~), y), with Z~ decoded from the codes of Z
+
+    Args:
+        model: with a codebook.
+        images: ``(B, ...)`` images or maps, see ``pretrain``.
+        labels: ``(B,)`` int64.
+        settings: ``direct_weight`` is alpha, ``codebook_weight`` is beta.
+    """
     assert model.codebook is not None, "pretraining is of a codebook"
     device = model.pixel_mean.device
     labels = labels.to(device)
     feature_map = model.features(images.to(device))
-    direct = model.classify(feature_map)
-    quantized = model.classify(model.codebook.decode(model.encode(feature_map)))
+    quantized_map = model.codebook.decode(model.encode(feature_map))
+    direct_logits = model.classify(feature_map)
+    quantized_logits = model.classify(quantized_map)
     criterion = nn.CrossEntropyLoss()
-    loss = settings.direct_weight * criterion(direct, labels)
-    loss = loss + settings.codebook_weight * criterion(quantized, labels)
-    return _Losses(
-        total=loss,
-        direct_right=float((direct.argmax(1) == labels).sum()),
-        quantized_right=float((quantized.argmax(1) == labels).sum()),
+    loss = settings.direct_weight * criterion(direct_logits, labels)
+    loss = loss + settings.codebook_weight * criterion(quantized_logits, labels)
+    return _BatchLosses(
+        loss=loss,
+        direct_right=float((direct_logits.argmax(1) == labels).sum()),
+        quantized_right=float((quantized_logits.argmax(1) == labels).sum()),
     )
 
 
-def _state_of(
+def _checkpoint_state(
     model: SplitModel,
     optimizer: torch.optim.SGD,
     trained: Sequence[Tensor],
     random_rows: Generator,
 ) -> dict[str, Any]:
-    """Return what a pretraining resumes from; see ``_check_state``."""
+    """Return what a pretraining resumes from, as ``_check_state`` checks it.
+
+    Args:
+        model: its weights, with those of F.
+        optimizer: its momenta.
+        trained: the weights that have a momentum, in the order of the optimiser.
+        random_rows: decides the order of the images.
+    """
     momenta = []
     for weight in trained:
         momenta.append(optimizer.state[weight].get("momentum_buffer"))
@@ -234,17 +256,23 @@ def _state_of(
 
 
 def _check_notes(notes: dict) -> None:
+    """Raise StateError unless notes of a checkpoint hold a history of epochs."""
     check(record(history=each(EPOCH)), notes)
 
 
 def _check_state(state: Any, trained: Sequence[Tensor]) -> None:
-    """Raise StateError for a state of a checkpoint with other parts than it has."""
-    momenta = [maybe(array(torch.float32, *weight.shape)) for weight in trained]
-    kind = record(model=dict, momentum=list, rows=array(torch.uint8, None), rng=dict)
-    check(kind, state)
-    check(each(Any, len(momenta)), state["momentum"], "momentum")
-    for index, momentum in enumerate(momenta):
-        check(momentum, state["momentum"][index], f"momentum[{index}]")
+    """Raise StateError unless a state has the parts that ``_checkpoint_state`` writes.
+
+    Args:
+        state: of a checkpoint, of any type.
+        trained: the weights, each with a momentum of its shape or ``None``.
+    """
+    parts = record(model=dict, momentum=list, rows=array(torch.uint8, None), rng=dict)
+    check(parts, state)
+    check(each(Any, len(trained)), state["momentum"], "momentum")
+    for index, weight in enumerate(trained):
+        momentum_type = maybe(array(torch.float32, *weight.shape))
+        check(momentum_type, state["momentum"][index], f"momentum[{index}]")
 
 
 def _resume(
@@ -253,7 +281,13 @@ def _resume(
     optimizer: torch.optim.SGD,
     random_rows: Generator,
 ) -> list[dict[str, float]]:
-    """Restore the newest checkpoint; return the history up to it."""
+    """Restore the newest checkpoint; return the results of the epochs up to it.
+
+    Without a checkpoint nothing is changed, and the list is empty.
+
+    Raises:
+        CheckpointError: the state does not fit this pretraining.
+    """
     newest = checkpoints.newest(_check_notes)
     if newest is None:
         return []
@@ -275,7 +309,13 @@ def _restore(
     random_rows: Generator,
     source: str,
 ) -> None:
-    """Load a checkpoint's state; raise for one that does not fit."""
+    """Load a checkpoint's state; raise for one that does not fit.
+
+    Args:
+        checkpoint: its state is what ``_checkpoint_state`` returned.
+        model, optimizer, random_rows: of this pretraining; they are changed.
+        source: folder of the checkpoints, which errors name.
+    """
     state = checkpoint.state
     trained = optimizer.param_groups[0]["params"]
     _check_state(state, trained)

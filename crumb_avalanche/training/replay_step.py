@@ -51,6 +51,10 @@ def memory_step(strategy: Any, loss: Tensor, **kwargs: Any) -> None:
 
 @contextmanager
 def _stepping_on(strategy: Any, loss: Tensor) -> Iterator[None]:
+    """Make a replay loss the loss of the strategy, as long as a replay step takes.
+
+    ``in_replay_step`` is true meanwhile.
+    """
     loss_of_batch = strategy.loss
     strategy.loss = loss
     strategy.replaying = True
@@ -87,5 +91,6 @@ class AfterUpdate(StatefulPlugin):
         plugins.append(self)
 
     def after_update(self, strategy: Any, **kwargs: Any) -> None:
+        """Replay after the update of a new batch, not after that of a replay step."""
         if not in_replay_step(strategy) and self.plugin in strategy.plugins:
             self.replay(strategy, **kwargs)

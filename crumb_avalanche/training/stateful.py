@@ -61,56 +61,69 @@ class StatefulPlugin(SupervisedPlugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, by names of attributes without leading underscore."""
-        return self._states_of(self._all_state_names())
+        return self._attribute_states(self._all_state_names())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
         for name in self._all_state_names():
-            _load(self, name, state[name.lstrip("_")])
+            _load_attribute(self, name, state[name.lstrip("_")])
 
     def answer_state(self, strategy) -> dict[str, Any]:
         """Return the part of the state that evaluation needs."""
-        return self._states_of(self._all_answer_state_names())
+        return self._attribute_states(self._all_answer_state_names())
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
         """Load what ``answer_state`` returned; training cannot resume from it."""
         for name in self._all_answer_state_names():
-            _load(self, name, state[name.lstrip("_")])
+            _load_attribute(self, name, state[name.lstrip("_")])
 
-    def _states_of(self, names: list[str]) -> dict[str, Any]:
-        return {name.lstrip("_"): _state_of(getattr(self, name)) for name in names}
-
-
-def _state_of(value: Any) -> Any:
-    """Return the state of an attribute: plain values and tensors."""
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    if isinstance(value, torch.Tensor):
-        return value
-    return value.state_dict() if hasattr(value, "state_dict") else copy.copy(value)
+    def _attribute_states(self, names: list[str]) -> dict[str, Any]:
+        """Return the states of attributes, by name without leading underscore."""
+        states = {}
+        for name in names:
+            states[name.lstrip("_")] = _attribute_state(getattr(self, name))
+        return states
 
 
-def _load(plugin: StatefulPlugin, name: str, state: Any) -> None:
-    """Load what ``_state_of`` returned into an attribute, in place where it can be."""
-    value = getattr(plugin, name)
-    if isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
-    elif isinstance(value, torch.Tensor):
-        value.copy_(state)
-    elif hasattr(value, "load_state_dict"):
-        value.load_state_dict(state)
+def _attribute_state(attribute: Any) -> Any:
+    """Return the state of a plugin's attribute, as plain values and tensors."""
+    if isinstance(attribute, np.random.Generator):
+        return attribute.bit_generator.state
+    if isinstance(attribute, torch.Tensor):
+        return attribute
+    if hasattr(attribute, "state_dict"):
+        return attribute.state_dict()
+    return copy.copy(attribute)
+
+
+def _load_attribute(plugin: StatefulPlugin, name: str, state: Any) -> None:
+    """Load the state of an attribute of a plugin, in place where it can be.
+
+    Args:
+        plugin: its attribute is changed.
+        name: of the attribute.
+        state: what ``_attribute_state`` returned of it.
+    """
+    attribute = getattr(plugin, name)
+    if isinstance(attribute, np.random.Generator):
+        attribute.bit_generator.state = state
+    elif isinstance(attribute, torch.Tensor):
+        attribute.copy_(state)
+    elif hasattr(attribute, "load_state_dict"):
+        attribute.load_state_dict(state)
     else:
         setattr(plugin, name, copy.copy(state))
 
 
-def _plugins_with(strategy: Any, method: str) -> dict[str, Any]:
-    """Return the strategy's plugins and metrics that have a method, by class name.
+def _plugins_with(method: str, strategy: Any) -> dict[str, Any]:
+    """Return the plugins and metrics of a strategy that have a method, by class name.
 
-    A second one of a class is ``Name 2``.
+    The second one of a class has the name ``Class 2``.
     """
+    metrics = getattr(strategy.evaluator, "metrics", ())
     counts: Counter[str] = Counter()
     by_name = {}
-    for plugin in [*strategy.plugins, *getattr(strategy.evaluator, "metrics", ())]:
+    for plugin in [*strategy.plugins, *metrics]:
         class_name = type(plugin).__name__
         counts[class_name] += 1
         name = class_name
@@ -156,43 +169,59 @@ def strategy_state(strategy: Any) -> dict[str, Any]:
 
     See ``StreamStrategy.state_dict``.
     """
-    plugin_states = {}
-    for name, plugin in _plugins_with(strategy, "state_dict").items():
-        plugin_state = plugin.state_dict()
-        if plugin_state:
-            plugin_states[name] = plugin_state
-    clock = {}
+    clock_counts = {}
     for name, value in vars(strategy.clock).items():
         if isinstance(value, int):
-            clock[name] = value
-    seconds = {}
+            clock_counts[name] = value
+    stopwatch_seconds = {}
     if hasattr(strategy.model, "stopwatch"):
-        seconds = dict(strategy.model.stopwatch.seconds)
+        stopwatch_seconds = dict(strategy.model.stopwatch.seconds)
+    training = {
+        "train_epochs": strategy.train_epochs,
+        "train_mb_size": strategy.train_mb_size,
+        "stopped": strategy._stop_training,
+        "begun": strategy.optimized_param_id is not None,
+    }
     return {
         "model": _model_state(strategy.model),
         "optimizer": _optimizer_state(strategy.optimizer, strategy.model),
-        "clock": clock,
-        "training": {
-            "train_epochs": strategy.train_epochs,
-            "train_mb_size": strategy.train_mb_size,
-            "stopped": strategy._stop_training,
-            "begun": strategy.optimized_param_id is not None,
-        },
-        "seconds": seconds,
-        "plugins": plugin_states,
+        "clock": clock_counts,
+        "training": training,
+        "seconds": stopwatch_seconds,
+        "plugins": _plugin_states(strategy),
         "buffers": [buffer.state_dict() for buffer in buffers(strategy)],
     }
+
+
+def _plugin_states(strategy: Any) -> dict[str, dict[str, Any]]:
+    """Return the states of plugins and metrics by class name, but for empty ones."""
+    plugin_states = {}
+    for name, plugin in _plugins_with("state_dict", strategy).items():
+        plugin_state = plugin.state_dict()
+        if plugin_state:
+            plugin_states[name] = plugin_state
+    return plugin_states
 
 
 def load_strategy_state(
     strategy: Any, state: dict[str, Any], strict: bool = True
 ) -> None:
-    """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``."""
-    # Check before changing anything.
+    """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``.
+
+    All parts are checked before anything is changed.
+
+    Args:
+        strategy: built from the settings of the one that the state is of.
+        state: see ``STATE_PARTS``.
+        strict: whether the plugins that have a state must be the same.
+
+    Raises:
+        StateError: a part of the state does not fit the strategy.
+    """
     _check_is_state(state)
-    live = _plugins_with(strategy, "state_dict")
-    saved = state["plugins"]
-    _check_plugins(live, saved, strict)
+    plugins = _plugins_with("state_dict", strategy)
+    plugin_states = state["plugins"]
+    _check_plugin_states(plugin_states, plugins, strict)
     policies = buffers(strategy)
     if len(policies) != len(state["buffers"]):
         raise StateError(
@@ -203,7 +232,23 @@ def load_strategy_state(
     _load_model_state(strategy.model, state["model"])
     _load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
     vars(strategy.clock).update(state["clock"])
-    training = state["training"]
+    _load_training(strategy, state["training"])
+    if hasattr(strategy.model, "stopwatch"):
+        strategy.model.stopwatch.seconds.clear()
+        strategy.model.stopwatch.seconds.update(state["seconds"])
+    for policy, policy_state in zip(policies, state["buffers"]):
+        policy.load_state_dict(policy_state)
+    for name in plugin_states.keys() & plugins.keys():
+        plugins[name].load_state_dict(plugin_states[name])
+
+
+def _load_training(strategy: Any, training: dict[str, Any]) -> None:
+    """Set a strategy's epochs, size of batches, and whether it began and was stopped.
+
+    Args:
+        strategy: it is changed.
+        training: ``training`` of ``strategy_state``.
+    """
     strategy.train_epochs = training["train_epochs"]
     strategy.train_mb_size = training["train_mb_size"]
     strategy._stop_training = training["stopped"]
@@ -212,13 +257,6 @@ def load_strategy_state(
     strategy.optimized_param_id = None
     if training["begun"]:
         strategy.optimized_param_id = dict(strategy.model.named_parameters())
-    if hasattr(strategy.model, "stopwatch"):
-        strategy.model.stopwatch.seconds.clear()
-        strategy.model.stopwatch.seconds.update(state["seconds"])
-    for policy, policy_state in zip(policies, state["buffers"]):
-        policy.load_state_dict(policy_state)
-    for name in saved.keys() & live.keys():
-        live[name].load_state_dict(saved[name])
 
 
 def _check_is_state(state: Any) -> None:
@@ -235,9 +273,17 @@ def _check_is_state(state: Any) -> None:
     )
 
 
-def _check_plugins(live: dict[str, Any], saved: dict[str, dict], strict: bool) -> None:
-    """Raise StateError unless saved states are of the strategy's parts."""
-    expected = {name: plugin.state_dict() for name, plugin in live.items()}
+def _check_plugin_states(
+    saved: dict[str, dict], plugins: dict[str, Any], strict: bool
+) -> None:
+    """Raise StateError unless saved states are those of a strategy's plugins.
+
+    Args:
+        saved: states by class name of the plugin.
+        plugins: plugins of the strategy by class name.
+        strict: whether all plugins with a state must be on both sides.
+    """
+    expected = {name: plugin.state_dict() for name, plugin in plugins.items()}
     with_state = {name for name, state in expected.items() if state}
     one_sided = with_state ^ saved.keys()
     if strict and one_sided:
@@ -246,7 +292,7 @@ def _check_plugins(live: dict[str, Any], saved: dict[str, dict], strict: bool) -
             f"{', '.join(sorted(one_sided))}; build the strategy with the same "
             "plugins, or load with strict=False, which leaves them out"
         )
-    for name in saved.keys() & live.keys():
+    for name in saved.keys() & plugins.keys():
         if saved[name].keys() != expected[name].keys():
             raise StateError(
                 f"the state of {name} holds {', '.join(saved[name])}, not "
@@ -260,7 +306,7 @@ def answer_state(strategy: Any) -> dict[str, Any]:
     It lacks optimiser, replay buffer and, where answers draw none, RNG state.
     """
     plugin_states = {}
-    for name, plugin in _plugins_with(strategy, "answer_state").items():
+    for name, plugin in _plugins_with("answer_state", strategy).items():
         plugin_state = plugin.answer_state(strategy)
         if plugin_state:
             plugin_states[name] = plugin_state
@@ -268,16 +314,21 @@ def answer_state(strategy: Any) -> dict[str, Any]:
 
 
 def load_answer_state(strategy: Any, state: dict[str, Any]) -> None:
-    """Load what ``answer_state`` of a strategy with the same settings returned."""
+    """Load what ``answer_state`` of a strategy with the same settings returned.
+
+    Raises:
+        StateError: the state is of a plugin that the strategy lacks, or of another
+            network.
+    """
     _load_model_state(strategy.model, state["model"])
-    live = _plugins_with(strategy, "load_answer_state")
-    for name, saved in state["plugins"].items():
-        if name not in live:
+    plugins = _plugins_with("load_answer_state", strategy)
+    for name, plugin_state in state["plugins"].items():
+        if name not in plugins:
             raise StateError(
                 f"the state has a part for {name}, which the strategy lacks; build the "
                 "same strategy"
             )
-        live[name].load_answer_state(saved)
+        plugins[name].load_answer_state(plugin_state)
 
 
 def _model_state(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -293,10 +344,15 @@ def _model_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Load what ``_model_state`` returned.
+
+    Raises:
+        StateError: a weight is missing, or has another shape in the model.
+    """
     expected = _model_state(model)
     for name in {**expected, **state}:
-        shape = _shape_of(state, name)
-        expected_shape = _shape_of(expected, name)
+        shape = _shape_text(state, name)
+        expected_shape = _shape_text(expected, name)
         if shape != expected_shape:
             raise StateError(
                 f"{name} is {shape} in the state, but {expected_shape} in the model: "
@@ -305,7 +361,8 @@ def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
     model.load_state_dict(state, strict=False)  # F is not in it
 
 
-def _shape_of(tensors: dict[str, torch.Tensor], name: str) -> str:
+def _shape_text(tensors: dict[str, torch.Tensor], name: str) -> str:
+    """Return the shape of a named weight as text; ``missing`` without it."""
     return str(tuple(tensors[name].shape)) if name in tensors else "missing"
 
 
@@ -317,16 +374,16 @@ def _optimizer_state(
     Avalanche adds those of F to it.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
-    groups = []
+    names_of_groups = []
     for group in optimizer.param_groups:
-        named = [names.get(id(weight)) for weight in group["params"]]
-        if None in named:
+        names_of_group = [names.get(id(weight)) for weight in group["params"]]
+        if None in names_of_group:
             raise StateError(
                 "the optimizer holds weights that are not the model's; build it from "
                 "model.parameters()"
             )
-        groups.append(named)
-    return {"weights": groups, **optimizer.state_dict()}
+        names_of_groups.append(names_of_group)
+    return {"weights": names_of_groups, **optimizer.state_dict()}
 
 
 def _load_optimizer_state(
@@ -334,27 +391,32 @@ def _load_optimizer_state(
 ) -> None:
     """Load the state of an optimizer whose weights are listed by name.
 
+    Args:
+        optimizer: its groups and its state are replaced.
+        model: has the weights.
+        state: what ``_optimizer_state`` returned.
+
     Raises:
         StateError: it has other groups, or weights that the model lacks.
     """
     weights = dict(model.named_parameters())
-    groups = state["weights"]
+    names_of_groups: list[list[str]] = state["weights"]
     missing: list[str] = []
-    for group in groups:
-        missing += [name for name in group if name not in weights]
-    if missing or len(groups) != len(optimizer.param_groups):
+    for names in names_of_groups:
+        missing += [name for name in names if name not in weights]
+    if missing or len(names_of_groups) != len(optimizer.param_groups):
         raise StateError(
-            f"the optimizer's state has {len(groups)} groups, not "
+            f"the optimizer's state has {len(names_of_groups)} groups, not "
             f"{len(optimizer.param_groups)}, or weights that the model lacks "
             f"({', '.join(missing) or 'none'}); build the same strategy"
         )
-    for group, names in zip(optimizer.param_groups, groups):
+    for group, names in zip(optimizer.param_groups, names_of_groups):
         group["params"] = [weights[name] for name in names]
-    state_of_torch = selected(state, ("state", "param_groups"))
-    optimizer.load_state_dict(copy.deepcopy(state_of_torch))
-    for weight, values in optimizer.state.items():
-        for name, value in values.items():
+    torch_state = selected(state, ("state", "param_groups"))
+    optimizer.load_state_dict(copy.deepcopy(torch_state))
+    for weight, state_of_weight in optimizer.state.items():
+        for name, value in state_of_weight.items():
             if isinstance(value, torch.Tensor) and value.shape == weight.shape:
                 # Restore the weight's memory format, which a file does not store.
                 formatted = torch.empty_like(weight, dtype=value.dtype)
-                values[name] = formatted.copy_(value).detach()
+                state_of_weight[name] = formatted.copy_(value).detach()

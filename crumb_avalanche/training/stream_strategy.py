@@ -178,10 +178,12 @@ class StreamStrategy(SupervisedTemplate):
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def _unpack_minibatch(self):
+        """Unpack the batch, and remember its labels as the loader gave them."""
         labels_of_loader = self.mbatch[1]
         super()._unpack_minibatch()
+        # What ``label_numbers`` compares to see whether a plugin changed the labels.
         self._labels = self.mb_y
-        self._labels_version = _version(self.mb_y)
+        self._labels_version = _version_of(self.mb_y)
         self._labels_of_loader = labels_of_loader
 
     @property
@@ -190,23 +192,26 @@ class StreamStrategy(SupervisedTemplate):
 
         ``None`` if a plugin changed them since.
         """
-        if self._labels is not self.mb_y:
-            return None
-        if _version(self._labels) != self._labels_version:
+        were_replaced = self._labels is not self.mb_y
+        were_changed_in_place = _version_of(self._labels) != self._labels_version
+        if were_replaced or were_changed_in_place:
             return None
         return self._labels_of_loader.tolist()
 
     def _before_training(self, **kwargs):
+        """Refuse what cannot be trained with, before any plugin changes something."""
         check_strategy(self)
         group_frozen_weights(self)
         super()._before_training(**kwargs)
 
     def _after_training_exp(self, **kwargs):
+        """End the experience, and with it a stop of the training."""
         super()._after_training_exp(**kwargs)
         # after a stop in the last epoch, Avalanche would skip the next experience
         self._stop_training = False
 
     def _before_forward(self, **kwargs):
+        """Put the model back in training mode before the forward pass."""
         keep_training_mode(self)
         super()._before_forward(**kwargs)
 
@@ -226,6 +231,7 @@ class StreamStrategy(SupervisedTemplate):
             super().backward()
 
     def optimizer_step(self):
+        """Take a step of the optimiser, measured as time of the plastic layers."""
         with self.model.stopwatch.measure("plastic"):
             super().optimizer_step()
 
@@ -254,10 +260,14 @@ class StreamStrategy(SupervisedTemplate):
 
 
 def _warn_of_sorted_classes(labels: list[int]) -> None:
-    """Warn of images that come one class after the other."""
-    classes = len(set(labels))
-    runs = len(list(groupby(labels)))
-    if classes > 1 and runs == classes:
+    """Warn of images that come one class after the other.
+
+    Args:
+        labels: of the images of an experience, in the order of training.
+    """
+    n_classes = len(set(labels))
+    runs_of_equal_labels = len(list(groupby(labels)))
+    if n_classes > 1 and runs_of_equal_labels == n_classes:
         warnings.warn(
             "the images of this experience come one class after the other, and the "
             "network forgets the first classes while it learns the last: call "
@@ -267,7 +277,7 @@ def _warn_of_sorted_classes(labels: list[int]) -> None:
         )
 
 
-def _version(tensor: Tensor) -> int:
+def _version_of(tensor: Tensor) -> int:
     """Return the number of changes of a tensor in place.
 
     0 in inference mode, which counts none.

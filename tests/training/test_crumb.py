@@ -286,7 +286,7 @@ def test_replay_costs_what_it_was_given(make_model, kind):
     model, replay = make_model(n_classes=100), BalancedReplay(2)
     extraction, training = step_flops(model)
     batches = [21, 21, 5, 1, 21, 128]
-    steps = sum(replay.steps(size, model, kind(100)) for size in batches)
+    steps = sum(replay.n_batches(size, model, kind(100)) for size in batches)
     bare = sum(batches) * (extraction + training)
     replayed = steps * REPLAYED * (training + (kind is ImageBuffer) * extraction)
     cost_of_batch = REPLAYED * (training + extraction)

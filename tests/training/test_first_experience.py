@@ -106,4 +106,4 @@ def test_a_rate_of_nothing_is_warned_of(make_model, make_stream, buffer):
 
 def test_maps_are_not_held_longer(make_model, make_stream):
     strategy = trained_with(1e-2, make_model, make_stream, CodeBuffer(8))
-    assert strategy.memory._first._maps == []
+    assert strategy.memory._first_experience._maps == []

@@ -18,9 +18,9 @@ from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.lr_search import (
     Trial,
     _HeadLoss,
-    arrivals_of,
-    chosen,
-    pieces_of,
+    choose_trial,
+    classes_of_experiences,
+    pseudo_classes,
     small_stream,
     split_experience,
     tune,
@@ -37,23 +37,23 @@ BY_CLASS = [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9, 10]]
 
 def test_pieces_are_objects_in_turn():
     # The first object of each class, then the second of each.
-    pieces = pieces_of(LABELS, OBJECTS, 8)
+    pieces = pseudo_classes(LABELS, OBJECTS, 8)
     assert pieces == [[0, 2], [5, 6], [1, 3], [7, 8], [9, 10]]
 
 
 def test_at_most_so_many_pieces():
-    assert pieces_of(LABELS, OBJECTS, 4) == [[0, 2], [5, 6], [1, 3], [7, 8]]
+    assert pseudo_classes(LABELS, OBJECTS, 4) == [[0, 2], [5, 6], [1, 3], [7, 8]]
 
 
 @pytest.mark.parametrize(
     "objects", [None, ["a"] * 11], ids=["unknown", "one for a class"]
 )
 def test_pieces_are_classes_without_objects(objects):
-    assert pieces_of(LABELS, objects, 8) == BY_CLASS
+    assert pseudo_classes(LABELS, objects, 8) == BY_CLASS
 
 
 def test_a_large_piece_is_thinned_out():
-    (piece,) = pieces_of([0] * 250, None, 8)
+    (piece,) = pseudo_classes([0] * 250, None, 8)
     assert len(piece) == 100
     assert piece[:3] == [0, 2, 5]
     assert piece[-1] == 247
@@ -69,7 +69,7 @@ def test_a_large_piece_is_thinned_out():
     ],
 )
 def test_pieces_arrive_one_after_the_other(pieces, arrivals):
-    assert arrivals_of(pieces) == arrivals
+    assert classes_of_experiences(pieces) == arrivals
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
@@ -217,7 +217,7 @@ RATES = (1e-9, 1e-2, 1e30)
 def test_trials_are_sorted_best_first(make_model, first):
     trials = tune(Learners(make_model), first, rates=RATES)
     assert [trial.learning_rate for trial in trials] == [1e-2, 1e-9, 1e30]
-    assert trials[0] == chosen(trials)
+    assert trials[0] == choose_trial(trials)
 
 
 def test_each_frame_is_seen_once(make_model, first):
@@ -258,7 +258,7 @@ HARD = {1e-4: (40, 2.5), 3e-4: (60, 1.9), 1e-3: (75, 1.1), 3e-3: (74, 1.2)}
 )
 def test_the_lowest_rate_as_good_as_the_best(results, rate, order):
     trials = [Trial(rate, *measured) for rate, measured in results.items()]
-    assert chosen(trials[::order]).learning_rate == rate
+    assert choose_trial(trials[::order]).learning_rate == rate
 
 
 class SmallOutputs(SupervisedPlugin):

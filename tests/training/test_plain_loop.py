@@ -394,7 +394,7 @@ def seen_classes(seen=SEEN):
 def loss_over_seen(criterion, logits, targets):
     """The loss that a strategy trains on after the classes SEEN."""
     plugin = seen_classes()
-    return SeenClassesLoss(criterion, plugin.unseen)(plugin.mask(logits), targets)
+    return SeenClassesLoss(criterion, plugin.unseen_mask)(plugin.mask(logits), targets)
 
 
 @pytest.fixture
@@ -422,7 +422,7 @@ def test_unseen_classes_have_no_gradient(name, logits):
 @EVERY_CRITERION
 def test_before_training_all_classes_count(name, logits):
     criterion = CRITERIA[name](WEIGHTS, int)
-    loss = SeenClassesLoss(criterion, seen_classes([]).unseen)
+    loss = SeenClassesLoss(criterion, seen_classes([]).unseen_mask)
     expected = loss_among(name, range(CLASSES), logits, LABELS)
     torch.testing.assert_close(loss(logits, torch.tensor(LABELS)), expected)
 
@@ -432,7 +432,7 @@ class Evaluated:
 
     def __init__(self, name, logits):
         plugin = seen_classes()
-        self.loss = SeenClassesLoss(CRITERIA[name](WEIGHTS, int), plugin.unseen)
+        self.loss = SeenClassesLoss(CRITERIA[name](WEIGHTS, int), plugin.unseen_mask)
         self.answers = plugin.mask_answers(logits.detach())
 
 
@@ -537,7 +537,7 @@ class Counting(nn.Module):
 def test_a_criterion_keeps_its_own_state(logits):
     criterion = Counting()
     plugin = seen_classes()
-    loss = SeenClassesLoss(criterion, plugin.unseen)
+    loss = SeenClassesLoss(criterion, plugin.unseen_mask)
     sums = torch.zeros(())
     for _ in range(3):
         sums += loss(plugin.mask(logits), torch.tensor(LABELS)).detach()

@@ -346,12 +346,12 @@ def test_running_statistics_go_back_too(make_model):
     strategy = SimpleNamespace(model=model, clock=clock)
     guard = DivergenceGuard()
     model.plastic_layers(torch.rand(6, *model.map_shape))
-    guard.check(strategy, torch.tensor(1.0))
+    guard.check_loss(strategy, torch.tensor(1.0))
     good = model.plastic_layers.norm.running_mean.clone()
     model.plastic_layers(torch.full((6, *model.map_shape), float("inf")))
     assert not model.plastic_layers.norm.running_mean.isfinite().all()
     with pytest.raises(TrainingDivergedError):
-        guard.check(strategy, torch.tensor(float("inf")))
+        guard.check_loss(strategy, torch.tensor(float("inf")))
     assert torch.equal(model.plastic_layers.norm.running_mean, good)
 
 
