@@ -1,0 +1,246 @@
+"""Requests that a server refuses; they change nothing."""
+
+import asyncio
+import json
+import re
+import struct
+import zlib
+
+import pytest
+from http_lessons import ORIGIN, TOKEN, form, names
+from photos import encoded, photo
+from PIL import Image
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx")
+from starlette.testclient import TestClient
+
+from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.serve import uploads
+from crumb_avalanche.serve.bodies import MOST_BYTES
+from crumb_avalanche.serve.server import application
+
+
+def with_side(png, side):
+    """A PNG file whose header claims another side."""
+    header = b"IHDR" + struct.pack(">II", side, side) + png[24:29]
+    return png[:12] + header + struct.pack(">I", zlib.crc32(header)) + png[33:]
+
+
+MULTIPART = {"Content-Type": "multipart/form-data"}
+SCANNED = encoded(Image.new("RGB", (2_000, 2_000)), "JPEG", progressive=True)
+LAST_SCAN = SCANNED[SCANNED.rindex(b"\xff\xda") : -2]
+SCANNED = SCANNED[:-2] + 300 * LAST_SCAN + SCANNED[-2:]
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "status", "words"),
+    [
+        ("/teach", {"content": photo("red")}, 400, r"\?label=.*required"),
+        ("/teach?label=%ff", {"content": photo("red")}, 400, "UTF-8"),
+        ("/teach?label=a/b", {"content": photo("red")}, 400, "class name"),
+        ("/teach?label=x&new_class=maybe", {"content": photo("red")}, 400, "new_class"),
+        ("/teach?label=x", {"content": b""}, 400, "0 bytes.*not an image.*JPEG"),
+        (
+            "/teach?label=x",
+            {"files": [*form("red", 2), ("image", ("3.png", b"bad"))]},
+            400,
+            "image 3.*not an image",
+        ),
+        ("/teach?label=x", {"content": photo("red")[:-900]}, 400, "damaged"),
+        ("/teach?label=x", {"files": {"image": (None, "text")}}, 400, "holds no image"),
+        ("/teach?label=x", {"content": b"", "headers": MULTIPART}, 400, "boundary"),
+        ("/predict", {"files": form("red", 33)}, 400, "at most 32 images.*not 33"),
+        ("/revert?version=0", {}, 400, "something else was changed"),
+        ("/rename?old=red&new=green", {}, 400, "a class 'green' already"),
+        ("/forget?name=nobody", {}, 400, "no class 'nobody'"),
+        ("/undo?lesson=9", {}, 400, "no lesson 9"),
+        ("/move?old=red&new=green&lesson=9", {}, 400, "no lesson 9"),
+        ("/absent", {}, 404, "POST /absent: Not Found"),
+        ("/classes", {}, 405, "Method Not Allowed"),
+        (
+            "/predict",
+            {"content": with_side(photo("red"), 9_000)},
+            413,
+            "64,000,000 pixels",
+        ),
+        (
+            "/predict",
+            {"content": with_side(photo("red"), 30_000)},
+            413,
+            "64,000,000 pixels",
+        ),  # Pillow refuses to open
+        (
+            "/predict",
+            {"content": encoded(Image.new("L", (1, 70_000)))},
+            413,
+            "a side of more than 65,535",
+        ),
+        ("/predict", {"content": SCANNED}, 413, "too many scans"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_request_changes_nothing(served, path, options, status, words):
+    client, _, file = served
+    names_before = names(client)
+    content = file.read_bytes()
+    response = client.post(path, **options)
+    assert response.status_code == status, response.text
+    assert re.search(words, response.json()["error"])
+    assert file.read_bytes() == content
+    assert names(client) == names_before
+
+
+def test_an_image_that_takes_long_to_decode(served, monkeypatch):
+    monkeypatch.setattr(uploads, "SECONDS_TO_DECODE", -1.0)
+    response = served[0].post("/predict", content=photo("red", kind="BMP"))
+    assert response.status_code == 413
+    assert "to decode" in response.json()["error"]
+
+
+def test_any_error_of_pillow_is_damage(served, monkeypatch):
+    monkeypatch.setattr(uploads, "open_image", lambda *_, **__: 1 / 0)
+    response = served[0].post("/predict", content=photo("red"))
+    assert response.status_code == 400
+
+
+ROUTES = [
+    ("GET", "/"),
+    ("GET", "/openapi.json"),
+    ("GET", "/classes"),
+    ("GET", "/lessons"),
+    ("GET", "/picture?lesson=1"),
+    ("GET", "/download"),
+    ("POST", "/predict"),
+    ("POST", "/teach?label=x"),
+    ("POST", "/rename?old=a&new=b"),
+    ("POST", "/forget?name=a"),
+    ("POST", "/undo"),
+    ("POST", "/revert?version=0"),
+    ("POST", "/move?old=a&new=b"),
+    ("POST", "/nothing"),
+]
+WRONG_HEADERS = [
+    ("X-Crumb-Token", ""),
+    ("X-Crumb-Token", "wrong"),
+    ("Host", "evil.example:8000"),
+    ("Host", "127.0.0.1:8001"),
+    ("Host", "127.0.0.1"),
+    ("Origin", "http://evil.example"),
+    ("Origin", "null"),
+    ("Origin", f"{ORIGIN}1"),
+    ("Origin", "https://127.0.0.1:8000"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG_HEADERS)
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+def test_a_wrong_header(served, method, path, name, value):
+    response = served[0].request(method, path, headers={name: value})
+    assert response.status_code == 403
+    assert response.json()["error"]
+    assert response.headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.parametrize(
+    ("path", "token", "headers", "status"),
+    [
+        ("/", TOKEN, {}, 200),
+        ("/", "other", {}, 403),
+        ("/", TOKEN, {"X-Crumb-Token": ""}, 403),  # both, of which one is wrong
+        ("/classes", TOKEN, {}, 403),
+        ("/absent", None, {}, 403),
+        ("/health", None, {}, 200),
+        ("/health", None, {"Origin": ORIGIN}, 200),
+        ("/health", None, {"Host": "evil.example"}, 403),
+    ],
+)
+def test_a_token_in_the_address(served, path, token, headers, status):
+    params = {} if token is None else {"token": token}
+    with TestClient(served[0].app, ORIGIN) as client:
+        response = client.get(path, params=params, headers=headers)
+    assert response.status_code == status
+
+
+def asked(app, path, query, receive, headers=()):
+    """What the application sends for a request whose body ``receive`` gives."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "root_path": "",
+        "scheme": "http",
+        "query_string": query,
+        "headers": [
+            (b"host", b"127.0.0.1:8000"),
+            (b"x-crumb-token", TOKEN.encode()),
+            *headers,
+        ],
+    }
+    asyncio.run(app(scope, receive, send))
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("length", "most_bodies"),
+    [([(b"content-length", b"200000000")], 0), ([], MOST_BYTES / 1_000_000 + 1)],
+    ids=["stated", "chunked"],
+)
+@pytest.mark.parametrize("kind", [b"image/png", b"multipart/form-data; boundary=x"])
+def test_a_large_upload_is_not_read(served, length, most_bodies, kind):
+    bodies = []
+    head = b'--x\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+
+    async def receive():
+        body = b"x" * 1_000_000
+        bodies.append(body)
+        if len(bodies) == 1:
+            body = head + body
+        return {"type": "http.request", "body": body, "more_body": len(bodies) < 200}
+
+    headers = [(b"content-type", kind), *length]
+    start, body = asked(served[0].app, "/teach", b"label=x", receive, headers)
+    assert start["status"] == 413
+    assert len(bodies) <= most_bodies
+    assert "20,000,000 bytes" in json.loads(body["body"])["error"]
+
+
+def test_a_length_in_two_ways_is_refused(served):
+    async def receive():
+        return {"type": "http.request", "body": photo("red"), "more_body": False}
+
+    lengths = [(b"transfer-encoding", b"chunked"), (b"content-length", b"9")]
+    start, body = asked(served[0].app, "/predict", b"", receive, lengths)
+    assert start["status"] == 400
+    assert (b"connection", b"close") in start["headers"]
+    assert "not both" in json.loads(body["body"])["error"]
+
+
+@pytest.mark.parametrize(
+    ("path", "query"), [("/predict", b""), ("/teach", b"label=red")]
+)
+def test_a_broken_request_is_no_bug(served, path, query):
+    messages = [{"type": "http.request", "body": b"half", "more_body": True}]
+
+    async def receive():
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    assert asked(served[0].app, path, query, receive)[0]["status"] == 400
+
+
+def test_a_bug_is_json(shared, monkeypatch):
+    monkeypatch.setattr(Learner, "predict_all", lambda *_, **__: 1 / 0)
+    app = application(shared, TOKEN, [ORIGIN])
+    headers = {"X-Crumb-Token": TOKEN}
+    with TestClient(
+        app, ORIGIN, raise_server_exceptions=False, headers=headers
+    ) as client:
+        response = client.post("/predict", content=photo("red"))
+    assert response.status_code == 500
+    assert "a bug" in response.json()["error"]
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
