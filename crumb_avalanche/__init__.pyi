@@ -13,11 +13,11 @@ from .methods.registry import build_strategy as build_strategy
 from .methods.registry import (
     recommended_strategy as recommended_strategy,
 )
-from .models.backbones import split_backbone as split_backbone
 from .models.calibration import calibrate as calibrate
 from .models.codebook import Codebook as Codebook
 from .models.networks import SmallCNN as SmallCNN
 from .models.split_at import split_at as split_at
+from .models.split_backbone import split_backbone as split_backbone
 from .models.split_model import SplitModel as SplitModel
 from .models.weights import load_weights as load_weights
 from .serve.hub import from_pretrained as from_pretrained

@@ -20,8 +20,8 @@ from support.bench import bench_parser, clock_of, fastest, report
 from support.common_options import run_script
 from torch import Tensor
 
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, use_runtime
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 
 NETWORKS = ("squeezenet1_0", "mobilenet_v2", "resnet18")

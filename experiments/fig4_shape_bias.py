@@ -159,7 +159,7 @@ def _drops_of_run(
 
 def pretrained_network(file: str) -> SplitModel:
     """The network that `crumb pretrain` wrote, as it was built, with its own classes."""
-    from crumb_avalanche.models.backbones import split_backbone
+    from crumb_avalanche.models.split_backbone import split_backbone
     from crumb_avalanche.models.weights import check_and_load
     from crumb_avalanche.runs.pretrain_settings import PretrainSettings
     from crumb_avalanche.runs.session import codebook_of, network_of

@@ -26,11 +26,11 @@ from torch import Tensor
 from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesFrames
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.progress import progress_bar
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.codebook_ranges import SEARCHES
 from crumb_avalanche.models.initialisers import INITIALISERS
 from crumb_avalanche.models.search import most_similar_rows
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.report.pictures import COLOURS, STYLE
 

@@ -17,7 +17,7 @@ from crumb_avalanche.models.backbone_names import (
     preprocessing_of,
     source_of,
 )
-from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.split_model import NOT_WEIGHTS, SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.process import preserve_rng_state

@@ -21,8 +21,8 @@ from crumb_avalanche.methods.run_header import (
     LearnerHeader,
     read_run_header,
 )
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.file_metadata import TensorFileError
 from crumb_avalanche.system.process import preserve_rng_state

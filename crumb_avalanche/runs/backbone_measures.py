@@ -9,10 +9,10 @@ from torch import Tensor
 
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.rda import RegularizedDiscriminant
-from crumb_avalanche.models.backbones import split_backbone, usual_codebook_dim
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.layers import PASSES, step_flops
 from crumb_avalanche.models.recorded_backbones import BackboneRecord
+from crumb_avalanche.models.split_backbone import split_backbone, usual_codebook_dim
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes

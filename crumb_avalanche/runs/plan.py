@@ -309,7 +309,7 @@ def _map_shape(
 
     torch is imported only here.
     """
-    from crumb_avalanche.models.backbones import map_shape_of
+    from crumb_avalanche.models.split_backbone import map_shape_of
 
     return map_shape_of(backbone, cut_layer, side, fine_tuning)
 

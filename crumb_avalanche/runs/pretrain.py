@@ -16,9 +16,9 @@ from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_t
 from benchmarks_toybox_ilab.tables.disk_errors import cured
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.models.backbone_names import preprocessing_of
-from crumb_avalanche.models.backbones import CODEBOOK_DIM
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapStore, files_key
+from crumb_avalanche.models.split_backbone import CODEBOOK_DIM
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.runs.plan import settings_of_backbone

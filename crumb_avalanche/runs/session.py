@@ -18,12 +18,12 @@ from crumb_avalanche.images.looks import LookTransform
 from crumb_avalanche.methods.look_shares import WHOLE_IMAGE, shares_of
 from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
 from crumb_avalanche.models.backbone_names import preprocessing_of
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate, measure_codes
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.look_store import LookStore, OneLook
 from crumb_avalanche.models.map_store import MapStore, files_key
 from crumb_avalanche.models.runtimes import use_runtime
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
 from crumb_avalanche.runs.plan import RunPlan

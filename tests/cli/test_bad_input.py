@@ -28,8 +28,8 @@ from crumb_avalanche.cli import (
 from crumb_avalanche.cli.commands import COMMANDS
 from crumb_avalanche.cli.parser import flag_of, parsed, usable_paths
 from crumb_avalanche.models import backbone_names
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.networks import SmallCNN
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.weights import WeightsError
 
 STEP = "crumb_avalanche.training.stream_strategy.StreamStrategy.optimizer_step"

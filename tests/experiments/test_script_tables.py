@@ -352,8 +352,8 @@ def test_sizes_of_buffers_by_hand(images, length, memories):
 
 
 def test_counts_and_bytes_of_buffers():
-    from crumb_avalanche.models.backbones import split_backbone
     from crumb_avalanche.models.codebook import Codebook
+    from crumb_avalanche.models.split_backbone import split_backbone
 
     model = split_backbone(weights=None, n_classes=10, codebook=Codebook(256, 16))
     for name in ("core50", "icub", "cifar100", "imagenet"):

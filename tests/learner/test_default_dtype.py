@@ -8,8 +8,8 @@ from torch import nn
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.split_at import split_at
+from crumb_avalanche.models.split_backbone import split_backbone
 
 
 @pytest.fixture

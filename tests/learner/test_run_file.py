@@ -34,9 +34,9 @@ from crumb_avalanche.methods.run_header import (
     LearnerHeader,
     read_run_header,
 )
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.networks import NETWORKS
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.runs.tables import usage_of
 from crumb_avalanche.system.file_metadata import read_metadata

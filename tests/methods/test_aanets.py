@@ -17,10 +17,10 @@ from watched import SIX, Losses, built, learned
 from crumb_avalanche.methods.aanets import AggregatedLayers
 from crumb_avalanche.methods.features import pooled_features
 from crumb_avalanche.methods.replay import distillation_loss, draw_from, held_slots
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.split_at import split_at
+from crumb_avalanche.models.split_backbone import split_backbone
 
 
 def ready(classes=CLASSES):

@@ -22,7 +22,7 @@ from crumb_avalanche.methods.registry import (
     LearningSettings,
     build_strategy,
 )
-from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.ledger import LedgerMetric, statistics_bytes
 

@@ -7,7 +7,7 @@ from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods.memory_recall import GaussianBuffer, MemoryRecallSettings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.remind import no_pixels
-from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_backbone import split_backbone
 
 MEMORY_RECALL = STRATEGIES["memory_recall"]
 PER_CHANNEL = MemoryRecallSettings()

@@ -16,7 +16,7 @@ from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods import remind
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.methods.remind import EvictLargest, PQCodeBuffer, some_locations
-from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_backbone import split_backbone
 
 REMIND = STRATEGIES["remind"]
 BATCH = 5

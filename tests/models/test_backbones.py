@@ -11,12 +11,13 @@ from torch import nn
 from torchvision import models
 
 from crumb_avalanche.models import runtimes
-from crumb_avalanche.models.backbones import BACKBONES, split_backbone
+from crumb_avalanche.models.backbones import BACKBONES
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.networks import NETWORKS, SmallCNN
 from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, use_runtime
 from crumb_avalanche.models.split_at import split_at
+from crumb_avalanche.models.split_backbone import split_backbone
 
 # The map of each network after its usual cut.
 MAPS = {

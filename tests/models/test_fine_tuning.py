@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import CentredLinear
 from crumb_avalanche.models.networks import NETWORKS
+from crumb_avalanche.models.split_backbone import split_backbone
 
 SIDE = 64
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
 from crumb_avalanche.models import extraction
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.layers import (
     AveragingConv2d,
@@ -19,6 +18,7 @@ from crumb_avalanche.models.layers import (
     replace_dropout,
     step_flops,
 )
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 

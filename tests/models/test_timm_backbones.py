@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 import crumb_avalanche
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.models.backbone_names import full_name, preprocessing_of
-from crumb_avalanche.models.backbones import map_shape_of, split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.models.split_backbone import map_shape_of, split_backbone
 from crumb_avalanche.models.weights import WeightsError
 
 SIDE = 64

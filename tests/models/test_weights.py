@@ -16,7 +16,7 @@ from torch import nn
 
 from crumb_avalanche.models import weights
 from crumb_avalanche.models.backbone_names import PACKAGE
-from crumb_avalanche.models.backbones import split_backbone
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.weights import (
     WeightsError,
     check_and_load,

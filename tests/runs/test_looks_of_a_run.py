@@ -18,9 +18,9 @@ from crumb_avalanche.learner.lesson import learn
 from crumb_avalanche.methods import looks as looks_module
 from crumb_avalanche.methods.look_shares import text_of
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.look_store import LookStore
 from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.runs.plan import preset_settings
 from crumb_avalanche.training.feature_cache import FeatureCache
 

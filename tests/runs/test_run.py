@@ -29,9 +29,9 @@ from crumb_avalanche.cli import main
 from crumb_avalanche.memory.selection import ReferenceRule
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.methods.run_header import LEARNER
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.map_store import ENTRY_BYTES
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.runs import demo
 from crumb_avalanche.runs.predictions import read_predictions
 from crumb_avalanche.system.folder_lock import in_use

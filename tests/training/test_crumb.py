@@ -23,10 +23,10 @@ from crumb_avalanche.memory.buffers import (
     StreamBatch,
 )
 from crumb_avalanche.memory.selection import ReferenceRule
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.training.balanced_replay import REPLAYED, BalancedReplay
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy

@@ -42,9 +42,9 @@ from watched import DIRECT, Losses, built, make, same_weights, train
 from benchmarks_toybox_ilab import ToyShapesFrames, imagenet_transform, make_benchmark
 from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
 from crumb_avalanche.models import search
-from crumb_avalanche.models.backbones import split_backbone
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.extraction import BadFeaturesError
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.stateful import strategy_state

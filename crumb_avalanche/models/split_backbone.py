@@ -1,0 +1,312 @@
+"""Splits of the networks of ``BACKBONES``, and of timm's by name.
+
+``split_at`` splits any other.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+from torch import nn
+
+from crumb_avalanche.models.backbone_names import (
+    PREFIX,
+    PUBLISHED,
+    Preprocessing,
+    config_of,
+    is_timm,
+    preprocessing_of,
+    published_by,
+    source_of,
+    timm_name,
+)
+from crumb_avalanche.models.backbones import (
+    BACKBONES,
+    SQUEEZENET,
+    Layers,
+    squeezenet_ends,
+)
+from crumb_avalanche.models.codebook import Codebook, check_codebook
+from crumb_avalanche.models.networks import NETWORKS
+from crumb_avalanche.models.row_length import largest_divisor, row_length
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.split_timm import split_timm, timm_network
+from crumb_avalanche.models.weights import (
+    WeightsError,
+    check_and_load,
+    in_order,
+    packaged_weights,
+    read_weights,
+    torchvision_weights,
+)
+from crumb_avalanche.system.process import float32_by_default, preserve_rng_state
+
+CODEBOOK_DIM = 16  # the paper's
+MEMORIES_PER_IMAGE = 28  # of SqueezeNet, with the paper's rows
+
+
+@lru_cache(maxsize=64)
+def map_shape_of(
+    name: str,
+    cut_layer: int | str | None,
+    image_size: int,
+    fine_tuning: bool = False,
+) -> tuple[int, int, int]:
+    """Return the shape of the map at the cut, ``(C, H, W)``; see ``split_backbone``.
+
+    Does not change the RNG state.
+    """
+    with preserve_rng_state():
+        model = split_backbone(
+            name,
+            None,
+            n_classes=1,
+            codebook=None,
+            cut_layer=cut_layer,
+            image_size=image_size,
+            fine_tuning=fine_tuning,
+        )
+    return model.map_shape
+
+
+def usual_codebook(model: SplitModel, is_fine_tuned: bool) -> Codebook:
+    """Return the codebook that suits a model, without rows.
+
+    It is the paper's for SqueezeNet. The paper's codes keep a tenth to a quarter of the
+    maps of fine-tuned networks, so that P learns from other maps than it is tested on;
+    rows chosen by distance keep more. They are as long as makes memories of the bytes
+    of the paper's.
+    """
+    if not is_fine_tuned:
+        return Codebook(codebook_dim=usual_codebook_dim(model))
+    length = row_length(model.map_shape, model.input_side, MEMORIES_PER_IMAGE)
+    return Codebook(codebook_dim=length, search="distance", filtered=True)
+
+
+def usual_codebook_dim(model: SplitModel) -> int:
+    """Return the length of memory blocks that suits a model.
+
+    It is the paper's 16, or the largest divisor of the model's channels below.
+    """
+    return largest_divisor(model.map_shape[0], CODEBOOK_DIM)
+
+
+@float32_by_default()
+def split_backbone(
+    name: str = "squeezenet1_0",
+    weights: str | None = "torchvision",
+    *,
+    n_classes: int,
+    codebook: Codebook | bool | None = True,
+    cut_layer: int | str | None = None,
+    relu_logits: bool = False,
+    head_kernel: int = 1,
+    image_size: int | None = None,
+    preprocessing: dict[str, Any] | None = None,
+    fine_tuning: bool | None = None,
+) -> SplitModel:
+    """Split a network of torchvision or timm and give it a new head.
+
+    Paper: "Feature extraction and classification"; its cuts of SqueezeNet and
+        MobileNetV2 are the default ones.
+
+    The paper's learning rate of 1e-3 suits SqueezeNet. For it to suit MobileNetV2,
+    EfficientNet-Lite, ResNet-18 and the networks of timm, their pretrained P is
+    fine-tuned: batch norms use their pretrained statistics in training, too
+    (``fixed_statistics``), the head centres its inputs and the layers below it learn a
+    hundredth as fast (see ``CentredLinear``). Built-in ones see images below 128
+    pixels enlarged to them (``smallest_side``).
+
+    Example:
+        >>> import torch
+        >>> from crumb_avalanche import split_backbone
+        >>> model = split_backbone("squeezenet1_0", None, n_classes=10)
+        >>> model.map_shape
+        (512, 13, 13)
+        >>> images = torch.zeros(2, 3, 224, 224, dtype=torch.uint8)
+        >>> model.classify(model.features(images)).shape
+        torch.Size([2, 10])
+
+    Args:
+        name: one of ``BACKBONES``, or ``timm:NAME`` for a network of timm (extra
+            ``timm``), with the last stage, or the last block of a transformer, after
+            the cut. At 224 pixels the maps are 512x13x13 (SqueezeNet), 64x14x14
+            (MobileNetV2), 112x14x14 (EfficientNet-Lite0) and 512x7x7 (ResNet-18);
+            ``small_cnn`` gives 128x8x8 at 64 pixels. ``slim_resnet18``, ``resnet32``
+            and ``mlp`` are Avalanche's, for small images, and are not cut.
+        weights: ``"torchvision"`` takes the published weights of the network:
+            torchvision's or timm's, which are downloaded, or those of
+            ``efficientnet_lite0`` from an installed package (extra ``weights``).
+            ``"timm"`` and ``"package"`` name these sources. A path reads a ``.npz``,
+            ``.safetensors`` or ``.pth`` file; ``None`` keeps the random initialisation.
+        n_classes: outputs of the new head.
+        codebook: the codebook between F and P. ``True`` makes a ``Codebook()`` of 256
+            memory blocks of 16 values (see ``usual_codebook_dim``), unless F is empty;
+            for a fine-tuned P one that chooses rows by distance, of so few values that
+            28 memories take the bytes of an image.
+            ``None`` makes a model without one.
+        cut_layer: number of leading ``features`` modules (ResNet-18: of conv1, bn1,
+            relu, maxpool, layer1 to layer3 and the two blocks of layer4; timm: of
+            stages) in F, or for timm the name of its last module. 0 leaves F empty: the
+            whole network is plastic, and its maps are the normalised images.
+        relu_logits: put a ReLU between SqueezeNet's last convolution and the pool (the
+            reference code).
+        head_kernel: kernel of SqueezeNet's last convolution, 1 (torchvision) or 3 (the
+            reference code).
+        image_size: side of the images in pixels; default 224, or that of a network of
+            timm.
+        preprocessing: ``Preprocessing.as_dict()``, instead of that of the network's
+            name.
+        fine_tuning: whether P is trained with the changes above; default for weights
+            that are given. ``False`` trains as the paper does; ``True`` makes layers
+            that the weights of a fine-tuned model fit. An empty F is trained as in the
+            paper.
+
+    Raises:
+        ImportError: timm is needed and not installed.
+        OSError: downloaded weights cannot be written.
+        ValueError: unknown name, a cut beyond the last layer, or a codebook that does
+            not fit the maps.
+        WeightsError: weights that cannot be fetched or read, or are another model's.
+    """
+    timm = is_timm(name)
+    if name not in BACKBONES and not timm:
+        raise ValueError(
+            f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and "
+            f"{PREFIX}NAME for those of timm; for others use split_at"
+        )
+    if preprocessing:
+        expected = Preprocessing(**preprocessing)
+    else:
+        expected = preprocessing_of(name)
+    image_size = image_size or expected.size
+    if fine_tuning is None:
+        fine_tuning = weights is not None
+    is_fine_tuned = fine_tuning and cut_layer != 0
+    if weights == "torchvision":
+        weights = published_by(name)
+    if timm:
+        _only_squeezenet(relu_logits, head_kernel)
+        model = split_timm(
+            name,
+            weights,
+            n_classes=n_classes,
+            cut_layer=cut_layer,
+            image_size=image_size,
+        )
+    else:
+        is_fine_tuned = is_fine_tuned and BACKBONES[name].fine_tuned
+        smallest_side = 0
+        if is_fine_tuned:
+            smallest_side = BACKBONES[name].smallest_side
+        model = _split_own(
+            name,
+            weights,
+            cut_layer,
+            relu_logits,
+            head_kernel,
+            image_size,
+            smallest_side,
+        )
+        model.reset_head(n_classes)
+    if is_fine_tuned:
+        model.fixed_statistics = True
+        model.centre_head()
+    model.set_normalization(expected.mean, expected.std)
+    model.interpolation = expected.interpolation
+    model.backbone = name
+    if codebook is False or (codebook is True and not model.stages):
+        codebook = None
+    elif codebook is True:
+        codebook = usual_codebook(model, is_fine_tuned)
+    check_codebook(codebook, model.map_shape[0])
+    model.codebook = codebook
+    return model
+
+
+def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
+    if relu_logits or head_kernel != 1:
+        raise ValueError(
+            "relu_logits and head_kernel describe SqueezeNet's convolutional "
+            "classifier; other backbones end in a linear layer, so leave "
+            "relu_logits=False and head_kernel=1 there"
+        )
+
+
+def _split_own(
+    name: str,
+    weights: str | None,
+    cut_layer: int | str | None,
+    relu_logits: bool,
+    head_kernel: int,
+    image_size: int,
+    smallest_side: int,
+) -> SplitModel:
+    """Split one of ``BACKBONES``, without a codebook, and keep its head."""
+    known = BACKBONES[name]
+    if isinstance(cut_layer, str):
+        raise ValueError(
+            f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: "
+            "give a number"
+        )
+    network = NETWORKS[name]() if known.build is None else known.build(image_size)
+    if weights in PUBLISHED:
+        _load_published(network, name, weights)
+    elif weights is not None:
+        check_and_load(network, read_weights(weights), str(weights))
+    layers = known.layers(network)
+    cut = known.cut if cut_layer is None else cut_layer
+    if not 0 <= cut <= len(layers):
+        raise ValueError(
+            f"cut_layer is {cut}, but {name} has {len(layers)} layers to cut at; give "
+            f"0 to {len(layers)}"
+        )
+    if known is SQUEEZENET:
+        ends = squeezenet_ends(network, relu_logits, head_kernel)
+    else:
+        _only_squeezenet(relu_logits, head_kernel)
+        ends = known.ends(network)
+    plastic_layers = nn.Sequential()
+    if layers:
+        plastic_layers.add_module("features", _sequential(layers[cut:]))
+    for end_name, module in ends.items():
+        plastic_layers.add_module(end_name, module)
+    return SplitModel(
+        _sequential(layers[:cut]),
+        plastic_layers,
+        "head",
+        image_size=image_size,
+        smallest_side=smallest_side,
+    )
+
+
+def _sequential(layers: Layers) -> nn.Sequential:
+    """Return layers as one module.
+
+    A slice of a ``Sequential`` is one already, and keeps the names of its layers, which
+    weight files have.
+    """
+    if isinstance(layers, nn.Sequential):
+        return layers
+    return nn.Sequential(*layers)
+
+
+def _load_published(network: nn.Module, name: str, weights: str) -> None:
+    """Load the weights that one of ``PUBLISHED`` has of one of ``BACKBONES``."""
+    usual = published_by(name)
+    is_in_timm = weights == "timm" and name.startswith("efficientnet_lite")
+    if weights != usual and not is_in_timm:
+        raise WeightsError(
+            f"{weights!r} has no weights of {name}; leave --weights out to take those "
+            f"of {usual!r}"
+        )
+    source = source_of(name, weights)
+    if weights == "torchvision":
+        state = torchvision_weights(name)
+    elif weights == "package":
+        state = in_order(packaged_weights(), network, source)
+    else:
+        name_in_timm = timm_name(name)
+        size = config_of(name_in_timm).input_size[-1]
+        published = timm_network(name_in_timm, "timm", size)
+        state = in_order(published.state_dict(), network, source)
+    check_and_load(network, state, source)

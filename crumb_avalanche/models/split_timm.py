@@ -1,0 +1,228 @@
+"""Splits of the networks of timm, with its weights."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks_toybox_ilab.tables.disk_errors import cured
+from crumb_avalanche.models.backbone_names import (
+    PREFIX,
+    config_of,
+    import_timm,
+    without_download,
+)
+from crumb_avalanche.models.layers import Layout
+from crumb_avalanche.models.split_at import CutError, split_after
+from crumb_avalanche.models.split_model import SplitModel
+from crumb_avalanche.models.weights import WeightsError, read_weights
+
+_CURE = (
+    "give a file (--weights FILE), or 'none' for random weights (in Python "
+    "weights=FILE or None)"
+)
+
+
+def split_timm(
+    name: str,
+    weights: str | None,
+    *,
+    n_classes: int,
+    cut_layer: int | str | None,
+    image_size: int,
+) -> SplitModel:
+    """Split a network of timm before its last stage, or after ``cut_layer``.
+
+    Stages are what timm lists in ``feature_info``: those that halve the map, or the
+    blocks of a transformer.
+
+    Args:
+        name: ``timm:NAME``.
+        weights: ``"timm"``, a path, or ``None``.
+        n_classes: outputs of the new head.
+        cut_layer: a number of leading stages, or the name of a module.
+        image_size: side of the images in pixels.
+
+    Raises:
+        ImportError: timm is not installed.
+        ValueError: unknown name, or no cut there.
+        WeightsError: weights that cannot be read or are another network's.
+    """
+    network = timm_network(name, weights, image_size)
+    feature_info = getattr(network, "feature_info", None) or ()
+    stages = [stage["module"] for stage in feature_info]
+    modules = ", ".join(name for name, _ in network.named_children())
+    if isinstance(cut_layer, int):
+        stage = _stage_of_number(name, stages, cut_layer)
+    else:
+        stage = cut_layer or None
+        if stage is None and len(stages) > 1:
+            stage = stages[-2]
+        if stage is None:
+            raise ValueError(
+                f"timm lists no stages of {name}: give --cut-layer, one of {modules}"
+            )
+    layout = Layout(
+        prefix_tokens=getattr(network, "num_prefix_tokens", 0),
+        channels_last=str(getattr(network, "output_fmt", "NCHW")).endswith("NHWC"),
+    )
+    head = _head(network)
+    if head is None:
+        head = _put_head_behind(network, image_size)
+    try:
+        model = split_after(
+            network,
+            stage,
+            head,
+            n_classes=n_classes,
+            image_size=image_size,
+            layout=layout,
+        )
+    except CutError as error:
+        raise ValueError(
+            f"{name} cannot be cut after {stage!r}: {error}. Give another --cut-layer, "
+            f"one of {', '.join(stages) or modules} or a module within; or split the "
+            "network with split_at"
+        ) from error
+    if stage in stages:
+        model.stages = tuple(stages[: stages.index(stage) + 1])
+    elif stage:
+        model.stages = (stage,)
+    else:
+        model.stages = ()
+    return model
+
+
+def _stage_of_number(name: str, stages: list[str], number: int) -> str | None:
+    """Return the last of a number of leading stages; ``None`` if it is 0."""
+    if not 0 <= number <= len(stages):
+        raise ValueError(
+            f"cut_layer is {number}, but {name} has {len(stages)} stages to cut after "
+            f"({', '.join(stages)}); give 0 to {len(stages)}, or the name of a module"
+        )
+    return stages[number - 1] if number else None
+
+
+def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
+    """Build a network of timm; the arguments and errors are those of ``split_timm``."""
+    short = name.removeprefix(PREFIX)
+    config = config_of(name)
+    arguments: dict[str, Any] = {}
+    # Networks of a fixed size take it as an argument; others take any size.
+    if config.fixed_input_size and image_size != config.input_size[-1]:
+        arguments["img_size"] = image_size
+    if weights is not None and weights != "timm":
+        state = read_weights(weights)
+        count = _classes_in(state, config.classifier)
+        # timm translates older names, and resizes position embeddings.
+        overlay = {
+            "state_dict": state,
+            "num_classes": count,
+            "label_offset": 0,
+            "custom_load": False,
+            "source": "",
+        }
+        arguments |= {"num_classes": count, "pretrained_cfg_overlay": overlay}
+    create_model = import_timm().create_model
+    try:
+        network = create_model(short, pretrained=weights is not None, **arguments)
+        # Sizes that depend on the image cannot be traced.
+        if getattr(network, "dynamic_img_size", False):
+            state = network.state_dict()
+            network = create_model(short, dynamic_img_size=False, **arguments)
+            network.load_state_dict(state)
+    except RuntimeError as error:
+        if weights in (None, "timm"):
+            raise WeightsError(
+                f"timm cannot give {name} its weights ({_first(error)}); {_CURE}"
+            ) from error
+        raise WeightsError(
+            f"{weights} does not fit {name} ({_first(error)}): these are the weights "
+            "of another network; choose the matching --backbone"
+        ) from error
+    except (OSError, ValueError, AssertionError, TypeError) as error:
+        if isinstance(error, OSError) and cured(error):
+            raise
+        if weights == "timm":
+            raise WeightsError(
+                f"the weights of {name} cannot be downloaded ({_first(error)}); "
+                f"{without_download()}. Or {_CURE}"
+            ) from error
+        raise ValueError(
+            f"timm cannot build {name} for images of {image_size} pixels "
+            f"({_first(error)}); give another image_size"
+        ) from error
+    if isinstance(network.get_classifier(), nn.Identity):  # trained without labels
+        network.reset_classifier(1)
+    return network
+
+
+def _classes_in(
+    state: dict[str, Tensor], classifier: str | tuple[str, ...] | None
+) -> int:
+    """Return the number of classes of the first head in a state; 0 without a head."""
+    if isinstance(classifier, str):
+        classifier = (classifier,)
+    for name in classifier or ():
+        weight = state.get(f"{name}.weight")
+        if weight is not None:
+            return len(weight)
+    return 0
+
+
+def _first(error: BaseException) -> str:
+    """Return what an error says, in one line of moderate length."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    if len(text) < 200:
+        return text
+    return text[:200] + " ..."
+
+
+def _head(network: nn.Module) -> str | None:
+    """Return the name of the one linear or convolutional layer of the classifier.
+
+    ``None`` if there are two, as in distilled networks, or if it is the last layer of a
+    pool by attention, as in CLIP's ResNets, which cannot be traced.
+    """
+    classifiers = network.get_classifier()
+    if not isinstance(classifiers, tuple | list):
+        classifiers = [classifiers]
+    in_classifiers = set().union(*(module.modules() for module in classifiers))
+    names = [
+        path
+        for path, module in network.named_modules()
+        if module in in_classifiers and isinstance(module, nn.Linear | nn.Conv2d)
+    ]
+    if len(names) != 1:
+        return None
+    parent = network.get_submodule(names[0].rpartition(".")[0])
+    if type(parent).__name__.startswith("AttentionPool"):
+        return None
+    return names[0]
+
+
+@torch.no_grad()
+def _put_head_behind(network: nn.Module, image_size: int) -> str:
+    """Put one linear layer behind what a network gives without its classifiers.
+
+    Two distilled classifiers give the mean of their inputs.
+
+    Returns:
+        The name of the layer.
+    """
+    network.reset_classifier(0)
+    network.eval()
+    values = network(torch.zeros(1, 3, image_size, image_size))
+    if values.dim() != 2:
+        raise ValueError(
+            f"without its classifiers the network gives {tuple(values.shape)} for one "
+            "image, not (1, features): choose a network with one classifier"
+        )
+    features_of = network.forward
+    network.add_module("head_behind", nn.Linear(values.shape[1], 1))
+
+    def logits(images: Tensor) -> Tensor:
+        return network.head_behind(features_of(images))
+
+    network.forward = logits  # type: ignore[method-assign]
+    return "head_behind"
