@@ -151,6 +151,17 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return weights
 
 
+def check_float32(network: nn.Module) -> None:
+    """Raise TypeError unless all weights of a network are float32."""
+    for name, weight in network.named_parameters():
+        if weight.dtype != torch.float32:
+            raise TypeError(
+                f"{name} is {weight.dtype}, not float32: call .float() on the network, "
+                "or on the part that was converted; for a faster F and P call "
+                "model.set_precision('bf16')"
+            )
+
+
 def head_outputs(layers: nn.Module, name: str) -> int:
     """Return the outputs of the head, by its qualified name among layers.
 

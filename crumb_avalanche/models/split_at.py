@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from crumb_avalanche.models.codebook import Codebook, check_codebook
-from crumb_avalanche.models.layers import Layout
-from crumb_avalanche.models.split_model import SplitModel, check_float32
+from crumb_avalanche.models.layers import Layout, check_float32
+from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.process import float32_by_default
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
 

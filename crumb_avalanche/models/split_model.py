@@ -8,15 +8,13 @@ of the network.
 import contextlib
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from benchmarks_toybox_ilab.tables.normalization import IMAGENET_MEAN, IMAGENET_STD
 from crumb_avalanche.models.codebook import Codebook, check_codebook
 from crumb_avalanche.models.extraction import (
     PRECISIONS,
@@ -25,14 +23,14 @@ from crumb_avalanche.models.extraction import (
     check_maps,
     classify_in_parts,
     extract_in_parts,
-    rounded,
     usable,
-    warn_of_range,
     warn_where_bf16_is_slow,
     without_autocast,
 )
+from crumb_avalanche.models.image_input import ImageInput
 from crumb_avalanche.models.layers import (
     CentredLinear,
+    check_float32,
     head_like,
     head_outputs,
     multiply_biases,
@@ -41,7 +39,7 @@ from crumb_avalanche.models.layers import (
 )
 from crumb_avalanche.models.runtimes import TORCH, Runtime
 from crumb_avalanche.system.process import float32_by_default
-from crumb_avalanche.system.setting_ranges import ImageSize, check_count
+from crumb_avalanche.system.setting_ranges import check_count
 
 # Entries of a model's state dict that are no weights.
 NOT_WEIGHTS = ("calibrated", "codes_error")
@@ -75,17 +73,6 @@ def check_split_model(model: nn.Module, trainer: str) -> None:
     check_float32(model)
 
 
-def check_float32(network: nn.Module) -> None:
-    """Raise TypeError unless all weights of a network are float32."""
-    for name, weight in network.named_parameters():
-        if weight.dtype != torch.float32:
-            raise TypeError(
-                f"{name} is {weight.dtype}, not float32: call .float() on the network, "
-                "or on the part that was converted; for a faster F and P call "
-                "model.set_precision('bf16')"
-            )
-
-
 MapHooks: TypeAlias = "OrderedDict[int, Callable[[ForwardRecord], None]]"
 
 
@@ -96,14 +83,15 @@ class FeatureMaps(Protocol):
         """Return the maps of images, ``(B, C, H, W)``; ``extract`` is F."""
 
 
-class SplitModel(nn.Module):
+class SplitModel(ImageInput):
     """``P(F(x))`` with a frozen ``F``, or ``P(decode(encode(F(x))))``.
 
     The latter needs a codebook. Paper: "Feature extraction and classification".
 
     ``forward`` passes the codebook in training mode and not in evaluation mode (the
     paper's inference); ``quantized_training`` and ``quantized_evaluation`` change that.
-    Any Avalanche strategy can train it.
+    Any Avalanche strategy can train it. ``ImageInput`` holds the size and the
+    normalisation of its images.
 
     Args:
         feature_extractor: ``(B, 3, h, w)`` -> ``(B, C, H, W)``; frozen here.
@@ -134,7 +122,6 @@ class SplitModel(nn.Module):
         stopwatch: seconds spent in F, in the search and in P.
         feature_memo: a ``FeatureMemo``, which keeps F's output of ``uint8`` images, or
             ``None``.
-        interpolation: Pillow's filter that images are resized with, in lower case.
         backbone: name of the network that ``split_backbone`` made it of; empty for
             others.
         stages: names of modules of F whose outputs are maps or tokens, in order; the
@@ -145,8 +132,6 @@ class SplitModel(nn.Module):
 
     runtime: Runtime = TORCH
     feature_scale: Tensor
-    pixel_mean: Tensor
-    pixel_std: Tensor
 
     def __init__(
         self,
@@ -157,21 +142,17 @@ class SplitModel(nn.Module):
         image_size: int = 224,
         smallest_side: int = 0,
     ):
-        super().__init__()
-        check_count("image_size", image_size, ImageSize)
+        super().__init__(image_size, smallest_side)
         self.feature_extractor = feature_extractor.requires_grad_(False).eval()
         self.plastic_layers = replace_dropout(plastic_layers)
         self.codebook = codebook
         self.head = head
-        self.image_size = image_size
-        self.smallest_side = smallest_side
         self.fixed_statistics = False
         self.quantized_training = True
         self.quantized_evaluation = False
         self.precision = "fp32"
         self.calibrated = False
         self.codes_error: float | None = None
-        self.interpolation = "bilinear"
         self.backbone = ""
         self.stages = tuple(name for name, _ in feature_extractor.named_children())
         self.token_grid: tuple[int, int] | None = None
@@ -180,12 +161,8 @@ class SplitModel(nn.Module):
         self._map_hooks: MapHooks = OrderedDict()
         # Whether an image alone gets the bits that it gets in a batch; see extract.
         self._same_alone: dict[tuple, bool] = {}
-        # Whether float images were compared with the normalisation, which warns once.
-        self._range_checked = False
         self.register_buffer("feature_scale", torch.ones((), dtype=torch.float32))
-        self._register_normalization("pixel_mean", IMAGENET_MEAN)
-        self._register_normalization("pixel_std", IMAGENET_STD)
-        check_split_model(self, type(self).__name__)
+        check_float32(self)
         weights = next(self.parameters(), None)
         device = torch.device("cpu") if weights is None else weights.device
         # Channels-last takes half the time of NCHW on CPUs.
@@ -194,14 +171,6 @@ class SplitModel(nn.Module):
         self.map_shape = self._measured_map_shape()
         head_outputs(plastic_layers, head)
         check_codebook(codebook, self.map_shape[0])
-
-    def _register_normalization(self, name: str, values: Sequence[float]) -> None:
-        """Register a number for each channel as a ``(1, 3, 1, 1)`` buffer.
-
-        It is not saved: it says how the user's images are normalised.
-        """
-        by_channel = torch.tensor(values, dtype=torch.float32).view(1, 3, 1, 1)
-        self.register_buffer(name, by_channel, persistent=False)
 
     @torch.no_grad()
     def _measured_map_shape(self) -> tuple[int, int, int]:
@@ -278,11 +247,6 @@ class SplitModel(nn.Module):
         return self.codebook is not None and bool(self.codebook.blocks.any())
 
     @property
-    def input_side(self) -> int:
-        """Side in pixels of the images that F sees."""
-        return max(self.image_size, self.smallest_side)
-
-    @property
     def n_classes(self) -> int:
         """Outputs of the head."""
         return head_outputs(self.plastic_layers, self.head)
@@ -325,56 +289,6 @@ class SplitModel(nn.Module):
             return contextlib.nullcontext()
         return torch.autocast(device, dtype=dtype, cache_enabled=False)
 
-    def set_normalization(
-        self, mean: Sequence[float], std: Sequence[float]
-    ) -> "SplitModel":
-        """Set how float images are normalised that the model is given.
-
-        The default is ImageNet's mean and deviation. Stored ``uint8`` images are
-        normalised with it again at replay. Images of ``ToTensor`` alone have mean 0 and
-        standard deviation 1, images from 0 to 255 mean 0 and standard deviation 1/255.
-
-        Args:
-            mean, std: one number for each of the three channels, or one for all, in
-                units where white is 1.
-
-        Raises:
-            RuntimeError: there are neither one nor three numbers.
-        """
-        mean_by_channel = torch.as_tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)
-        std_by_channel = torch.as_tensor(std, dtype=torch.float32).view(1, -1, 1, 1)
-        self.pixel_mean.copy_(mean_by_channel)
-        self.pixel_std.copy_(std_by_channel)
-        return self
-
-    def pixels(self, images: Tensor) -> Tensor:
-        """Take the normalisation of images back.
-
-        Args:
-            images: ``(B, 3, h, w)``, normalised floats, or ``uint8`` pixels, which are
-                returned as they are.
-
-        Returns:
-            ``(B, 3, h, w)`` ``uint8`` pixels.
-
-        Raises:
-            ValueError: a pixel is not between 0 and 255 if the normalisation is taken
-                back.
-        """
-        if images.dtype == torch.uint8:
-            return images
-        pixels = (images * self.pixel_std + self.pixel_mean) * 255
-        low, high = torch.stack(pixels.aminmax()).tolist()
-        is_in_range = low > -0.51 and high < 255.51  # half a level is lost by rounding
-        if not is_in_range:
-            raise ValueError(
-                f"pixels would be from {low:.1f} to {high:.1f}, not 0 to 255, for "
-                f"images normalised with mean {rounded(self.pixel_mean)} and deviation "
-                f"{rounded(self.pixel_std)}: say how they are, with "
-                "model.set_normalization(mean, std)"
-            )
-        return pixels.round().clamp(0, 255).to(torch.uint8)
-
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
         """Run F.
@@ -394,21 +308,7 @@ class SplitModel(nn.Module):
             TypeError: the images are of another type.
             ValueError: the images do not have 3 channels.
         """
-        if not (images.dtype == torch.uint8 or images.is_floating_point()):
-            raise TypeError(
-                f"the images are {images.dtype}; give uint8 pixels, or normalised "
-                "floats"
-            )
-        if images.dim() != 4 or images.shape[1] != 3:
-            raise ValueError(
-                f"the images are {tuple(images.shape)}, not (B, 3, h, w); for grey "
-                "images, repeat the channel in the transform: "
-                "transforms.Lambda(lambda image: image.expand(3, -1, -1)) after "
-                "ToTensor()"
-            )
-        if images.dtype != torch.uint8 and not self._range_checked:
-            self._range_checked = True
-            warn_of_range(images, self.pixel_mean, self.pixel_std)
+        self.require_images(images)
         with self.stopwatch.measure("features"):
             # Tracing records one batch for all.
             if images.device.type != "cpu" or torch.jit.is_tracing():
@@ -432,28 +332,6 @@ class SplitModel(nn.Module):
                 return self.runtime.run(images).float()
             strided = images.contiguous(memory_format=torch.channels_last)
             return self.feature_extractor(strided).float()
-
-    def normalized(self, images: Tensor) -> Tensor:
-        """Normalise ``images``, ``(B, 3, h, w)`` ``uint8``, to float32.
-
-        Floats are normalised already. Images below ``smallest_side`` are enlarged.
-        """
-        images_bchw = images.float()
-        if images.dtype == torch.uint8:
-            images_bchw = (images_bchw / 255 - self.pixel_mean) / self.pixel_std
-        return self._enlarged(images_bchw)
-
-    def _enlarged(self, images_bchw: Tensor) -> Tensor:
-        """Return images whose shorter side is at least ``smallest_side``."""
-        height, width = images_bchw.shape[2:]
-        shorter = min(height, width)
-        if shorter >= self.smallest_side:
-            return images_bchw
-        size = (
-            round(height * self.smallest_side / shorter),
-            round(width * self.smallest_side / shorter),
-        )
-        return functional.interpolate(images_bchw, size, mode="bilinear")
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
