@@ -17,7 +17,11 @@ from crumb_avalanche.methods.class_tensors import (
 )
 from crumb_avalanche.models.extraction import without_autocast
 from crumb_avalanche.system.named_values import attributes, selected
-from crumb_avalanche.system.setting_ranges import check_arguments, checked, declared
+from crumb_avalanche.system.setting_ranges import (
+    checked_arguments,
+    checked_setting,
+    setting_types,
+)
 from crumb_avalanche.system.tensor_file import storage_bytes
 from crumb_avalanche.system.value_types import StateError
 
@@ -81,9 +85,9 @@ class FeatureStatistics(ABC):
             TypeError: an argument is unknown.
         """
         declared_settings = {}
-        for name, hint in declared(type(self)).items():
+        for name, hint in setting_types(type(self)).items():
             value = keywords.pop(name, getattr(self, name))
-            declared_settings[name] = checked(name, value, hint)
+            declared_settings[name] = checked_setting(name, value, hint)
         signature = inspect.signature(self._allocate)
         bound = signature.bind(n_classes, length, *decided, **keywords)
         bound.apply_defaults()
@@ -93,7 +97,7 @@ class FeatureStatistics(ABC):
                 f"{type(self).__name__}._allocate takes {', '.join(names)}; name the "
                 "first two n_classes and length"
             )
-        arguments = check_arguments(type(self)._allocate, bound.arguments)
+        arguments = checked_arguments(type(self)._allocate, bound.arguments)
         self.settings = {**arguments, **declared_settings}
         vars(self).update(declared_settings)
         self._allocate(**arguments)

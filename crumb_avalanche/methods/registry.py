@@ -443,7 +443,7 @@ def form_settings(form: "type[ClosedForm]") -> type:
         default = form.moments.get(name, getattr(FeatureMoments, name))
         members.append((name, hint, default))
     members.append(("looks", str, WHOLE_IMAGE))
-    for name, hint in ranges.declared(form).items():
+    for name, hint in ranges.setting_types(form).items():
         members.append((name, hint, getattr(form, name)))
     return _settings_class(form, members, base=FormSettings)
 

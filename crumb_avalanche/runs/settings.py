@@ -343,7 +343,7 @@ class RunSettings(ranges.InRange):
                 f"runs is {self.runs!r}; write 0-9 for a range or 0,3,5 for a list"
             )
         # Converting thousands of digits is refused; those of a seed are fewer.
-        ranges.checked("run", int(text[:20]), ranges.Seed)
+        ranges.checked_setting("run", int(text[:20]), ranges.Seed)
         return int(text)
 
 

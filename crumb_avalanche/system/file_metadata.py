@@ -23,13 +23,13 @@ class TensorFileError(ValueError):
 
 
 def metadata_digest(metadata: dict[str, str]) -> str:
-    """SHA-256 over all metadata except the digest itself."""
+    """Return the SHA-256 over all metadata of a tensor file but the digest itself."""
     texts = without(metadata, DIGEST)
     return hashlib.sha256(json.dumps(texts, sort_keys=True).encode()).hexdigest()
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, str]:
-    """Read the texts of a file, verified where it has a digest.
+    """Read the metadata of a tensor file, verified where it has a digest.
 
     Raises:
         TensorFileError: the file is absent, or is damaged.
@@ -40,15 +40,15 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
         with open(path, "rb") as file:
             header = read_header(file)
     except (FormatError, OSError) as error:
-        raise incomplete(path, error) from error
+        raise incomplete_file_error(path, error) from error
     check_digest(path, header)
     return header.metadata
 
 
 def digest_of(path: str | os.PathLike) -> str | None:
-    """Return the checksum of all that a file holds, as it says itself.
+    """Return the checksum of all that a tensor file holds, as its metadata say.
 
-    ``None`` if the file is damaged, or has none.
+    ``None`` if the file is damaged, or has no checksum.
     """
     try:
         return read_metadata(path).get(DIGEST)
@@ -57,7 +57,7 @@ def digest_of(path: str | os.PathLike) -> str | None:
 
 
 def format_of(path: str | os.PathLike) -> str:
-    """Return the kind of file that the metadata name.
+    """Return the kind of a tensor file, such as a learner, as its metadata say.
 
     Empty for a file that is damaged, or of another program.
     """
@@ -67,21 +67,24 @@ def format_of(path: str | os.PathLike) -> str:
         return ""
 
 
-def incomplete(path: str | os.PathLike, reason: Exception) -> TensorFileError:
-    """Return the error for a file that breaks a rule of the format."""
+def incomplete_file_error(
+    path: str | os.PathLike, reason: Exception
+) -> TensorFileError:
+    """Return the error for a tensor file that breaks a rule of the format."""
     return TensorFileError(
         f"{path} is no complete .safetensors file ({reason}); write or fetch it again"
     )
 
 
 def check_digest(path: str | os.PathLike, header: Header) -> None:
-    """Raise TensorFileError unless the metadata are those that were written.
+    """Raise TensorFileError unless the metadata of a file are those that were written.
 
     Every file with checksums is written with a digest, so one without the other is
     damage. So is another spelling of the same header, which has the same digest.
     """
     metadata = header.metadata
-    if DIGEST not in metadata and CHECKSUMS not in metadata:
+    is_of_another_program = DIGEST not in metadata and CHECKSUMS not in metadata
+    if is_of_another_program:
         return
     if metadata.get(DIGEST) != metadata_digest(metadata) or not header.is_canonical:
         raise TensorFileError(
@@ -90,10 +93,10 @@ def check_digest(path: str | os.PathLike, header: Header) -> None:
 
 
 def loaded_json(text: str) -> Any:
-    """Return what a JSON text holds.
+    """Return what a JSON text in the metadata of a file holds.
 
     Raises:
-        StateError: it is none, or is nested too deep.
+        StateError: the text is no JSON, or is nested too deep.
     """
     try:
         return json.loads(text)

@@ -40,12 +40,12 @@ def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
     Raises:
         FolderInUseError: another process holds it.
     """
-    lock = _acquire(
+    lock = _acquire_lock(
         folder / LOCK,
-        state=f"{folder} is in use by another process",
+        problem=f"{folder} is in use by another process",
         cure=f"wait for its end, or choose another {flag}",
     )
-    with _released_at_end(lock):
+    with _lock_released_at_end(lock):
         yield
 
 
@@ -60,15 +60,15 @@ def locked_file(path: Path) -> Iterator[None]:
         FolderInUseError: another process holds it.
         OSError: it cannot be replaced; see ``check_replaceable``.
     """
-    real = Path(os.path.realpath(path))
-    lock = _acquire(
-        real.parent / f".{real.name}.{LOCK}",
-        state=f"{path} is being changed by another process",
+    target = Path(os.path.realpath(path))
+    lock = _acquire_lock(
+        target.parent / f".{target.name}.{LOCK}",
+        problem=f"{path} is being changed by another process",
         cure="wait for its end",
     )
-    with _released_at_end(lock):
-        status = check_replaceable(real)
-        if status is not None and status.st_nlink > 1:
+    with _lock_released_at_end(lock):
+        file_status = check_replaceable(target)  # None if there is no file yet
+        if file_status is not None and file_status.st_nlink > 1:
             warnings.warn(
                 f"{path} has other names (hard links), which keep the content of now; "
                 "use symbolic links instead",
@@ -93,7 +93,8 @@ def output_file(
         FileExistsError: the path exists and holds something else, so it stays as it is.
     """
     with locked_file(path):
-        if path.exists() and path.stat().st_size and not is_kind(path):
+        has_content = path.exists() and path.stat().st_size > 0
+        if has_content and not is_kind(path):
             raise FileExistsError(
                 f"{path} exists and is not {kind}, so it stays as it is: choose "
                 f"another {flag}"
@@ -102,11 +103,15 @@ def output_file(
 
 
 def in_use(folder: Path) -> bool:
-    """Return whether a process holds the lock; remove that of a killed process."""
-    if not any((folder / name).exists() for name in (LOCK, MARKER)):
+    """Return whether a process holds the lock of a folder.
+
+    The lock file of a process that was killed is removed.
+    """
+    has_lock_file = (folder / LOCK).exists() or (folder / MARKER).exists()
+    if not has_lock_file:
         return False
     try:
-        lock = _try_acquire(folder / LOCK, patience=0)
+        lock = _try_lock(folder / LOCK, patience=0)
     except Timeout:
         return True
     (folder / LOCK).unlink(missing_ok=True)  # of a killed process
@@ -114,13 +119,13 @@ def in_use(folder: Path) -> bool:
     return False
 
 
-def _acquire(path: Path, state: str, cure: str) -> BaseFileLock:
-    """Acquire a lock file.
+def _acquire_lock(path: Path, problem: str, cure: str) -> BaseFileLock:
+    """Acquire a lock file, or say who holds it.
 
     Args:
         path: the lock file; missing folders are created.
-        state: what is locked and by whom, for the error.
-        cure: what to do then.
+        problem: of one who finds it locked, for the error: what is in use.
+        cure: what to do then, for the error.
 
     Raises:
         FolderInUseError: another process holds it.
@@ -128,18 +133,18 @@ def _acquire(path: Path, state: str, cure: str) -> BaseFileLock:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            return _try_acquire(path, PATIENCE)
+            return _try_lock(path, PATIENCE)
         except FileNotFoundError:
             # The previous holder removed the folder after it was created here.
             if time.monotonic() > deadline:
                 raise
-        except Timeout as held:
+        except Timeout as timeout:
             raise FolderInUseError(
-                f"{state}, which holds {held.lock_file}; {cure}"
+                f"{problem}, which holds {timeout.lock_file}; {cure}"
             ) from None
 
 
-def _try_acquire(path: Path, patience: float) -> BaseFileLock:
+def _try_lock(path: Path, patience: float) -> BaseFileLock:
     """Acquire a lock file, or the marker beside it where files cannot be locked.
 
     They differ in name because an empty lock file that a killed process left would be a
@@ -166,7 +171,7 @@ def _try_acquire(path: Path, patience: float) -> BaseFileLock:
 
 
 @contextlib.contextmanager
-def _released_at_end(lock: BaseFileLock) -> Iterator[None]:
+def _lock_released_at_end(lock: BaseFileLock) -> Iterator[None]:
     """Release a lock at the end of the block, and remove its file.
 
     A forked process that leaves the block leaves its parent's lock alone.

@@ -13,7 +13,7 @@ def field_names(settings: Any) -> list[str]:
 
 
 def attributes(owner: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return attributes of an object by name.
+    """Return some attributes of an object, by name.
 
     Raises:
         AttributeError: the object lacks an attribute.
@@ -22,7 +22,7 @@ def attributes(owner: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def selected(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, Value]:
-    """Return the entries of some names, in the order of the names.
+    """Return the entries of a mapping under some names, in the order of the names.
 
     Raises:
         KeyError: an entry is missing.
@@ -31,5 +31,5 @@ def selected(values: Mapping[str, Value], names: Iterable[str]) -> dict[str, Val
 
 
 def without(values: Mapping[str, Value], *names: str) -> dict[str, Value]:
-    """Return all entries but those of some names, which may be missing."""
+    """Return the entries of a mapping but those of some names, which may be missing."""
     return {name: value for name, value in values.items() if name not in names}

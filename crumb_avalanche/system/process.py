@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # of the environment
+SPIN_SETTINGS = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # environment variables
 
 
 def limit_openmp_spin() -> None:
@@ -50,10 +50,13 @@ def check_device(name: str) -> None:
         raise ValueError(
             f"device is {name}, but only cpu and cuda are supported; give --device cpu"
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    if device.type == "cpu":
+        return
+    gpu_number = device.index or 0
+    n_gpus = torch.cuda.device_count()
+    if gpu_number >= n_gpus:
         raise ValueError(
-            f"device is {name}, but torch sees {torch.cuda.device_count()} GPUs here; "
-            "give --device cpu"
+            f"device is {name}, but torch sees {n_gpus} GPUs here; give --device cpu"
         )
 
 
@@ -126,10 +129,10 @@ def float32_by_default() -> Iterator[None]:
 
 
 def get_rng_state() -> dict:
-    """Return the RNG state as plain values and tensors.
+    """Return the states of all global RNGs, as plain values and tensors.
 
-    That of GPUs is part of it only if this process uses one: to ask would initialise
-    them all.
+    They are those of Python, NumPy and torch, and a list of those of the GPUs, empty
+    if this process uses none: to ask would initialise them all.
     """
     import numpy as np
     import torch
@@ -154,22 +157,22 @@ def set_rng_state(state: dict) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    saved = len(state["cuda"])
-    available = torch.cuda.device_count() if saved else 0
-    if saved > available:
+    n_saved = len(state["cuda"])
+    n_gpus = torch.cuda.device_count() if n_saved else 0
+    if n_saved > n_gpus:
         warnings.warn(
-            f"the RNG state is of {saved} GPUs, but {available} are here: the others "
-            f"are skipped, so random numbers differ from then on; use {saved} GPUs to "
-            "reproduce them",
+            f"the RNG state is of {n_saved} GPUs, but {n_gpus} are here: the others "
+            f"are skipped, so random numbers differ from then on; use {n_saved} GPUs "
+            "to reproduce them",
             stacklevel=2,
         )
-    for device, cuda_state in zip(range(available), state["cuda"]):
+    for device, cuda_state in zip(range(n_gpus), state["cuda"]):
         torch.cuda.set_rng_state(cuda_state, device)
 
 
 @contextlib.contextmanager
 def preserve_rng_state() -> Iterator[None]:
-    """Restore the RNG state on exit."""
+    """Restore the states of all global RNGs at the end of the block."""
     state = get_rng_state()
     try:
         yield

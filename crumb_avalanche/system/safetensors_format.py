@@ -18,10 +18,11 @@ from crumb_avalanche.system.safetensors_header import (
     FormatError,
     Header,
     TensorEntry,
-    spelled,
+    header_json,
 )
 
-# The names of types in a header. The library writes tensors in this order.
+# The types of tensors, by their names in a header. The library writes tensors in this
+# order.
 DTYPES = {
     "U64": torch.uint64,
     "I64": torch.int64,
@@ -42,14 +43,14 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_ORDER = {dtype: position for position, dtype in enumerate(DTYPES.values())}
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DTYPE_RANKS = {dtype: rank for rank, dtype in enumerate(DTYPES.values())}
 
 
 def write_safetensors(
     file: IO[bytes], tensors: Mapping[str, Tensor], metadata: dict[str, str]
 ) -> None:
-    """Write tensors and texts to a file that is open for writing.
+    """Write tensors and metadata to a file that is open for writing.
 
     The same content gives the same bytes: larger types come first, then names in
     order. Strides are not kept.
@@ -59,27 +60,28 @@ def write_safetensors(
         OSError: the file cannot be written.
     """
     for name, tensor in tensors.items():
-        if tensor.dtype not in NAMES:
+        if tensor.dtype not in DTYPE_NAMES:
             raise FormatError(f"tensor {name!r} is of type {tensor.dtype}")
-    ordered = sorted(tensors.items(), key=lambda item: (_ORDER[item[1].dtype], item[0]))
+    names = sorted(tensors, key=lambda name: (_DTYPE_RANKS[tensors[name].dtype], name))
     entries = []
     start = 0
-    for name, tensor in ordered:
+    for name in names:
+        tensor = tensors[name]
         end = start + tensor.numel() * tensor.element_size()
         entry = TensorEntry(
             name=name,
-            dtype=NAMES[tensor.dtype],
+            dtype=DTYPE_NAMES[tensor.dtype],
             shape=tuple(tensor.shape),
             start=start,
             end=end,
         )
         entries.append(entry)
         start = end
-    spelling = spelled(metadata, entries)
-    file.write(len(spelling).to_bytes(LENGTH_BYTES, "little"))
-    file.write(spelling)
-    for _, tensor in ordered:
-        file.write(bytes_of(tensor).data)
+    json_bytes = header_json(metadata, entries)
+    file.write(len(json_bytes).to_bytes(LENGTH_BYTES, "little"))
+    file.write(json_bytes)
+    for name in names:
+        file.write(bytes_of(tensors[name]).data)
 
 
 def read_tensors_of(file: BufferedReader, header: Header) -> dict[str, Tensor]:
@@ -88,14 +90,14 @@ def read_tensors_of(file: BufferedReader, header: Header) -> dict[str, Tensor]:
     Raises:
         FormatError: the file was cut off since its header was read.
     """
-    begin = LENGTH_BYTES + len(header.spelling)
+    header_end = LENGTH_BYTES + len(header.json_bytes)
     tensors = {}
     for entry in header.entries:
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-        file.seek(begin + entry.start)
-        values = bytes_of(tensor)
-        n_read = file.readinto(values.data)
-        if n_read != len(values):
+        file.seek(header_end + entry.start)
+        memory = bytes_of(tensor)  # shared with the tensor
+        n_read = file.readinto(memory.data)
+        if n_read != len(memory):
             raise FormatError(f"it ends in tensor {entry.name!r}")
         tensors[entry.name] = tensor
     return dict(sorted(tensors.items()))

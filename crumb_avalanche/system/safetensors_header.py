@@ -7,6 +7,7 @@ the names of tensors to their types, shapes and places behind it, and
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeGuard
 
@@ -65,19 +66,19 @@ class Header:
     """What stands before the tensors.
 
     Attributes:
-        spelling: the JSON text as it stands in the file, with its padding.
+        json_bytes: the JSON text as it stands in the file, with its padding.
         metadata: texts by name.
         entries: of all tensors, in the order of their bytes.
     """
 
-    spelling: bytes
+    json_bytes: bytes
     metadata: dict[str, str]
     entries: list[TensorEntry]
 
     @property
     def is_canonical(self) -> bool:
-        """Whether the text is the only spelling that ``write_safetensors`` writes."""
-        return self.spelling == spelled(self.metadata, self.entries)
+        """Whether the JSON is spelled as ``write_safetensors`` spells it."""
+        return self.json_bytes == header_json(self.metadata, self.entries)
 
 
 def read_header(file: BinaryIO) -> Header:
@@ -86,30 +87,33 @@ def read_header(file: BinaryIO) -> Header:
     Raises:
         FormatError: the file is none of this format, or is incomplete.
     """
-    file_bytes = file.seek(0, 2)
+    file_bytes = file.seek(0, os.SEEK_END)
     file.seek(0)
-    length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    room = min(file_bytes - LENGTH_BYTES, _LONGEST_HEADER)
-    if not 0 < length <= room:
-        raise FormatError(f"its header would have {length} bytes, room is for {room}")
-    spelling = file.read(length)
+    n_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
+    most_bytes = min(file_bytes - LENGTH_BYTES, _LONGEST_HEADER)
+    if not 0 < n_bytes <= most_bytes:
+        raise FormatError(
+            f"its header would have {n_bytes} bytes, room is for {most_bytes}"
+        )
+    json_bytes = file.read(n_bytes)
     try:
-        content = json.loads(spelling.decode("utf-8"))
+        content = json.loads(json_bytes.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FormatError("its header is no JSON") from error
     if not isinstance(content, dict):
         raise FormatError("its header is no JSON object")
     metadata = content.pop(METADATA, {})
-    if not _is_of_texts(metadata):
+    if not _are_texts(metadata):
         raise FormatError("its metadata are no texts")
-    entries = [_entry(name, described) for name, described in content.items()]
+    # Only the descriptions of tensors are left in the content.
+    entries = [_tensor_entry(name, content[name]) for name in content]
     entries.sort(key=lambda entry: (entry.start, entry.end))
-    _check_extent(entries, file_bytes - LENGTH_BYTES - length)
-    return Header(spelling=spelling, metadata=metadata, entries=entries)
+    _check_extent(entries, file_bytes - LENGTH_BYTES - n_bytes)
+    return Header(json_bytes=json_bytes, metadata=metadata, entries=entries)
 
 
-def spelled(metadata: dict[str, str], entries: list[TensorEntry]) -> bytes:
-    """Return the JSON text of a header, padded with spaces."""
+def header_json(metadata: dict[str, str], entries: list[TensorEntry]) -> bytes:
+    """Return the JSON text of a header, padded with spaces to a multiple of 8 bytes."""
     content: dict[str, Any] = {METADATA: dict(sorted(metadata.items()))}
     for entry in entries:
         content[entry.name] = {
@@ -118,17 +122,22 @@ def spelled(metadata: dict[str, str], entries: list[TensorEntry]) -> bytes:
             "data_offsets": (entry.start, entry.end),
         }
     text = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
-    spelling = text.encode()
-    return spelling.ljust(-(-len(spelling) // _ALIGNMENT) * _ALIGNMENT)
+    json_bytes = text.encode()
+    n_padding = -len(json_bytes) % _ALIGNMENT
+    return json_bytes + b" " * n_padding
 
 
-def _entry(name: str, described: Any) -> TensorEntry:
-    """Return the entry of a tensor from the JSON that describes it."""
-    if not isinstance(described, dict):
+def _tensor_entry(name: str, description: Any) -> TensorEntry:
+    """Return where a tensor lies, from the JSON of a header that describes it.
+
+    Raises:
+        FormatError: the description is incomplete, or contradicts itself.
+    """
+    if not isinstance(description, dict):
         raise FormatError(f"tensor {name!r} is not described")
-    dtype = described.get("dtype")
-    shape = described.get("shape")
-    offsets = described.get("data_offsets")
+    dtype = description.get("dtype")
+    shape = description.get("shape")
+    offsets = description.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
         raise FormatError(f"tensor {name!r} is of an unknown type")
     if not _are_counts(shape):
@@ -142,30 +151,39 @@ def _entry(name: str, described: Any) -> TensorEntry:
         start=offsets[0],
         end=offsets[1],
     )
-    if entry.end - entry.start != math.prod(shape) * DTYPE_BYTES[dtype]:
+    n_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
+    if entry.end - entry.start != n_bytes:
         raise FormatError(f"tensor {name!r} has another size than its shape says")
     return entry
 
 
-def _is_of_texts(metadata: Any) -> bool:
+def _are_texts(metadata: Any) -> bool:
+    """Whether the metadata of a header are texts by name."""
     return isinstance(metadata, dict) and all(
         isinstance(text, str) for text in metadata.values()
     )
 
 
 def _are_counts(values: Any) -> TypeGuard[list[int]]:
-    """Whether values are a list of whole numbers from 0 that torch can hold."""
+    """Whether sizes or offsets are a list of whole numbers that torch can hold."""
     return isinstance(values, list) and all(
         type(value) is int and 0 <= value < 2**63 for value in values
     )
 
 
-def _check_extent(entries: list[TensorEntry], room: int) -> None:
-    """Raise FormatError unless tensors follow each other and fill the file."""
-    end = 0
+def _check_extent(entries: list[TensorEntry], n_bytes: int) -> None:
+    """Raise FormatError unless tensors follow each other and fill the file.
+
+    Args:
+        entries: of all tensors, in the order of their bytes.
+        n_bytes: bytes of the file behind the header.
+    """
+    previous_end = 0
     for entry in entries:
-        if entry.start != end:
+        if entry.start != previous_end:
             raise FormatError(f"tensor {entry.name!r} does not follow the one before")
-        end = entry.end
-    if end != room:
-        raise FormatError(f"it has {room} bytes of tensors, and needs {end}")
+        previous_end = entry.end
+    if previous_end != n_bytes:
+        raise FormatError(
+            f"it has {n_bytes} bytes of tensors, and needs {previous_end}"
+        )

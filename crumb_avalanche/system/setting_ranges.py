@@ -50,28 +50,28 @@ class Range:
     below: bool = False
 
     def problem(self, value: float) -> str:
-        """Return which values are accepted, if this one is not; else an empty text."""
+        """Say which values are accepted, if this one is not; else return ``""``."""
         if not math.isfinite(value):
             return "a finite number"
         highest = self._highest(value)
         lowest = -highest if self.least is None else self.least
-        is_high = value > highest or (self.below and value == highest)
-        is_low = value < lowest or (self.above and value == lowest)
-        if not is_low and not is_high:
+        is_too_high = value > highest or (self.below and value == highest)
+        is_too_low = value < lowest or (self.above and value == lowest)
+        if not is_too_low and not is_too_high:
             return ""
-        upper = f"{highest:,} or less"
+        upper_words = f"{highest:,} or less"
         if self.below:
-            upper = f"less than {highest:,}"
-        lower = f"{lowest:,} or more"
+            upper_words = f"less than {highest:,}"
+        lower_words = f"{lowest:,} or more"
         if self.above:
-            lower = f"more than {lowest:,}"
-        has_both = self.least is not None and self.most is not None
-        if has_both and highest <= HIGHEST_SHOWN:
-            return f"{lower}, but {upper}"
-        return upper if is_high else lower
+            lower_words = f"more than {lowest:,}"
+        has_both_limits = self.least is not None and self.most is not None
+        if has_both_limits and highest <= HIGHEST_SHOWN:
+            return f"{lower_words}, but {upper_words}"
+        return upper_words if is_too_high else lower_words
 
     def _highest(self, value: float) -> float:
-        """Return the upper limit for numbers of the type of a value."""
+        """Return the upper limit for a value; without one, that of its type."""
         if self.most is not None:
             return self.most
         if isinstance(value, float):
@@ -79,7 +79,7 @@ class Range:
         return HIGHEST_COUNT
 
     def __repr__(self) -> str:
-        """Say the range in the help of a command."""
+        """Say the range as the help of a command shows it: ``>= 0, < 1``."""
         limits = []
         if self.least is not None:
             sign = ">" if self.above else ">="
@@ -114,14 +114,19 @@ MOST_MEMORIES = 10**7
 Memories = Annotated[int, Range(0, MOST_MEMORIES)]
 Bytes = Annotated[int, Range(0, 10**12)]
 Upper = Annotated[int, Range(0, NEVER)]  # of a count, such as images of each class
-KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+KIND_NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
 
 
-class _OtherKind(Exception):
-    """A value is of another kind than an option of a type; says what it accepts."""
+class _OtherKindError(Exception):
+    """A value is not of the kind that a type accepts; says which kind that is."""
 
 
-def checked(name: str, value: Any, hint: Any) -> Any:
+def checked_setting(name: str, value: Any, hint: Any) -> Any:
     """Return the value of a setting, a whole number for a fraction as ``float``.
 
     Args:
@@ -134,87 +139,98 @@ def checked(name: str, value: Any, hint: Any) -> Any:
     Raises:
         ValueError: the value is of another kind, or outside its range.
     """
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    accepted = []
+    is_union = get_origin(hint) in (Union, UnionType)
+    options = get_args(hint) if is_union else (hint,)
+    accepted_kinds = []
     for option in options:
         if option is NoneType:
             if value is None:
                 return None
             continue
         try:
-            return _checked_for(name, value, option)
-        except _OtherKind as error:
-            accepted.append(str(error))
-    kinds = " or ".join(dict.fromkeys(accepted))
+            return _checked_for_option(name, value, option)
+        except _OtherKindError as error:
+            accepted_kinds.append(str(error))
+    kinds = " or ".join(dict.fromkeys(accepted_kinds))  # each kind once
     raise ValueError(f"{name} is {value!r}; give {kinds}")
 
 
-def _checked_for(name: str, value: Any, option: Any) -> Any:
-    """Return the value of a setting for one option of its type; see ``checked``.
+def _checked_for_option(name: str, value: Any, option: Any) -> Any:
+    """Return the value of a setting, checked for one option of its type.
 
     Raises:
-        _OtherKind: the value is of another kind, so that another option may take it.
+        _OtherKindError: the value is of another kind; another option may take it.
         ValueError: it is of this kind, but outside its range.
     """
-    limits = Range()
-    if get_origin(option) is Annotated:
-        option, *notes = get_args(option)
-        limits = next((note for note in notes if isinstance(note, Range)), limits)
+    option, number_range = _without_range(option)
     if get_origin(option) is Literal:
         if value in get_args(option):
             return value
-        raise _OtherKind(f"one of {', '.join(map(str, get_args(option)))}")
-    if option not in KINDS:
+        raise _OtherKindError(f"one of {', '.join(map(str, get_args(option)))}")
+    if option not in KIND_NAMES:
         return value
     if option in (bool, str):
         if isinstance(value, option):
             return value
-        raise _OtherKind(KINDS[option])
+        raise _OtherKindError(KIND_NAMES[option])
     is_number = is_whole_number(value)
     if option is float:
         is_number = is_number or isinstance(value, float)
     if not is_number:
-        raise _OtherKind(KINDS[option])
-    problem = limits.problem(option(value))
-    if problem:
-        raise ValueError(f"{name} is {value}; give {problem}")
-    return option(value)
+        raise _OtherKindError(KIND_NAMES[option])
+    number = option(value)
+    accepted_values = number_range.problem(number)
+    if accepted_values:
+        raise ValueError(f"{name} is {value}; give {accepted_values}")
+    return number
+
+
+def _without_range(option: Any) -> tuple[Any, Range]:
+    """Split the range off a type, which without one has the widest."""
+    if get_origin(option) is not Annotated:
+        return option, Range()
+    plain_type, *annotations = get_args(option)
+    for annotation in annotations:
+        if isinstance(annotation, Range):
+            return plain_type, annotation
+    return plain_type, Range()
 
 
 @cache
 def hints_of(typed: Any) -> dict[str, Any]:
     """Return the types of a class's attributes, or a function's arguments, by name.
 
-    They keep their ranges.
+    Types of settings keep their ranges.
     """
     return get_type_hints(typed, include_extras=True)
 
 
-def declared(kind: type) -> dict[str, Any]:
-    """Return the types of the settings that a class declares.
+def setting_types(owner: type) -> dict[str, Any]:
+    """Return the types of the settings that a class declares, by name.
 
     They are its public annotated attributes with a value, without those of Avalanche.
     """
     host_names: set[str] = set()
-    for base in kind.__mro__:
+    for base in owner.__mro__:
         if base.__module__.startswith("avalanche."):
             host_names.update(vars(base))
     settings = {}
-    for name, hint in hints_of(kind).items():
+    for name, hint in hints_of(owner).items():
         is_class_variable = ClassVar in (hint, get_origin(hint))
-        is_public = not name.startswith("_") and name not in host_names
-        if is_public and not is_class_variable and hasattr(kind, name):
+        is_own_public = not name.startswith("_") and name not in host_names
+        has_value = hasattr(owner, name)
+        if is_own_public and has_value and not is_class_variable:
             settings[name] = hint
     return settings
 
 
-def check_arguments(function: Callable, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return arguments by name, each checked for the type that the function says."""
+def checked_arguments(function: Callable, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return arguments by name, each checked as a setting of the type in a function."""
     hints = hints_of(function)
     values = {}
     for name, value in arguments.items():
         if name in hints:
-            value = checked(name, value, hints[name])
+            value = checked_setting(name, value, hints[name])
         values[name] = value
     return values
 
@@ -228,14 +244,17 @@ def check_count(name: str, value: Any, hint: Any = Count) -> None:
     """
     if not is_whole_number(value):
         raise TypeError(f"{name} is {value!r}; give a whole number")
-    checked(name, value, hint)
+    checked_setting(name, value, hint)
 
 
 class InRange:
-    """Base of dataclasses whose values are checked when they are made."""
+    """Base of dataclasses of settings, whose values are checked when they are made."""
 
     def __post_init__(self) -> None:
+        """Replace each value by the checked one; see ``checked_setting``."""
         hints = hints_of(type(self))  # type: ignore[arg-type]
         for field in fields(self):  # type: ignore[arg-type]
-            value = checked(field.name, getattr(self, field.name), hints[field.name])
+            value = checked_setting(
+                field.name, getattr(self, field.name), hints[field.name]
+            )
             object.__setattr__(self, field.name, value)

@@ -21,7 +21,7 @@ from crumb_avalanche.system.file_metadata import (
     DIGEST,
     TensorFileError,
     check_digest,
-    incomplete,
+    incomplete_file_error,
     loaded_json,
     metadata_digest,
 )
@@ -39,7 +39,7 @@ from crumb_avalanche.system.value_types import StateError
 
 
 def checksum(name: str, tensor: Tensor) -> str:
-    """SHA-256 over name, dtype, shape and values of a tensor on the CPU."""
+    """Return the SHA-256 over name, dtype, shape and values of a tensor on the CPU."""
     description = f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|"
     digest = hashlib.sha256(description.encode())
     digest.update(bytes_of(tensor).data)
@@ -50,14 +50,19 @@ def write_tensors(
     path: str | os.PathLike,
     tensors: dict[str, Tensor],
     metadata: dict[str, str],
-    expect: Callable[[str], object] | None = None,
+    announce: Callable[[str], object] | None = None,
 ) -> str:
     """Write tensors and texts atomically, with checksums of both.
 
     The same content gives the same bytes. Strides are not kept, and tensors that share
-    memory are written one by one. The entry ``format`` of the metadata names the kind
-    of file. ``expect`` is called before anything is written, with the checksum of all
-    that will be.
+    memory are written one by one.
+
+    Args:
+        path: of the file, which is replaced if it exists.
+        tensors: by name, on any device.
+        metadata: texts by name; ``format`` names the kind of file.
+        announce: is called before anything is written, with the checksum of all that
+            will be.
 
     Returns:
         The checksum of all that was written; see ``digest_of``.
@@ -70,8 +75,8 @@ def write_tensors(
     checksums = {name: checksum(name, tensor) for name, tensor in tensors.items()}
     metadata = {**metadata, CHECKSUMS: json.dumps(checksums)}
     metadata[DIGEST] = metadata_digest(metadata)
-    if expect is not None:
-        expect(metadata[DIGEST])
+    if announce is not None:
+        announce(metadata[DIGEST])
     try:
         with atomic_write(path) as file:
             write_safetensors(file, tensors, metadata)
@@ -81,7 +86,7 @@ def write_tensors(
 
 
 def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read tensors by name, and the texts without checksums.
+    """Read the tensors of a file by name, and its metadata without checksums.
 
     The tensors are copied from the file, then every checksum is verified on the copies:
     another program may replace the file meanwhile, or write to it later. A file of
@@ -99,29 +104,40 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
             check_digest(path, header)
             tensors = read_tensors_of(file, header)
     except (FormatError, OSError) as error:
-        raise incomplete(path, error) from error
-    texts = dict(header.metadata)
-    texts.pop(DIGEST, None)
-    if CHECKSUMS in texts:
-        _check_tensors(path, tensors, _plain(path, texts.pop(CHECKSUMS)))
-    return tensors, texts
+        raise incomplete_file_error(path, error) from error
+    metadata = dict(header.metadata)
+    metadata.pop(DIGEST, None)
+    if CHECKSUMS in metadata:
+        checksums = _json_of_file(path, metadata.pop(CHECKSUMS))
+        _check_tensors(path, tensors, checksums)
+    return tensors, metadata
 
 
 def _check_tensors(
     path: str | os.PathLike, tensors: dict[str, Tensor], checksums: Any
 ) -> None:
-    """Raise TensorFileError unless each tensor has its checksum, and none is absent."""
+    """Raise TensorFileError unless each tensor has its checksum, and none is absent.
+
+    Args:
+        path: of the file, for the error.
+        tensors: as read from the file.
+        checksums: by name, as read from the metadata; damage may make it anything.
+    """
     expected = checksums if isinstance(checksums, dict) else {}
     for name in sorted({*expected, *tensors}):
-        is_whole = name in tensors and name in expected
-        if not is_whole or expected[name] != checksum(name, tensors[name]):
+        has_both = name in tensors and name in expected
+        if not has_both or expected[name] != checksum(name, tensors[name]):
             raise TensorFileError(
                 f"tensor {name!r} of {path} is damaged; write or fetch the file again"
             )
 
 
-def _plain(path: str | os.PathLike, text: str) -> Any:
-    """Return what a JSON text of a file holds; raise TensorFileError if it is none."""
+def _json_of_file(path: str | os.PathLike, text: str) -> Any:
+    """Return what a JSON text in a tensor file holds.
+
+    Raises:
+        TensorFileError: the text is no JSON.
+    """
     try:
         return loaded_json(text)
     except StateError as error:
@@ -147,23 +163,28 @@ def flatten(state: Any, prefix: str = "") -> tuple[Any, dict[str, Tensor]]:
         StateError: it holds a value of another type; says where.
     """
     flattening = _Flattening()
-    return flattening.node(state, prefix), flattening.tensors
+    tree = flattening.node(state, prefix)
+    return tree, flattening.tensors
 
 
 class _Flattening:
-    """The tensors that were split off so far; see ``flatten``."""
+    """Splits the tensors off a nested state; see ``flatten``.
+
+    Attributes:
+        tensors: those that were split off so far, by name.
+    """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
     def node(self, value: Any, path: str) -> Any:
-        """Return the node of the tree for a value at a path of the state."""
+        """Return the node of the JSON tree for a value at a path of the state."""
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):
-            return {"tensor": self._stored(value, path)}
+            return {"tensor": self._store(value, path)}
         if isinstance(value, np.ndarray):
-            return {"array": self._stored(_as_tensor(value, path), path)}
+            return {"array": self._store(_as_tensor(value, path), path)}
         if isinstance(value, np.generic):
             return self.node(value.item(), path)
         if isinstance(value, list):
@@ -171,25 +192,31 @@ class _Flattening:
         if isinstance(value, tuple):
             return {"tuple": self._nodes(value, path)}
         if isinstance(value, dict):
-            pairs = []
+            node_pairs = []
             for key, member in value.items():
-                key_node = self.node(key, _joined(path, "key"))
-                pairs.append([key_node, self.node(member, _joined(path, key))])
-            return {"dict": pairs}
+                key_node = self.node(key, _path_below(path, "key"))
+                member_node = self.node(member, _path_below(path, key))
+                node_pairs.append([key_node, member_node])
+            return {"dict": node_pairs}
         raise StateError(
             f"{path or 'the state'} is of type {type(value).__name__}, which a file "
             "cannot hold; make it of numbers, texts, lists, dictionaries, arrays and "
             "tensors"
         )
 
-    def _nodes(self, values: Iterable[Any], path: str) -> list[Any]:
+    def _nodes(self, members: Iterable[Any], path: str) -> list[Any]:
+        """Return the nodes of the members of a list or tuple at a path of the state."""
         return [
-            self.node(member, _joined(path, index))
-            for index, member in enumerate(values)
+            self.node(member, _path_below(path, index))
+            for index, member in enumerate(members)
         ]
 
-    def _stored(self, tensor: Tensor, path: str) -> str:
-        """Store a tensor under its path, or one that differs; return the name."""
+    def _store(self, tensor: Tensor, path: str) -> str:
+        """Store a tensor under its path, or a name like it that is free.
+
+        Returns:
+            The name.
+        """
         name = path
         while name in self.tensors or name == METADATA:
             name += "'"
@@ -197,7 +224,8 @@ class _Flattening:
         return name
 
 
-def _joined(path: str, key: object) -> str:
+def _path_below(path: str, key: object) -> str:
+    """Return the path of a member of a state, from its parent's path and its key."""
     return f"{path}.{key}" if path else str(key)
 
 
@@ -231,13 +259,19 @@ def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
         raise
     except (TypeError, ValueError) as error:
         # An entry that is no pair, a list as key, an array of bfloat16.
-        raise _unknown_node(tree) from error
+        raise _unknown_node_error(tree) from error
 
 
 def _unflattened_node(node: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
-    """Return what a node stands for; see ``flatten``."""
+    """Return what a node of the JSON tree stands for.
+
+    Args:
+        node: a dictionary of one entry, the kind of node and its content; ``flatten``
+            lists them.
+        tensors: of the state, by name.
+    """
     if len(node) != 1:
-        raise _unknown_node(node)
+        raise _unknown_node_error(node)
     ((kind, content),) = node.items()
     if kind == "tuple" and isinstance(content, list):
         return tuple(unflatten(member, tensors) for member in content)
@@ -250,10 +284,11 @@ def _unflattened_node(node: dict[str, Any], tensors: dict[str, Tensor]) -> Any:
         return tensors[content]
     if kind == "array" and content in tensors:
         return tensors[content].numpy()
-    raise _unknown_node(node)
+    raise _unknown_node_error(node)
 
 
-def _unknown_node(node: dict[str, Any]) -> StateError:
+def _unknown_node_error(node: dict[str, Any]) -> StateError:
+    """Return the error for a node that ``flatten`` does not make."""
     return StateError(
         f"the state has the unknown node {ascii(node)[:80]}; it was written by another "
         "version"
@@ -264,7 +299,7 @@ def write_state(
     path: str | os.PathLike,
     state: Any,
     metadata: dict[str, str],
-    expect: Callable[[str], object] | None = None,
+    announce: Callable[[str], object] | None = None,
 ) -> str:
     """Write a nested state as ``write_tensors`` does, its tree as metadata ``tree``.
 
@@ -273,7 +308,7 @@ def write_state(
     """
     tree, tensors = flatten(state)
     metadata = {**metadata, "tree": json.dumps(tree)}
-    return write_tensors(path, tensors, metadata, expect)
+    return write_tensors(path, tensors, metadata, announce)
 
 
 def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
@@ -287,7 +322,7 @@ def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
         raise TensorFileError(
             f"{path} holds tensors but no state; give a file that this package wrote"
         )
-    tree = _plain(path, metadata.pop("tree"))
+    tree = _json_of_file(path, metadata.pop("tree"))
     try:
         return unflatten(tree, tensors), metadata
     except StateError as error:
@@ -297,12 +332,12 @@ def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the total bytes of some tensors."""
+    """Return the total bytes of the values of tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the total bytes of the memory behind some tensors.
+    """Return the total bytes of the memory behind tensors.
 
     Memory that they share counts once.
     """

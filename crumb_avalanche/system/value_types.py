@@ -57,6 +57,12 @@ def _first_problem(problems: list[Any], value: Any, path: str) -> str:
     """Return the first of pydantic's problems with a value in words.
 
     Of a union, pydantic has a problem for each of its types; all their rules are named.
+
+    Args:
+        problems: pydantic's, dictionaries with the ``type`` of a problem, the ``loc``
+            of the wrong member, its value as ``input``, and the rule as ``msg``.
+        value: that was checked.
+        path: of the value in a larger one.
     """
     first = problems[0]
     path, depth = _path_in_value(first, value, path)
@@ -64,22 +70,30 @@ def _first_problem(problems: list[Any], value: Any, path: str) -> str:
         return f"{path} is missing"
     if first["type"] == "extra_forbidden":
         return f"{path} is unknown"
-    wrong = first["input"]
-    rules = [
-        problem["msg"]
-        for problem in problems
-        if problem["loc"][:depth] == first["loc"][:depth] and problem["input"] is wrong
-    ]
+    wrong_value = first["input"]
+    location = first["loc"][:depth]
+    rules = []
+    for problem in problems:
+        is_same_value = problem["input"] is wrong_value
+        if is_same_value and problem["loc"][:depth] == location:
+            rules.append(problem["msg"])
     rule = " or ".join(rules)
     rule = rule.replace("Input should be", "has to be")
     rule = rule.replace("Value error,", "has to be")
-    return f"{path or 'the value'} is {shown(wrong)}, but {rule}"
+    return f"{path or 'the value'} is {shown(wrong_value)}, but {rule}"
 
 
 def _path_in_value(problem: Any, value: Any, path: str) -> tuple[str, int]:
-    """Return where in a value a problem is, and how many steps lead there.
+    """Return where in a value one of pydantic's problems is.
 
-    The rest of pydantic's steps name a type of a union, or say that a key is wrong.
+    Args:
+        problem: whose ``loc`` lists the steps to the wrong member: keys and indices.
+            The last steps may name a type of a union, or say that a key is wrong.
+        value: that was checked.
+        path: of the value in a larger one.
+
+    Returns:
+        The path of the wrong member, and the number of steps to it.
     """
     depth = 0
     for step in problem["loc"]:
@@ -101,7 +115,7 @@ def _path_in_value(problem: Any, value: Any, path: str) -> tuple[str, int]:
 def shown(value: Any) -> str:
     """Return a value as text of at most 80 characters, safe to print."""
     if hasattr(value, "dtype"):
-        return f"{_name(value.dtype)} {tuple(value.shape)}"
+        return f"{_dtype_name(value.dtype)} {tuple(value.shape)}"
     if isinstance(value, dict | list | tuple):
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, str) and len(value) > 60:
@@ -112,7 +126,8 @@ def shown(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _name(dtype: "torch.dtype") -> str:
+def _dtype_name(dtype: "torch.dtype") -> str:
+    """Return the name of a dtype as errors give it: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -123,17 +138,16 @@ def record(further: bool = False, **kinds: Any) -> Any:
         further: whether it may have other keys as well.
         **kinds: types of the values; a key that ends in ``?`` may be absent.
     """
-    members = {}
+    member_types = {}
     for name, kind in kinds.items():
         if name.endswith("?"):
             optional = NotRequired[kind]  # type: ignore[valid-type]
-            members[name.removesuffix("?")] = optional
+            member_types[name.removesuffix("?")] = optional
         else:
-            members[name] = kind
-    dictionary = TypedDict("dictionary", members)  # type: ignore[misc]
-    if further:
-        return with_config(ConfigDict(extra="allow"))(dictionary)
-    return with_config(ConfigDict(extra="forbid"))(dictionary)
+            member_types[name] = kind
+    record_type = TypedDict("dictionary", member_types)  # type: ignore[misc]
+    config = ConfigDict(extra="allow" if further else "forbid")
+    return with_config(config)(record_type)
 
 
 def whole(low: int = 0, high: int = 2**63 - 1) -> Any:
@@ -149,21 +163,29 @@ def real(low: float, high: float) -> Any:
 def text(most: int = 300, rule: Callable[[str], object] = str) -> Any:
     """Return the type of a text of at most ``most`` characters.
 
-    ``rule`` is called with it, and raises ValueError for a text that is not allowed.
+    Args:
+        most: number of characters.
+        rule: is called with the text, and raises ValueError if it is not allowed.
     """
 
-    def check_rule(value: str) -> str:
+    def check_rule(checked_text: str) -> str:
         try:
-            rule(value)
+            rule(checked_text)
         except ValueError as error:
             raise ValueError(f"another text: {error}") from error
-        return value
+        return checked_text
 
     return Annotated[str, Field(max_length=most), AfterValidator(check_rule)]
 
 
 def each(kind: Any, size: int | None = None, most: int = 10**7) -> Any:
-    """Return the type of a list of a size, or of at most ``most``."""
+    """Return the type of a list of a size, or of at most ``most`` members.
+
+    Args:
+        kind: type of the members.
+        size: their number; default any up to ``most``.
+        most: largest number of members.
+    """
     if size is None:
         limits = Field(max_length=most, fail_fast=True)
     else:
@@ -172,7 +194,7 @@ def each(kind: Any, size: int | None = None, most: int = 10**7) -> Any:
 
 
 def table(key: Any, value: Any, most: int = 10**5) -> Any:
-    """Return the type of a dictionary whose keys and values are of types."""
+    """Return the type of a dictionary of at most ``most`` keys and values of types."""
     return Annotated[dict[key, value], Field(max_length=most)]
 
 
@@ -201,33 +223,40 @@ def array(
         but: a value outside of the range that is allowed, too, such as -inf.
     """
     allowed_dtypes = dtypes if isinstance(dtypes, tuple) else (dtypes,)
-    names = " or ".join(map(_name, allowed_dtypes))
+    dtype_names = " or ".join(map(_dtype_name, allowed_dtypes))
     sizes = ", ".join(map(_size_text, shape))
-    rule = f"{names} ({sizes})"  # ``check`` writes "has to be" before it
+    rule = f"{dtype_names} ({sizes})"  # ``check`` writes "has to be" before it
 
-    def check_tensor(value: Any) -> "torch.Tensor":
-        if not _is_tensor(value, allowed_dtypes) or not _has_shape(value, shape):
+    def check_tensor(tensor: Any) -> "torch.Tensor":
+        if not _is_tensor(tensor, allowed_dtypes) or not _has_shape(tensor, shape):
             raise ValueError(rule)
-        values_in_range = value
+        ranged_values = tensor
         if but is not None:
-            values_in_range = value[value != but]
-        _check_range(values_in_range, low, high)
-        return value
+            ranged_values = tensor[tensor != but]
+        _check_range(ranged_values, low, high)
+        return tensor
 
     return Annotated[Any, PlainValidator(check_tensor)]
 
 
 def _is_tensor(value: Any, dtypes: tuple["torch.dtype", ...]) -> bool:
+    """Whether a value is a tensor of one of some dtypes."""
     import torch
 
     return isinstance(value, torch.Tensor) and value.dtype in dtypes
 
 
 def _has_shape(tensor: "torch.Tensor", shape: tuple[Any, ...]) -> bool:
-    """Whether a tensor has a shape as ``array`` takes it."""
-    may_have_more = shape[-1:] == (...,)
-    sizes = shape[:-1] if may_have_more else shape
-    if tensor.dim() < len(sizes) or (tensor.dim() > len(sizes) and not may_have_more):
+    """Whether a tensor has a shape.
+
+    Args:
+        tensor: of any shape.
+        shape: sizes, ``None`` for any size, ``...`` at the end for further axes.
+    """
+    may_have_more_axes = shape[-1:] == (...,)
+    sizes = shape[:-1] if may_have_more_axes else shape
+    n_further_axes = tensor.dim() - len(sizes)
+    if n_further_axes < 0 or (n_further_axes > 0 and not may_have_more_axes):
         return False
     return all(
         size is None or size == actual for size, actual in zip(sizes, tensor.shape)
@@ -235,6 +264,7 @@ def _has_shape(tensor: "torch.Tensor", shape: tuple[Any, ...]) -> bool:
 
 
 def _size_text(size: Any) -> str:
+    """Return the size of an axis as errors give it, ``...`` for any."""
     return "..." if size in (None, ...) else str(size)
 
 
@@ -247,17 +277,22 @@ def _check_range(values: "torch.Tensor", low: float, high: float) -> None:
     lowest, highest = map(float, values.aminmax())
     if low <= lowest and highest <= high:  # comparisons with NaN are false
         return
-    wrong = highest
+    wrong_value = highest
     if highest <= high:
-        wrong = lowest
-    raise ValueError(f"of values from {low:g} to {high:g}, and holds {wrong:g}")
+        wrong_value = lowest
+    raise ValueError(f"of values from {low:g} to {high:g}, and holds {wrong_value:g}")
 
 
 MOST_LEVELS = 6  # of lists and dictionaries in each other
 
 
 def _check_plain(value: Any, levels: int = MOST_LEVELS) -> Any:
-    """Return a value that is plain at all levels, or raise ValueError."""
+    """Return a value, or raise ValueError unless it is what JSON holds.
+
+    Args:
+        value: of ``None``, bool, int, float, str, list, tuple and dict.
+        levels: of lists and dictionaries in each other that it may have.
+    """
     if isinstance(value, dict | list | tuple):
         if not levels:
             raise ValueError("nested in fewer levels")

@@ -2,7 +2,7 @@
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, which is given in the singular.
+    """Return a number of things in words, from their noun in the singular.
 
     ``1 class``, ``2 classes``, ``2 memories``, ``1,000 images``.
     """
@@ -39,7 +39,7 @@ def error_rates(refused: float, named: float) -> str:
 
 
 def listed(names: list[str], most: int = 20) -> str:
-    """Join names; of more than ``most`` the first, and how many more there are."""
+    """Join names with commas; of more than ``most`` the first, and how many more."""
     text = ", ".join(names[:most])
     if len(names) > most:
         return f"{text} and {len(names) - most} more"

@@ -20,7 +20,7 @@ from crumb_avalanche.system.setting_ranges import (
     Range,
     Share,
     check_count,
-    checked,
+    checked_setting,
     hints_of,
 )
 
@@ -47,21 +47,21 @@ INTEGERS = numbers_of(floats=False)
 @pytest.mark.parametrize("hint", INTEGERS.values(), ids=INTEGERS)
 def test_every_whole_number_has_limits(hint, value):
     with pytest.raises(ValueError, match=r"size is .*; give .*(less|more)"):
-        checked("size", value, hint)
+        checked_setting("size", value, hint)
 
 
 @pytest.mark.parametrize("value", [1e18, -1e18])
 @pytest.mark.parametrize("hint", FLOATS.values(), ids=FLOATS)
 def test_every_number_has_limits(hint, value):
     with pytest.raises(ValueError, match=r"size is .*; give .*(less|more)"):
-        checked("size", value, hint)
+        checked_setting("size", value, hint)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("hint", FLOATS.values(), ids=FLOATS)
 def test_every_number_is_finite(hint, value):
     with pytest.raises(ValueError, match=f"size is {value}; give a finite number"):
-        checked("size", value, hint)
+        checked_setting("size", value, hint)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_every_number_is_finite(hint, value):
 )
 def test_what_is_refused_and_why(hint, value, words):
     with pytest.raises(ValueError, match=f"size is .*; {words}"):
-        checked("size", value, hint)
+        checked_setting("size", value, hint)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_what_is_refused_and_why(hint, value, words):
     ],
 )
 def test_what_is_accepted(value, hint):
-    assert checked("size", value, hint) == value
+    assert checked_setting("size", value, hint) == value
 
 
 def test_a_whole_number_becomes_a_float():
-    assert type(checked("size", 1, Factor)) is float
+    assert type(checked_setting("size", 1, Factor)) is float
 
 
 def test_a_count_is_a_whole_number():
