@@ -18,6 +18,7 @@ from torch import Tensor
 from crumb_avalanche.memory.packing import bits_per_code, pack, packed_bytes, unpack
 from crumb_avalanche.memory.selection import EveryJth, SelectionRule
 from crumb_avalanche.memory.slots import Slots
+from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Memories, check_count
 from crumb_avalanche.system.value_types import StateError
@@ -43,8 +44,8 @@ class StreamBatch:
     pixels: Callable[[Sequence[int]], Tensor]
 
     @cached_property
-    def numbers(self) -> list[int]:
-        """The labels as numbers, for which a GPU is waited for once."""
+    def label_numbers(self) -> list[int]:
+        """The labels as a list, for which a GPU is waited for once."""
         return self.labels.tolist()
 
 
@@ -117,7 +118,9 @@ class MemoryBuffer(ABC):
     @property
     def buffer_bytes(self) -> int:
         """Bytes of the stored codes, pixels or maps, as allocated."""
-        return 0 if self.rows is None else self.rows.numel() * self.rows.element_size()
+        if self.rows is None:
+            return 0
+        return self.rows.numel() * self.rows.element_size()
 
     @property
     def label_bytes(self) -> int:
@@ -125,11 +128,18 @@ class MemoryBuffer(ABC):
         return self.labels.numel() * self.labels.element_size()
 
     def begin_experience(self, labels: Sequence[int], batch_size: int) -> None:
-        """Announce the labels of an experience to the selection rule."""
+        """Tell the selection rule how many images of each class are coming.
+
+        Args:
+            labels: of all images of the experience.
+            batch_size: of the batches that will be offered.
+        """
         counts = Counter(map(int, labels))
-        coming = dict(sorted(counts.items()))
-        freed = self.rule.begin_experience(self.slots, coming, batch_size)
-        self._wipe(freed)
+        coming_by_class = dict(sorted(counts.items()))
+        freed_slots = self.rule.begin_experience(
+            self.slots, coming_by_class, batch_size
+        )
+        self._wipe_slots(freed_slots)
 
     @torch.no_grad()
     def store(self, batch: StreamBatch, model: SplitModel) -> int:
@@ -138,15 +148,15 @@ class MemoryBuffer(ABC):
         Returns:
             The number of memories written.
         """
-        position_of_slot: dict[int, int] = {}
-        for position, slot in self.rule.choose(self.slots, batch.numbers):
+        position_of_slot: dict[int, int] = {}  # slot -> position in the batch
+        for position, slot in self.rule.choose(self.slots, batch.label_numbers):
             position_of_slot[slot] = position  # of two images the later one is stored
         if position_of_slot:
             positions = list(position_of_slot.values())
             rows = self.to_rows(batch, positions, model).cpu()
-            labels = [batch.numbers[position] for position in positions]
-            self._write(list(position_of_slot), rows, labels)
-        self._wipe_released()
+            labels = [batch.label_numbers[position] for position in positions]
+            self._write_slots(list(position_of_slot), rows, labels)
+        self._wipe_freed_slots()
         return len(position_of_slot)
 
     def sample(
@@ -163,19 +173,20 @@ class MemoryBuffer(ABC):
         Returns:
             ``(n,)`` int64, round by round; empty if no class is left.
         """
-        candidates = [label for label in self.slots.classes if label not in without]
-        if not candidates:
+        classes = [label for label in self.slots.classes if label not in without]
+        if not classes:
             return torch.empty(0, dtype=torch.int64)
-        if at_most is not None and len(candidates) > at_most:
-            drawn = self.slots.random.permutation(len(candidates))[:at_most]
-            candidates = [candidates[index] for index in drawn]
-        n_rounds = math.ceil(at_least / len(candidates))
-        slots_by_class = []
-        for label in candidates:
-            members = self.slots.by_class[label]
-            draws = self.slots.random.integers(len(members), size=n_rounds)
-            slots_by_class.append([members[index] for index in draws])
-        return torch.tensor(slots_by_class).t().reshape(-1)[:at_most]
+        if at_most is not None and len(classes) > at_most:
+            drawn = self.slots.random.permutation(len(classes))[:at_most]
+            classes = [classes[index] for index in drawn]
+        n_rounds = math.ceil(at_least / len(classes))
+        drawn_slots = []  # of each class a slot for each round
+        for label in classes:
+            class_slots = self.slots.by_class[label]
+            draws = self.slots.random.integers(len(class_slots), size=n_rounds)
+            drawn_slots.append([class_slots[index] for index in draws])
+        slots_by_round = torch.tensor(drawn_slots).t()
+        return slots_by_round.reshape(-1)[:at_most]
 
     def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
         """Return the memories of drawn slots, on the model's device.
@@ -189,12 +200,12 @@ class MemoryBuffer(ABC):
         return self.to_maps(self.rows[slots].to(device), model), labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Return rows, labels, slots, the selection rule's state and the RNG's."""
+        """Return the memories, the slots, and the states of selection rule and RNG."""
         return {
             "rows": self.rows,
             "labels": self.labels,
             "free": list(self.slots.free),
-            "by_class": _copied(self.slots.by_class),
+            "by_class": _copy_of_slots(self.slots.by_class),
             "random": self.slots.random.bit_generator.state,
             "rule": self.rule.state_dict(),
         }
@@ -205,21 +216,22 @@ class MemoryBuffer(ABC):
         Raises:
             StateError: it is of another capacity.
         """
-        if len(state["labels"]) != self.max_size:
+        saved_size = len(state["labels"])
+        if saved_size != self.max_size:
             raise StateError(
-                f"the saved buffer has mem_size={len(state['labels'])}, this one "
+                f"the saved buffer has mem_size={saved_size}, this one "
                 f"{self.max_size}; give the same"
             )
         self.labels = state["labels"].clone()
-        rows = state["rows"]
+        rows = state["rows"]  # None before the first memory
         self.rows = None if rows is None else rows.clone()
         self.slots.free = list(state["free"])
-        self.slots.by_class = _copied(state["by_class"])
+        self.slots.by_class = _copy_of_slots(state["by_class"])
         self.slots.random.bit_generator.state = state["random"]
         self.rule.load_state_dict(state["rule"])
 
-    def _write(self, slots: list[int], rows: Tensor, labels: list[int]) -> None:
-        """Write ``(n, ...)`` rows and their labels to slots."""
+    def _write_slots(self, slots: list[int], rows: Tensor, labels: list[int]) -> None:
+        """Write ``(n, ...)`` rows and their labels to the slots of the buffer."""
         if self.rows is None:
             self.rows = torch.zeros((self.max_size, *rows.shape[1:]), dtype=rows.dtype)
         if max(labels) > torch.iinfo(self.labels.dtype).max:
@@ -228,14 +240,15 @@ class MemoryBuffer(ABC):
         self.rows[index] = rows
         self.labels[index] = torch.tensor(labels, dtype=self.labels.dtype)
 
-    def _wipe_released(self) -> None:
-        """Wipe slots that were freed and not taken again, which keep no bytes."""
+    def _wipe_freed_slots(self) -> None:
+        """Wipe slots that were freed and not taken again: they keep no old memory."""
         n_labelled = int((self.labels != EMPTY).sum())
         if n_labelled > len(self.slots):
-            free = torch.tensor(self.slots.free)
-            self._wipe(free[self.labels[free] != EMPTY].tolist())
+            free_slots = torch.tensor(self.slots.free)
+            is_labelled = self.labels[free_slots] != EMPTY
+            self._wipe_slots(free_slots[is_labelled].tolist())
 
-    def _wipe(self, slots: list[int]) -> None:
+    def _wipe_slots(self, slots: list[int]) -> None:
         """Set the rows of slots to zero, and their labels to ``EMPTY``."""
         if slots:
             self.labels[slots] = EMPTY
@@ -243,7 +256,8 @@ class MemoryBuffer(ABC):
                 self.rows[slots] = 0
 
 
-def _copied(by_class: dict[int, list[int]]) -> dict[int, list[int]]:
+def _copy_of_slots(by_class: dict[int, list[int]]) -> dict[int, list[int]]:
+    """Copy the slots of each class."""
     return {label: list(slots) for label, slots in by_class.items()}
 
 
@@ -266,28 +280,42 @@ class CodeBuffer(MemoryBuffer):
     """
 
     @staticmethod
-    def item_bytes(model):
+    def item_bytes(model: SplitModel) -> int:
+        """Return the bytes of the packed codes of one map, without its label."""
         channels, height, width = model.map_shape
-        n_codes = model.codebook.groups(channels) * height * width
-        return packed_bytes(n_codes, bits_per_code(model.codebook.codebook_size))
+        codebook = _codebook_of(model)
+        n_codes = codebook.groups(channels) * height * width
+        return packed_bytes(n_codes, bits_per_code(codebook.codebook_size))
 
-    def to_rows(self, batch, positions, model):
+    def to_rows(
+        self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
+    ) -> Tensor:
+        """Pack the codes of some images of a batch, ``(n, bytes)`` uint8."""
         if batch.codes is None:
-            codes = model.encode(batch.feature_map[positions])
+            codes_bghw = model.encode(batch.feature_map[positions])
         else:
-            codes = batch.codes[positions]
-        codes_bhwg = codes.permute(0, 2, 3, 1)
+            codes_bghw = batch.codes[positions]
+        codes_bhwg = codes_bghw.permute(0, 2, 3, 1)
         # On the CPU: packing would wait for a GPU as well.
         codes_per_item = codes_bhwg.reshape(len(positions), -1).cpu()
-        return pack(codes_per_item, bits_per_code(model.codebook.codebook_size))
+        codebook = _codebook_of(model)
+        return pack(codes_per_item, bits_per_code(codebook.codebook_size))
 
-    def to_maps(self, rows, model):
+    def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
+        """Decode rows of packed codes, ``(n, bytes)``, to maps ``(n, C, H, W)``."""
         channels, height, width = model.map_shape
-        groups = model.codebook.groups(channels)
-        bits = bits_per_code(model.codebook.codebook_size)
+        codebook = _codebook_of(model)
+        groups = codebook.groups(channels)
+        bits = bits_per_code(codebook.codebook_size)
         codes_per_item = unpack(rows, bits, groups * height * width)
         codes_bhwg = codes_per_item.view(-1, height, width, groups)
-        return model.codebook.decode(codes_bhwg.permute(0, 3, 1, 2))
+        return codebook.decode(codes_bhwg.permute(0, 3, 1, 2))
+
+
+def _codebook_of(model: SplitModel) -> Codebook:
+    """Return the codebook of a model that has one."""
+    assert model.codebook is not None, "only a codebook makes codes"
+    return model.codebook
 
 
 class ImageBuffer(MemoryBuffer):
@@ -299,19 +327,27 @@ class ImageBuffer(MemoryBuffer):
     extracts = True
 
     @staticmethod
-    def item_bytes(model):
+    def item_bytes(model: SplitModel) -> int:
+        """Return the bytes of the pixels of one image, without its label."""
         return 3 * model.image_size**2
 
-    def to_rows(self, batch, positions, model):
+    def to_rows(
+        self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
+    ) -> Tensor:
+        """Return the pixels of some images of a batch, ``(n, 3, h, w)`` uint8."""
         return batch.pixels(positions)
 
-    def to_maps(self, rows, model):
+    def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
+        """Run F on ``(n, 3, h, w)`` pixels: ``(n, C, H, W)`` maps."""
         return model.features(rows)
 
-    def replay(self, slots, model):
-        # A small buffer is drawn from many times over: run F once for each image.
-        unique, inverse = slots.unique(return_inverse=True)
-        maps, labels = super().replay(unique, model)
+    def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
+        """Return maps and labels of drawn slots, with one pass of F for each image.
+
+        A small buffer is drawn from many times over.
+        """
+        unique_slots, inverse = slots.unique(return_inverse=True)
+        maps, labels = super().replay(unique_slots, model)
         return maps[inverse], labels[inverse.to(labels.device)]
 
 
@@ -322,12 +358,17 @@ class MapBuffer(MemoryBuffer):
     """
 
     @staticmethod
-    def item_bytes(model):
+    def item_bytes(model: SplitModel) -> int:
+        """Return the bytes of one float32 map, without its label."""
         channels, height, width = model.map_shape
         return 4 * channels * height * width
 
-    def to_rows(self, batch, positions, model):
+    def to_rows(
+        self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
+    ) -> Tensor:
+        """Return the maps of some images of a batch, ``(n, C, H, W)`` float32."""
         return batch.feature_map[positions].float().contiguous()
 
-    def to_maps(self, rows, model):
+    def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
+        """Return the stored maps, ``(n, C, H, W)``, channels-last in memory."""
         return rows.contiguous(memory_format=torch.channels_last)

@@ -7,13 +7,13 @@ WIDTHS = (1, 2, 4, 8, 16)  # bits of a code
 
 
 def bits_per_code(codebook_size: int) -> int:
-    """Return the smallest width of ``WIDTHS`` that holds every row of a codebook."""
-    needed = max(codebook_size - 1, 1).bit_length()
-    return next(width for width in WIDTHS if width >= needed)
+    """Return the smallest width of ``WIDTHS`` that holds every code of a codebook."""
+    needed_bits = max(codebook_size - 1, 1).bit_length()
+    return next(width for width in WIDTHS if width >= needed_bits)
 
 
 def packed_bytes(codes_per_item: int, bits: int) -> int:
-    """Return the bytes of one packed item, whose last byte is padded with zeros.
+    """Return the bytes of the packed codes of one item, zeros at the end included.
 
     Raises:
         ValueError: the width is none of ``WIDTHS``.
@@ -37,8 +37,8 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     Raises:
         ValueError: the width is none of ``WIDTHS``, or too small for a code.
     """
-    count, length = codes.shape
-    size = packed_bytes(length, bits)
+    n_items, n_codes = codes.shape
+    n_bytes = packed_bytes(n_codes, bits)
     if codes.numel():
         lowest, highest = torch.stack(codes.aminmax()).tolist()
         if lowest < 0 or highest >= 2**bits:
@@ -50,32 +50,43 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         return codes.to(torch.uint8).contiguous()
     if bits == 16:
         return codes.to(torch.int16).contiguous().view(torch.uint8)
-    per_byte = 8 // bits
-    padded = codes.new_zeros((count, size * per_byte), dtype=torch.uint8)
-    padded[:, :length] = codes
-    shifts = torch.arange(per_byte, dtype=torch.uint8, device=codes.device) * bits
+    codes_per_byte = 8 // bits
+    padded = codes.new_zeros((n_items, n_bytes * codes_per_byte), dtype=torch.uint8)
+    padded[:, :n_codes] = codes
+    codes_by_byte = padded.view(n_items, n_bytes, codes_per_byte)
+    shifts = torch.arange(codes_per_byte, dtype=torch.uint8, device=codes.device) * bits
     # The shifted codes of one byte share no bit, so their sum is their union.
-    return (padded.view(count, size, per_byte) << shifts).sum(dim=2, dtype=torch.uint8)
+    return (codes_by_byte << shifts).sum(dim=2, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
-    """Unpack ``(N, length)`` codes, uint8 or at 16 bits int16, that ``pack`` packed.
+    """Unpack the codes of ``N`` items that ``pack`` packed.
+
+    Args:
+        packed: ``(N, ceil(length * bits / 8))`` uint8.
+        bits: of one code.
+        length: number of codes of an item.
+
+    Returns:
+        ``(N, length)`` uint8, or at 16 bits int16.
 
     Raises:
         ValueError: the width is another one, or the number of bytes in a row does not
             match ``length``.
     """
-    size = packed_bytes(length, bits)
-    if packed.shape[1] != size:
+    n_bytes = packed_bytes(length, bits)
+    if packed.shape[1] != n_bytes:
         raise ValueError(
             f"{packed.shape[1]} bytes are not {length} codes of {bits} bits, which "
-            f"take {size}"
+            f"take {n_bytes}"
         )
     if bits == 8:
         return packed
     if bits == 16:
         return packed.contiguous().view(torch.int16)
-    per_byte = 8 // bits
-    shifts = torch.arange(per_byte, dtype=torch.uint8, device=packed.device) * bits
-    codes = (packed.unsqueeze(2) >> shifts) & (2**bits - 1)
-    return codes.flatten(1)[:, :length]
+    codes_per_byte = 8 // bits
+    shifts = (
+        torch.arange(codes_per_byte, dtype=torch.uint8, device=packed.device) * bits
+    )
+    codes_by_byte = (packed.unsqueeze(2) >> shifts) & (2**bits - 1)
+    return codes_by_byte.flatten(1)[:, :length]

@@ -15,7 +15,8 @@ from crumb_avalanche.memory.packing import bits_per_code, packed_bytes
 from crumb_avalanche.models.row_length import largest_divisor
 from crumb_avalanche.models.search import nearest_rows
 
-LARGEST_TABLE = 256  # a code is a byte
+LARGEST_TABLE = 256  # centroids of a group; a code is a byte
+ITERATIONS = 25  # of k-means
 
 
 class ProductQuantizer(nn.Module):
@@ -50,15 +51,8 @@ class ProductQuantizer(nn.Module):
                 f"centroids is {centroids}; a code is one byte, so give 2 to "
                 f"{LARGEST_TABLE}"
             )
-        self.register_buffer(
-            "centroids",
-            torch.zeros(
-                sub_quantizers,
-                centroids,
-                channels // sub_quantizers,
-                dtype=torch.float32,
-            ),
-        )
+        shape = (sub_quantizers, centroids, channels // sub_quantizers)
+        self.register_buffer("centroids", torch.zeros(shape, dtype=torch.float32))
 
     @property
     def channels(self) -> int:
@@ -105,23 +99,27 @@ class ProductQuantizer(nn.Module):
             ValueError: the number of channels differs, a value is not finite, or there
                 are fewer vectors than centroids.
         """
-        groups, size, dim = self.centroids.shape
+        n_groups, n_centroids, dim = self.centroids.shape
         if vectors.dim() != 2 or vectors.shape[1] != self.channels:
             raise ValueError(
                 f"the vectors have shape {tuple(vectors.shape)}, but must have (N, "
                 f"{self.channels})"
             )
-        if len(vectors) < size:
+        if len(vectors) < n_centroids:
             raise ValueError(
-                f"{len(vectors)} vectors cannot make {size} centroids; give more "
-                "feature maps, or lower centroids"
+                f"{len(vectors)} vectors cannot make {n_centroids} centroids; give "
+                "more feature maps, or lower centroids"
             )
         _check_finite(vectors)
         faiss.omp_set_num_threads(torch.get_num_threads())
-        for group in range(groups):
+        for group in range(n_groups):
             slices = vectors[:, group * dim : (group + 1) * dim].float().cpu()
             kmeans = faiss.Kmeans(
-                d=dim, k=size, niter=25, seed=seed + group, min_points_per_centroid=1
+                d=dim,
+                k=n_centroids,
+                niter=ITERATIONS,
+                seed=seed + group,
+                min_points_per_centroid=1,
             )
             kmeans.train(slices.contiguous().numpy())
             centroids = torch.from_numpy(kmeans.centroids)
@@ -155,17 +153,19 @@ class ProductQuantizer(nn.Module):
                 "the quantizer has no centroids yet: fit it on vectors of feature maps "
                 "first"
             )
-        groups, _, dim = self.centroids.shape
-        table = self.centroids.to(feature_map.device)
+        n_groups, _, dim = self.centroids.shape
+        centroids = self.centroids.to(feature_map.device)
         vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, channels).float()
         _check_finite(vectors)
+        # (B * H * W, m)
         codes = torch.empty(
-            len(vectors), groups, dtype=torch.uint8, device=vectors.device
+            len(vectors), n_groups, dtype=torch.uint8, device=vectors.device
         )
-        for group in range(groups):
+        for group in range(n_groups):
             slices = vectors[:, group * dim : (group + 1) * dim]
-            codes[:, group] = nearest_rows(slices, table[group])
-        return codes.view(batch, height, width, groups).permute(0, 3, 1, 2)
+            codes[:, group] = nearest_rows(slices, centroids[group])
+        codes_bhwm = codes.view(batch, height, width, n_groups)
+        return codes_bhwm.permute(0, 3, 1, 2)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
@@ -177,19 +177,19 @@ class ProductQuantizer(nn.Module):
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.
         """
-        batch, groups, height, width = codes.shape
-        # One table of all groups, whose centroids follow each other.
+        batch, n_groups, height, width = codes.shape
+        n_centroids = self.centroids.shape[1]
+        # One table of the centroids of all groups, (m * K, d), group by group.
         table = self.centroids.flatten(0, 1).to(codes.device)
-        centroids_per_group = self.centroids.shape[1]
-        first_of_group = torch.arange(groups, dtype=torch.int32, device=codes.device)
-        offsets = first_of_group * centroids_per_group
-        slices_bhwmd = functional.embedding(codes.permute(0, 2, 3, 1) + offsets, table)
+        groups = torch.arange(n_groups, dtype=torch.int32, device=codes.device)
+        rows_bhwm = codes.permute(0, 2, 3, 1) + groups * n_centroids
+        slices_bhwmd = functional.embedding(rows_bhwm, table)
         map_bhwc = slices_bhwmd.reshape(batch, height, width, self.channels)
         return map_bhwc.permute(0, 3, 1, 2)
 
 
 def _check_finite(vectors: Tensor) -> None:
-    """Raise ValueError unless all values are finite."""
+    """Raise ValueError unless all values of ``(N, C)`` vectors are finite."""
     # The extremes are NaN if any value is; a mask of all values would take a quarter of
     # their memory.
     if not all(bool(extreme.isfinite()) for extreme in vectors.aminmax()):

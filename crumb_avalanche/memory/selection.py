@@ -29,7 +29,9 @@ class SelectionRule(ABC):
     evenly_spread = True
     every_class_holds_one = True
 
-    def check_room(self, capacity: int, classes: int, when: str = "seen so far"):
+    def check_room(
+        self, capacity: int, classes: int, when: str = "seen so far"
+    ) -> None:
         """Raise ValueError if a buffer cannot hold a memory of each of its classes.
 
         Args:
@@ -46,7 +48,12 @@ class SelectionRule(ABC):
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int
     ) -> list[int]:
-        """Prepare for an experience, given its number of images of each class.
+        """Prepare for an experience.
+
+        Args:
+            slots: of the buffer.
+            coming: number of images of each class in the experience.
+            batch_size: of the batches that will be offered.
 
         Returns:
             freed slots, for the buffer to wipe.
@@ -54,7 +61,8 @@ class SelectionRule(ABC):
         Raises:
             ValueError: more classes than slots, and each is to hold a memory.
         """
-        self.check_room(slots.capacity, len(set(slots.classes) | set(coming)))
+        n_classes = len(set(slots.classes) | set(coming))
+        self.check_room(slots.capacity, n_classes)
         return []
 
     @abstractmethod
@@ -79,7 +87,7 @@ class SelectionRule(ABC):
         return False
 
     def state_dict(self) -> dict:
-        """Return the state: the fields of a rule that is a dataclass, sets as lists."""
+        """Return the fields of a rule that is a dataclass, sets as sorted lists."""
         state = {}
         for name in getattr(self, "__dataclass_fields__", ()):
             value = getattr(self, name)
@@ -123,16 +131,20 @@ class EveryJth(SelectionRule):
     past: dict[int, int] = field(default_factory=dict)
     quota: int = 0
 
-    def begin_experience(self, slots, coming, batch_size):
+    def begin_experience(
+        self, slots: Slots, coming: dict[int, int], batch_size: int
+    ) -> list[int]:
+        """Count the images of the last experience as past, and set the new quota."""
         super().begin_experience(slots, coming, batch_size)
         for label, count in self.offered.items():
             self.past[label] = self.past.get(label, 0) + count
         self.coming = dict(coming)
         self.offered = dict.fromkeys(coming, 0)
-        self.quota = slots.capacity // len(set(slots.classes) | set(coming))
+        n_classes = len(set(slots.classes) | set(coming))
+        self.quota = slots.capacity // n_classes
         return []
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Choose images evenly from those announced of a new class, else at random.
 
         Args:
@@ -150,18 +162,18 @@ class EveryJth(SelectionRule):
                     "images of earlier ones, such as Avalanche's ReplayPlugin; or use "
                     "ClassBalancedReservoir, which needs to know nothing in advance"
                 )
-            index = self.offered[label]
+            n_before = self.offered[label]
             self.offered[label] += 1
             if self.past.get(label):
-                number = self.past[label] + index + 1
-                is_admitted = self._admit_of_returned(slots, label, number)
+                number = self.past[label] + n_before + 1
+                is_admitted = self._admit_of_returned_class(slots, label, number)
             else:
-                is_admitted = self._admit_of_new(slots, label, index)
+                is_admitted = self._admit_of_new_class(slots, label, n_before)
             if is_admitted:
                 chosen.append((position, slots.take(label)))
         return chosen
 
-    def _admit_of_new(self, slots: Slots, label: int, index: int) -> bool:
+    def _admit_of_new_class(self, slots: Slots, label: int, n_before: int) -> bool:
         """Decide on an image of a class that was not seen before this experience.
 
         Frees a slot for it if it is to be stored. Of the ``N`` coming images of the
@@ -170,21 +182,21 @@ class EveryJth(SelectionRule):
         Args:
             slots: of the buffer.
             label: the class.
-            index: number of images of the class that came before in this experience.
+            n_before: images of the class that came before in this experience.
 
         Returns:
             Whether the image is to be stored.
         """
         n_coming = self.coming[label]
-        n_stored = min(self.quota, n_coming)
-        due_before = index * n_stored // n_coming
-        due_with_this = (index + 1) * n_stored // n_coming
-        if due_with_this == due_before:
+        n_to_store = min(self.quota, n_coming)
+        n_due_before = n_before * n_to_store // n_coming
+        n_due_with_this = (n_before + 1) * n_to_store // n_coming
+        if n_due_with_this == n_due_before:
             return False
         slots.make_room(label)
         return True
 
-    def _admit_of_returned(self, slots: Slots, label: int, number: int) -> bool:
+    def _admit_of_returned_class(self, slots: Slots, label: int, number: int) -> bool:
         """Decide on an image of a class that earlier experiences had (reservoir).
 
         Frees a slot for it if it is to be stored.
@@ -197,12 +209,14 @@ class EveryJth(SelectionRule):
         Returns:
             Whether the image is to be stored.
         """
-        count = slots.count(label)
+        n_memories = slots.count(label)
         # A class above its quota still is a uniform sample; others that need room make
         # it smaller.
-        if slots.random.random() >= max(count, self.quota) / number:
+        sample_size = max(n_memories, self.quota)
+        admission_probability = sample_size / number
+        if slots.random.random() >= admission_probability:
             return False
-        if count >= self.quota:
+        if n_memories >= self.quota:
             slots.release(label)
         else:
             slots.make_room(label)
@@ -226,7 +240,8 @@ class ClassBalancedReservoir(SelectionRule):
     seen: dict[int, int] = field(default_factory=dict)
     full: set[int] = field(default_factory=set)
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
+        """Choose every image while slots are free, and later some at random."""
         chosen = []
         for position, label in enumerate(labels):
             self.seen[label] = self.seen.get(label, 0) + 1
@@ -235,7 +250,10 @@ class ClassBalancedReservoir(SelectionRule):
         return chosen
 
     def _admit_to_full(self, slots: Slots, label: int) -> bool:
-        """Decide on an image for a full buffer, and free a slot for it if stored."""
+        """Decide on an image of a class for a full buffer.
+
+        Frees a slot for it if it is to be stored.
+        """
         # A class that has once been the largest is "full" from then on.
         largest = slots.largest()
         for candidate in slots.classes:
@@ -244,8 +262,11 @@ class ClassBalancedReservoir(SelectionRule):
         if label not in self.full:
             slots.make_room(label)
             return True
-        count = slots.count(label)
-        if count == 0 or slots.random.random() >= count / self.seen[label]:
+        n_memories = slots.count(label)
+        if n_memories == 0:
+            return False
+        admission_probability = n_memories / self.seen[label]
+        if slots.random.random() >= admission_probability:
             return False
         slots.release(label)
         return True
@@ -280,17 +301,20 @@ class ReferenceRule(SelectionRule):
     done: bool = False
     trimmed: bool = False
 
-    def begin_experience(self, slots, coming, batch_size):
+    def begin_experience(
+        self, slots: Slots, coming: dict[int, int], batch_size: int
+    ) -> list[int]:
+        """Set the quota and the stride of the second pass over an experience."""
         super().begin_experience(slots, coming, batch_size)
         self.expected = sorted(set(slots.classes) | set(coming))
         self.quota = slots.capacity // max(1, len(self.expected))
-        batches = math.ceil(sum(coming.values()) / batch_size)
-        self.stride = max(1, (batches - 1) * batch_size // slots.capacity)
+        n_batches = math.ceil(sum(coming.values()) / batch_size)
+        self.stride = max(1, (n_batches - 1) * batch_size // slots.capacity)
         self.done = False
         self.trimmed = False
         return []
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Choose every ``stride``-th image of each class, until it has its quota.
 
         Args:
@@ -299,11 +323,11 @@ class ReferenceRule(SelectionRule):
         if not self.trimmed:
             slots.trim(self.quota)  # the buffer wipes what is not taken again
             self.trimmed = True
-        positions_of: dict[int, list[int]] = {}
+        positions_by_class: dict[int, list[int]] = {}
         for position, label in enumerate(labels):
-            positions_of.setdefault(label, []).append(position)
+            positions_by_class.setdefault(label, []).append(position)
         chosen: list[tuple[int, int]] = []
-        for label, positions in positions_of.items():
+        for label, positions in positions_by_class.items():
             candidates = positions[:: self.stride]
             chosen += self._choose_of_class(slots, label, candidates)
         self.done = all(slots.count(label) >= self.quota for label in self.expected)
@@ -323,10 +347,10 @@ class ReferenceRule(SelectionRule):
             Position and slot of each candidate that is drawn.
         """
         n_memories = slots.count(label)
-        # Numbers below n_memories stand for memories, the others for candidates.
-        order = slots.random.permutation(n_memories + len(candidates))
-        survivors = set(order[: self.quota].tolist())
-        n_surviving_memories = sum(member < n_memories for member in survivors)
+        # Numbers below n_memories stand for memories, larger ones for candidates.
+        drawn_order = slots.random.permutation(n_memories + len(candidates))
+        survivors = set(drawn_order[: self.quota].tolist())
+        n_surviving_memories = sum(number < n_memories for number in survivors)
         for _ in range(n_memories - n_surviving_memories):
             slots.release(label)
         chosen = []
@@ -336,7 +360,8 @@ class ReferenceRule(SelectionRule):
         return chosen
 
     @property
-    def finished(self):
+    def finished(self) -> bool:
+        """Whether every class is at its quota."""
         return self.done
 
 

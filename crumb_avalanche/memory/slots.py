@@ -36,7 +36,7 @@ class Slots:
         return len(self.by_class.get(label, ()))
 
     def largest(self) -> int:
-        """Return the size of the largest class."""
+        """Return the number of memories of the largest class."""
         return max((len(slots) for slots in self.by_class.values()), default=0)
 
     def release(self, label: int) -> int:
@@ -50,21 +50,22 @@ class Slots:
         return slot
 
     def make_room(self, label: int) -> None:
-        """Make sure a slot is free: evict from a largest class.
+        """Make sure that a slot is free: evict a memory of a largest class.
 
-        It is ``label`` if that is one of them, else a random one.
+        The class is ``label`` if that is one of the largest, else a random one of them.
         """
         if self.free:
             return
         largest = self.largest()
-        victims = []
+        largest_classes = []
         for candidate, slots in self.by_class.items():
             if len(slots) == largest:
-                victims.append(candidate)
-        if label in victims:
+                largest_classes.append(candidate)
+        if label in largest_classes:
             self.release(label)
         else:
-            self.release(victims[int(self.random.integers(len(victims)))])
+            index = int(self.random.integers(len(largest_classes)))
+            self.release(largest_classes[index])
 
     def take(self, label: int) -> int:
         """Take a free slot for a memory of ``label``.
@@ -82,7 +83,7 @@ class Slots:
         return slot
 
     def trim(self, quota: int) -> list[int]:
-        """Shrink every class to the quota and return the freed slots."""
+        """Evict the memories of each class above the quota; return the freed slots."""
         freed = []
         for label in self.by_class:
             while self.count(label) > quota:

@@ -66,7 +66,7 @@ class BalancedReplay:
 
     def share_of_new(self, batch: StreamBatch, memories: MemoryBuffer) -> float:
         """Return the share of the new batch's classes in all that are replayed."""
-        new_classes = set(batch.numbers)
+        new_classes = set(batch.label_numbers)
         all_classes = new_classes.union(memories.classes)
         return len(new_classes) / len(all_classes)
 
@@ -80,7 +80,7 @@ class BalancedReplay:
         """
         random = memories.slots.random
         positions_by_class: dict[int, list[int]] = {}  # of images in the new batch
-        for position, label in enumerate(batch.numbers):
+        for position, label in enumerate(batch.label_numbers):
             positions_by_class.setdefault(label, []).append(position)
         classes = list(dict.fromkeys([*memories.classes, *positions_by_class]))
         classes_of_images = _draw_classes(classes, random)

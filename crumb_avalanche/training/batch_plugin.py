@@ -92,7 +92,7 @@ class BatchPlugin(StatefulPlugin):
         )
         label_numbers = getattr(strategy, "label_numbers", None)
         if label_numbers is not None:
-            self.batch.numbers = label_numbers
+            self.batch.label_numbers = label_numbers
 
     def after_training_iteration(self, strategy, **kwargs):
         """Count the images of the batch, and drop it."""
@@ -222,7 +222,7 @@ class StoringPlugin(BatchPlugin):
         """Offer the batch to the buffer, in the epoch that is stored."""
         if self.offers(strategy):
             self.offer(strategy, self.current)
-            self._offered_counts.update(self.current.numbers)
+            self._offered_counts.update(self.current.label_numbers)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):

@@ -275,7 +275,7 @@ class CRUMBPlugin(StoringPlugin):
 
     def _classes_not_replayed(self) -> set[int]:
         """Return the new batch's own classes, but for those that have returned."""
-        return set(self.current.numbers) - self.returning
+        return set(self.current.label_numbers) - self.returning
 
     def _has_nothing_to_replay(self) -> bool:
         """Return whether the buffer holds no memory that may be replayed now.

@@ -36,7 +36,7 @@ class FirstExperience:
             position: of its first image among those of the experience.
             images: number of images of the experience.
         """
-        for index, label in enumerate(batch.numbers):
+        for index, label in enumerate(batch.label_numbers):
             # Of all positions, about IMAGES fulfil this: one in images / IMAGES.
             is_tested = (position + index) * IMAGES % images < IMAGES
             if is_tested:
