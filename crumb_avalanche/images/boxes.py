@@ -35,12 +35,13 @@ def boxes_of(detected: Any) -> list[Box]:
     Raises:
         ValueError: it is none of these, or a box is empty.
     """
-    rows = _rows(detected)
+    rows = _box_rows(detected)
     if rows.shape[1] < 4:
-        rows = np.zeros((1, 4))  # refused below
+        rows = np.zeros((1, 4))  # an empty box, which is refused below
     left, top, right, bottom = rows[:, :4].T
-    small = np.abs(rows[:, :4]) <= LARGEST
-    if not (small.all() and (right > left).all() and (bottom > top).all()):
+    is_finite = np.abs(rows[:, :4]) <= LARGEST
+    has_area = (right > left) & (bottom > top)
+    if not (is_finite.all() and has_area.all()):
         raise ValueError(
             f"a box is {rows[0, :4].tolist()}, or another of {len(rows)} is empty or "
             f"too large; {_RULE}"
@@ -48,12 +49,16 @@ def boxes_of(detected: Any) -> list[Box]:
     return [(row[0], row[1], row[2], row[3]) for row in rows.tolist()]
 
 
-def _rows(detected: Any) -> np.ndarray:
-    """Return ``(n, columns)`` float64 of what ``boxes_of`` takes."""
+def _box_rows(detected: Any) -> np.ndarray:
+    """Return ``(n, columns)`` float64 of the boxes that ``boxes_of`` takes."""
     boxes = detected
-    is_list = isinstance(boxes, list | tuple)
-    if is_list and len(boxes) == 1 and not isinstance(boxes[0], int | float):
-        boxes = boxes[0]  # of a batch of one image
+    is_batch_of_one = (
+        isinstance(boxes, list | tuple)
+        and len(boxes) == 1
+        and not isinstance(boxes[0], int | float)
+    )
+    if is_batch_of_one:
+        boxes = boxes[0]
     if isinstance(boxes, dict) and "boxes" in boxes:
         boxes = boxes["boxes"]
     else:
@@ -69,9 +74,15 @@ def _rows(detected: Any) -> np.ndarray:
 
 
 def cut_out(image: Image.Image, box: Box, margin: float = MARGIN) -> Image.Image:
-    """Return the square around a box, moved into the image.
+    """Return the square part of an image around a box.
 
-    What is larger than the image ends with it.
+    A square that would leave the image is moved into it, and one that is larger than
+    the image ends with it.
+
+    Args:
+        image: upright.
+        box: left, top, right and bottom in pixels.
+        margin: on each side of the box, in units of its longer side.
 
     Raises:
         ValueError: the box lies outside the image.
@@ -82,36 +93,42 @@ def cut_out(image: Image.Image, box: Box, margin: float = MARGIN) -> Image.Image
             f"box {box} lies outside the image of {image.width} x {image.height} "
             f"pixels; {_RULE}"
         )
-    longer = max(right - left, bottom - top)
-    side = max(1, round((1 + 2 * margin) * longer))
-    begin_x, end_x = _moved_inside((left + right - side) / 2, side, image.width)
-    begin_y, end_y = _moved_inside((top + bottom - side) / 2, side, image.height)
+    longer_side = max(right - left, bottom - top)
+    side = max(1, round((1 + 2 * margin) * longer_side))
+    begin_x, end_x = _interval_inside((left + right - side) / 2, side, image.width)
+    begin_y, end_y = _interval_inside((top + bottom - side) / 2, side, image.height)
     return image.crop((begin_x, begin_y, end_x, end_y))
 
 
-def _moved_inside(begin: float, side: int, length: int) -> tuple[int, int]:
-    """Return begin and end of a side of the square, within a length in pixels."""
-    inside = min(max(round(begin), 0), max(length - side, 0))
-    return inside, min(inside + side, length)
+def _interval_inside(begin: float, side: int, image_side: int) -> tuple[int, int]:
+    """Move an interval of pixels into the image, along one axis.
+
+    Returns:
+        First pixel, and the pixel after the last.
+    """
+    last_begin = max(image_side - side, 0)
+    begin_inside = min(max(round(begin), 0), last_begin)
+    return begin_inside, min(begin_inside + side, image_side)
 
 
 def in_box(clips: Iterable[Clip], box: Any) -> Iterator[Clip]:
-    """Yield clips of which the part in a box is learned.
+    """Yield clips whose images are cut to the box of each.
 
     Args:
-        clips: clips, whose images are read as they are used.
-        box: a box for each image, in order; see ``boxes_of``.
+        clips: of whole images, which are read as they are used.
+        box: a box for each image of all clips, in order; see ``boxes_of``.
 
     Raises:
         ValueError: there are more images or fewer than boxes, or see ``boxes_of`` and
             ``cut_out``.
     """
     boxes = boxes_of(box)
-    remaining = iter(boxes)
+    remaining_boxes = iter(boxes)
 
-    def cut(frames: Frames) -> Frames:
+    def cut_frames(frames: Frames) -> Frames:
+        """Yield frames, each cut to the next box."""
         for path, image in frames:
-            box_of_image = next(remaining, None)
+            box_of_image = next(remaining_boxes, None)
             if box_of_image is None:
                 raise ValueError(
                     f"there are more images than boxes ({len(boxes)}); give a box for "
@@ -120,9 +137,9 @@ def in_box(clips: Iterable[Clip], box: Any) -> Iterator[Clip]:
             yield path, cut_out(image, box_of_image)
 
     for clip in clips:
-        yield replace(clip, frames=cut(clip.frames))
-    left_over = len(list(remaining))
-    if left_over:
+        yield replace(clip, frames=cut_frames(clip.frames))
+    n_left = len(list(remaining_boxes))
+    if n_left:
         raise ValueError(
-            f"there are {left_over} boxes more than images; give a box for each image"
+            f"there are {n_left} boxes more than images; give a box for each image"
         )

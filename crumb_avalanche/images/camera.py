@@ -28,6 +28,7 @@ from crumb_avalanche.images.clips import Clip, Frames
 
 PATIENCE = 10.0  # seconds without a frame before giving up
 _TOLERANCE = 0.005  # seconds; time stamps are rounded
+# How a camera is named on each platform, for errors.
 _NAMES = {
     "linux": "/dev/video0, or 0; list the cameras with `ls /dev/video*`",
     "darwin": (
@@ -36,7 +37,8 @@ _NAMES = {
     ),
     "win32": "its name; list them with `ffmpeg -f dshow -list_devices true -i dummy`",
 }
-# Pairs of seconds since the first frame, and a function that converts the frame.
+# Pairs of seconds since the first frame, and a function that converts the frame to an
+# image.
 TimedFrames = Iterator[tuple[float, Callable[[], Image.Image]]]
 
 
@@ -71,13 +73,14 @@ def camera_clip(
         ImportError: from `Clip.frames`, if PyAV is not installed.
     """
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds < math.inf:
+    is_length = is_number and 0 < seconds < math.inf
+    if not is_length:
         raise ValueError(f"seconds is {seconds!r}, but must be a number above 0.")
     if label is not None:
         label = check_name(label)
     name = shown_device(device)
     frames = camera_frames(device, seconds)
-    return Clip(name, label, _sampled(name, frames, frame_rate(fps)))
+    return Clip(name, label, _sampled_frames(name, frames, frame_rate(fps)))
 
 
 def shown_device(device: str | int) -> str:
@@ -85,8 +88,15 @@ def shown_device(device: str | int) -> str:
     return f"camera {re.sub(r'//[^/@]*@', '//', str(device))}"
 
 
-def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
-    """Return name and options that PyAV opens a camera with on this platform."""
+def _opening_arguments(device: str | int) -> tuple[str, dict[str, Any]]:
+    """Return name and options that PyAV opens a camera with on this platform.
+
+    Args:
+        device: as for ``camera_clip``.
+
+    Raises:
+        ValueError: the device is a number on Windows.
+    """
     if isinstance(device, str):
         if device.isdecimal():  # as the command line gives it
             device = int(device)
@@ -112,19 +122,24 @@ def _opening(device: str | int) -> tuple[str, dict[str, Any]]:
     return device, {"format": "v4l2"}
 
 
-def _sampled(name: str, frames: TimedFrames, fps: float) -> Frames:
-    """Yield `fps` frames a second as pairs of path and image.
+def _sampled_frames(name: str, frames: TimedFrames, fps: float) -> Frames:
+    """Yield `fps` frames of a camera a second, as pairs of path and image.
 
-    Second 0 is divided into `fps` steps, and so on; the first frame of each step is
-    taken, so that late frames are taken once.
+    Each second is divided into `fps` steps, and the first frame of each step is taken,
+    so that late frames are taken once.
+
+    Args:
+        name: of the camera, with which paths begin.
+        frames: all frames of the camera, with their times.
+        fps: frames per second.
     """
     next_step = 0
     with closing(frames):  # type: ignore[type-var]
-        for seconds, frame in frames:
+        for seconds, to_image in frames:
             if seconds >= next_step / fps:
                 step = math.floor(seconds * fps)
                 next_step = step + 1
-                yield f"{name}#t={step / fps:g}", frame()
+                yield f"{name}#t={step / fps:g}", to_image()
 
 
 def camera_frames(device: str | int, seconds: float = math.inf) -> TimedFrames:
@@ -137,44 +152,57 @@ def camera_frames(device: str | int, seconds: float = math.inf) -> TimedFrames:
         Pairs of the time in seconds since the first frame, and a function that converts
         the frame to an image.
     """
-    name, options = _opening(device)
-    return _frames(device, name, options, seconds)
+    name, options = _opening_arguments(device)
+    return _timed_frames(device, name, options, seconds)
 
 
-def _frames(
+def _timed_frames(
     device: str | int, name: str, options: dict[str, Any], seconds: float
 ) -> TimedFrames:
-    """Yield the frames of an opened camera with their times; see ``camera_frames``."""
+    """Open a camera, and yield its frames with their times.
+
+    Args:
+        device: as the user gave it, for errors.
+        name, options: what PyAV opens it with.
+        seconds: after the first frame, at which it ends.
+    """
     av = load_av()
     try:
         container = av.open(name, timeout=PATIENCE, **options)
     except Exception as error:
-        raise _error(device, "cannot be opened", error) from error
+        raise _camera_error(device, "cannot be opened", error) from error
     with closed_by_its_process(container):
         if not container.streams.video:
-            raise _error(device, "has no video stream")
+            raise _camera_error(device, "has no video stream")
         stream = container.streams.video[0]
         clock = Clock(float(stream.average_rate or 30))
         aspect = pixel_aspect(stream)
         # For time stamps that stand still.
         deadline = time.monotonic() + PATIENCE + seconds
         has_frames = False
-        for start, frame in _whole(_decoded(container, stream, device), clock):
-            frame_time = start + _TOLERANCE
+        decoded_frames = _decoded_frames(container, stream, device)
+        for time_stamp, frame in _deinterlaced_frames(decoded_frames, clock):
+            frame_time = time_stamp + _TOLERANCE
             if frame_time >= seconds or time.monotonic() > deadline:
                 break
             if not has_frames:
-                matrix = display_matrix(frame)
+                matrix = display_matrix(frame)  # of the whole stream
                 has_frames = True
             yield frame_time, partial(picture, frame, SHORT_SIDE, matrix, aspect)
         if not has_frames:
-            raise _error(device, "gives no frame")
+            raise _camera_error(device, "gives no frame")
 
 
-def _whole(frames: Iterator[Any], clock: Clock) -> Iterator[tuple[float, Any]]:
-    """Yield frames without the combs of interlaced ones, with their times in seconds.
+def _deinterlaced_frames(
+    frames: Iterator[Any], clock: Clock
+) -> Iterator[tuple[float, Any]]:
+    """Yield the frames of a camera without combs, with their times in seconds.
 
-    An interlaced frame comes one later, since it needs the next one.
+    An interlaced frame comes one frame later, since it needs the next one.
+
+    Args:
+        frames: PyAV's, decoded.
+        clock: turns their time stamps into seconds since the first.
     """
     deinterlace = Deinterlacer()
     for frame in frames:
@@ -182,8 +210,16 @@ def _whole(frames: Iterator[Any], clock: Clock) -> Iterator[tuple[float, Any]]:
     yield from deinterlace.rest()
 
 
-def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
-    """Yield decoded frames; CameraError if there is none in ``PATIENCE`` seconds."""
+def _decoded_frames(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
+    """Yield the decoded frames of a camera.
+
+    Args:
+        container, stream: PyAV's, of the opened camera.
+        device: as the user gave it, for errors.
+
+    Raises:
+        CameraError: the camera stops, or gives no frame in ``PATIENCE`` seconds.
+    """
     last_frame_time = time.monotonic()
     while True:
         try:
@@ -194,13 +230,13 @@ def _decoded(container: Any, stream: Any, device: str | int) -> Iterator[Any]:
         except BlockingIOError as error:  # macOS: there is no frame yet
             if time.monotonic() - last_frame_time > PATIENCE:
                 problem = f"gives no frame in {PATIENCE:g} seconds"
-                raise _error(device, problem) from error
+                raise _camera_error(device, problem) from error
             time.sleep(0.01)
         except Exception as error:
-            raise _error(device, "stops", error) from error
+            raise _camera_error(device, "stops", error) from error
 
 
-def _error(
+def _camera_error(
     device: str | int, problem: str, error: Exception | None = None
 ) -> CameraError:
     """Return the error of a camera: what is wrong, why, and how cameras are named."""

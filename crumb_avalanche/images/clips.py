@@ -16,7 +16,7 @@ from benchmarks_toybox_ilab.tables.frame import natural_key
 from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_not_splits
 from benchmarks_toybox_ilab.tables.text import printable
 
-Frames = Iterator[tuple[str, Image.Image]]
+Frames = Iterator[tuple[str, Image.Image]]  # path and RGB image
 OnBad = Literal["raise", "skip"]  # what to do with a file that gives no image
 
 
@@ -63,9 +63,9 @@ class Clip:
         return bool(self.files) and os.path.isdir(self.path)
 
 
-def warn(bad: BadImage) -> None:
+def warn_of_bad_image(bad_image: BadImage) -> None:
     """Issue a warning for a file that is left out."""
-    warnings.warn(f"left out {bad}", stacklevel=2)
+    warnings.warn(f"left out {bad_image}", stacklevel=2)
 
 
 def label_of(clip: Clip) -> str:
@@ -82,7 +82,7 @@ def label_of(clip: Clip) -> str:
 
 
 def path_of(source: str | os.PathLike) -> Path:
-    """Return the path with `~` expanded; raise ValueError if it is empty."""
+    """Return the path of a source, `~` expanded; raise ValueError if it is empty."""
     text = os.path.expanduser(os.fsdecode(source))
     if not text:
         raise ValueError("the path is empty; give '.' for the current folder.")
@@ -90,14 +90,14 @@ def path_of(source: str | os.PathLike) -> Path:
 
 
 def is_pattern(path: Path) -> bool:
-    """Whether a path is a glob pattern.
+    """Whether the path of a source is a glob pattern.
 
     An existing file or folder with brackets in its name is none.
     """
     return glob.has_magic(str(path)) and not os.path.lexists(path)
 
 
-def matches(pattern: Path) -> tuple[list[Path], Counter[str]]:
+def matching_paths(pattern: Path) -> tuple[list[Path], Counter[str]]:
     """Find the visible photos, videos and folders that match a pattern.
 
     What lies in a folder that matches is not listed again.
@@ -105,26 +105,27 @@ def matches(pattern: Path) -> tuple[list[Path], Counter[str]]:
     Returns:
         Their paths in natural order, and how many other files match, by extension.
     """
-    root = _without_magic(pattern)
+    root = _folder_of_pattern(pattern)
     # Unlike glob.glob, pathlib follows no links below **.
-    paths = set(root.glob(str(pattern.relative_to(root))))
-    listed: list[Path] = []
+    candidates = set(root.glob(str(pattern.relative_to(root))))
+    paths: list[Path] = []
     folders: set[Path] = set()
-    ignored: Counter[str] = Counter()
-    for path in sorted(paths, key=_natural_key_of_path):
-        in_folder = not folders.isdisjoint(path.parents)
-        if in_folder or not all(map(is_visible, path.relative_to(root).parts)):
+    n_ignored: Counter[str] = Counter()
+    for path in sorted(candidates, key=_natural_key_of_path):
+        is_in_folder = not folders.isdisjoint(path.parents)
+        is_hidden = not all(map(is_visible, path.relative_to(root).parts))
+        if is_in_folder or is_hidden:
             continue
         if os.path.isdir(path):
             folders.add(path)
-        elif not kind_of(path):
-            ignored[path.suffix.lower()] += 1
+        elif not kind_of(path):  # neither photo nor video
+            n_ignored[path.suffix.lower()] += 1
             continue
-        listed.append(path)
-    return listed, ignored
+        paths.append(path)
+    return paths, n_ignored
 
 
-def _without_magic(pattern: Path) -> Path:
+def _folder_of_pattern(pattern: Path) -> Path:
     """Return the folder of a pattern, up to its first part with magic."""
     for parent in pattern.parents:
         if os.path.isdir(parent) or not glob.has_magic(str(parent)):
@@ -133,6 +134,7 @@ def _without_magic(pattern: Path) -> Path:
 
 
 def _natural_key_of_path(path: Path) -> list:
+    """Return the sort key of a path: frame2 comes before frame10."""
     return [natural_key(name) for name in path.parts]
 
 
@@ -156,8 +158,8 @@ def class_folders(source: object) -> dict[Path, str]:
     entries = entries_of(path)
     if entries.images or entries.videos:
         return {}
-    holding = [folder for folder in entries.folders if _holds_media(folder, path)]
-    return {folder: check_name(folder.name) for folder in holding}
+    folders = [folder for folder in entries.folders if _holds_media(folder, path)]
+    return {folder: check_name(folder.name) for folder in folders}
 
 
 def _holds_media(folder: Path, root: Path) -> bool:
@@ -176,7 +178,7 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
         known: names of the classes taught.
 
     Raises:
-        DoubtfulNameError: they do.
+        DoubtfulNameError: a folder looks like a split, or has such a name.
     """
     classes = class_folders(source)
     if not classes:
@@ -189,15 +191,18 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
     check_near(classes.values(), known)
 
 
-def checked(clips: Iterable[Clip], names: Sequence[str | None]) -> Iterator[Clip]:
-    """Yield clips whose classes are not nearly named as other ones.
+def clips_with_distinct_labels(
+    clips: Iterable[Clip], names: Sequence[str | None]
+) -> Iterator[Clip]:
+    """Yield clips, whose labels are not nearly the names of classes taught.
 
     Args:
-        clips: clips.
-        names: those of the classes, which may change meanwhile.
+        clips: to learn.
+        names: of the classes taught, which may change meanwhile; ``None`` for those
+            that were forgotten.
 
     Raises:
-        DoubtfulNameError: at the first clip whose class is.
+        DoubtfulNameError: at the first clip whose label nearly is such a name.
     """
     for clip in clips:
         if clip.label is not None and clip.label not in names:
@@ -208,8 +213,9 @@ def checked(clips: Iterable[Clip], names: Sequence[str | None]) -> Iterator[Clip
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
     """Return the only class folder, and the folders in it that could be the classes.
 
-    ``None`` if there are several class folders or none, or less than two folders in the
-    only one, or photos beside them.
+    A user who has put all classes into one folder is asked about them. ``None`` if
+    there are several class folders or none, or less than two folders in the only one,
+    or photos beside them.
     """
     classes = class_folders(source)
     if len(classes) != 1:

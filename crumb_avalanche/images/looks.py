@@ -12,7 +12,7 @@ from crumb_avalanche.methods.features import middle_of
 
 
 def middle(image: Image.Image, share: float) -> Image.Image:
-    """Cut the middle out of an image, a share of its sides."""
+    """Cut the middle out of an image; ``share`` is that of its sides."""
     left, right = middle_of(image.width, share)
     top, bottom = middle_of(image.height, share)
     return image.crop((left, top, right, bottom))
@@ -73,9 +73,14 @@ class LookTransform:
 
 
 def looks_of(stacked: Tensor) -> Sequence[Tensor]:
-    """Return ``(B, 3, h, w)`` of each look, of a batch of ``LookTransform`` results.
+    """Split a batch of the looks at images into a batch for each look.
 
-    Images or maps of four axes are those of one look.
+    Args:
+        stacked: ``(B, L, 3, h, w)`` results of ``LookTransform``, or their maps,
+            ``(B, L, C, H, W)``; without the axis ``L`` they are of one look.
+
+    Returns:
+        ``L`` tensors, ``(B, 3, h, w)`` or ``(B, C, H, W)``.
     """
     if stacked.dim() == 4:
         return [stacked]

@@ -4,6 +4,7 @@ Nothing is written: the frames of a video are decoded as they are used. They equ
 of `crumb run` at the same rate, except that no frame is given twice.
 """
 
+import math
 import os
 import sys
 import warnings
@@ -41,17 +42,17 @@ from crumb_avalanche.images.clips import (
     OnBad,
     class_folders,
     is_pattern,
-    matches,
+    matching_paths,
     path_of,
-    warn,
+    warn_of_bad_image,
 )
 
 if TYPE_CHECKING:
     import torch
 
-ENOUGH_FRAMES = 20  # of a short video, where 5 frames per second give so many
+ENOUGH_FRAMES = 20  # frames taken of a short video, where 5 a second give so many
 AT_A_TIME = 8  # images that are decoded and pass the network at once
-_LISTED = 5  # class folders without images that are named
+_MOST_NAMED = 5  # class folders without images that a warning names
 _RULE = (
     "an array must be (H, W, C) or (N, H, W, C), a tensor (C, H, W) or (N, C, H, W), "
     "of 3 channels or 4 with alpha, uint8, uint16 or floating-point from 0 to 1, and "
@@ -64,7 +65,7 @@ def clips_of(
     label: str | None = None,
     *,
     on_bad: OnBad = "raise",
-    report: Callable[[BadImage], object] = warn,
+    report: Callable[[BadImage], object] = warn_of_bad_image,
 ) -> Iterator[Clip]:
     """Yield the clips of a source, in natural order (frame2 before frame10).
 
@@ -105,17 +106,18 @@ def clips_of(
         raise ValueError(f"on_bad is {on_bad!r}, but must be 'raise' or 'skip'.")
     if label is not None:
         label = check_name(label)
-    reader = _Reader(on_bad == "skip", report)
+    reader = _ClipReader(on_bad == "skip", report)
     if not isinstance(source, str | os.PathLike):
-        return reader.not_empty(reader.clips(source, label, "source"), "the source")
+        clips = reader.clips_of_source(source, label, "source")
+        return reader.not_empty(clips, "the source")
     path = path_of(source)
     if not os.path.lexists(path) and not is_pattern(path):
         raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
     if label is None:
-        classes = class_folders(path)
-        if classes:
-            return reader.not_empty(reader.classes(path, classes), str(path))
-    return reader.not_empty(reader.clips(path, label, name=""), str(path))
+        labels = class_folders(path)
+        if labels:
+            return reader.not_empty(reader.clips_of_classes(path, labels), str(path))
+    return reader.not_empty(reader.clips_of_path(path, label), str(path))
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterator[Clip]:
@@ -123,139 +125,188 @@ def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterato
 
     Folders such as ``day1`` say nothing about what the photos show: clips have no
     labels if no folder has the name of a class taught.
+
+    Args:
+        source: as for ``clips_of``.
+        classes: taught, each with its ``name``.
+        **options: of ``clips_of``.
     """
     folder_names = class_folders(source).values()
-    class_names = {info.name for info in classes}
-    unrelated = bool(folder_names) and class_names.isdisjoint(folder_names)
+    class_names = {class_info.name for class_info in classes}
+    say_nothing = bool(folder_names) and class_names.isdisjoint(folder_names)
     for clip in clips_of(source, **options):
-        if unrelated:
+        if say_nothing:
             clip = replace(clip, label=None)
         yield clip
 
 
-class _Reader:
-    """Clips of sources; see `clips_of`.
+class _ClipReader:
+    """Reads the clips of sources; see `clips_of`.
 
     Args:
         skip: leave bad files out instead of raising.
         report: called with each file that is left out.
+
+    Attributes:
+        ignored: number of files that are neither photo nor video, by extension.
+        empty_classes: names of class folders without photos and videos.
     """
 
     def __init__(self, skip: bool, report: Callable[[BadImage], object]) -> None:
         self.skip = skip
         self.report = report
-        self.ignored: Counter[str] = Counter()  # files by extension
-        self.empty: list[str] = []  # class folders without photos and videos
+        self.ignored: Counter[str] = Counter()
+        self.empty_classes: list[str] = []
 
-    def clips(self, source: Any, label: str | None, name: str) -> Iterator[Clip]:
-        """Clips of any source; `name` is that of images in memory."""
+    def clips_of_source(
+        self, source: Any, label: str | None, name: str
+    ) -> Iterator[Clip]:
+        """Yield the clips of any source.
+
+        Args:
+            source: as for `clips_of`.
+            label: class name of its clips, if they have one.
+            name: that stands for the path of images in memory.
+        """
         if isinstance(source, str | os.PathLike):
-            yield from self._below(path_of(source), label)
+            yield from self.clips_of_path(path_of(source), label)
         elif isinstance(source, Clip):
             yield replace(source, label=label or source.label)
         elif isinstance(source, Image.Image) or is_array(source):
-            yield Clip(name, label, self._images(_named(name, source)))
+            yield Clip(name, label, self._frames_of_images(_named_images(name, source)))
         elif _is_list(source):
-            yield from self._of_list(source, label, name)
+            yield from self._clips_of_list(source, label, name)
         else:
             raise TypeError(
                 f"{name} is {type(source).__name__}; give a path, a PIL image, an "
                 "array, a tensor, or a list of these."
             )
 
-    def _of_list(
+    def _clips_of_list(
         self, source: Iterable[Any], label: str | None, name: str
     ) -> Iterator[Clip]:
-        """Clips of a list or an iterator: neighbouring single images are one clip."""
+        """Yield the clips of a list or an iterator of sources.
+
+        Single images that follow each other are one clip.
+        """
         named_items = ((f"{name}[{i}]", item) for i, item in enumerate(source))
         for is_frame, group in groupby(named_items, lambda pair: _is_frame(pair[1])):
             if not is_frame:
                 for item_name, item in group:
-                    yield from self.clips(item, label, item_name)
+                    yield from self.clips_of_source(item, label, item_name)
                 continue
-            images = chain.from_iterable(_named(*pair) for pair in group)
+            images = chain.from_iterable(_named_images(*pair) for pair in group)
             if isinstance(source, Sequence):
                 # Its clips may be read after the next ones, those of an iterator only
                 # before.
-                yield Clip(name, label, self._images(list(images)))
+                yield Clip(name, label, self._frames_of_images(list(images)))
             else:
-                yield Clip(name, label, self._images(images))
+                yield Clip(name, label, self._frames_of_images(images))
 
-    def classes(self, root: Path, labels: dict[Path, str]) -> Iterator[Clip]:
-        """Clips of a folder of class folders."""
+    def clips_of_classes(self, root: Path, labels: dict[Path, str]) -> Iterator[Clip]:
+        """Yield the clips of a folder of class folders.
+
+        Args:
+            root: the folder.
+            labels: class name of each class folder; other folders in the root hold
+                neither photos nor videos.
+        """
         entries = entries_of(root)
         self.ignored += entries.ignored
         for folder in entries.folders:
             if folder not in labels:
-                self.empty.append(folder.name)
-            yield from self._folder(folder, labels.get(folder), root)
+                self.empty_classes.append(folder.name)
+            yield from self._clips_of_folder(folder, labels.get(folder), root)
 
-    def _below(self, path: Path, label: str | None) -> Iterator[Clip]:
-        """Clips of a photo, video, folder or pattern."""
+    def clips_of_path(self, path: Path, label: str | None) -> Iterator[Clip]:
+        """Yield the clips of a photo, video, folder or pattern."""
         if os.path.isdir(path):
-            yield from self._folder(path, label, path)
+            yield from self._clips_of_folder(path, label, path)
         elif is_pattern(path):
-            yield from self._matching(path, label)
+            yield from self._clips_of_pattern(path, label)
         else:
-            yield self._clip(path, label, [path])
+            yield self._clip_of_files(path, label, [path])
 
-    def _matching(self, pattern: Path, label: str | None) -> Iterator[Clip]:
-        """Clips of a pattern: the matching photos of each folder are one."""
-        paths, ignored = matches(pattern)
-        self.ignored += ignored
-        groups: dict[Path, list[Path]] = {}
+    def _clips_of_pattern(self, pattern: Path, label: str | None) -> Iterator[Clip]:
+        """Yield the clips of a pattern: the matching photos of each folder are one."""
+        paths, n_ignored = matching_paths(pattern)
+        self.ignored += n_ignored
+        # A folder that matches and a video stand for themselves, photos below their
+        # folder.
+        files_by_clip: dict[Path, list[Path]] = {}
         for path in paths:
             if os.path.isdir(path) or is_video(path):
-                groups[path] = [path]
+                files_by_clip[path] = [path]
             else:
-                groups.setdefault(path.parent, []).append(path)
-        for key, files in groups.items():
-            if files == [key]:
-                yield from self._below(key, label)
+                files_by_clip.setdefault(path.parent, []).append(path)
+        for clip_path, files in files_by_clip.items():
+            if files == [clip_path]:
+                yield from self.clips_of_path(clip_path, label)
             else:
-                yield self._clip(key, label, files)
+                yield self._clip_of_files(clip_path, label, files)
 
-    def _folder(self, folder: Path, label: str | None, root: Path) -> Iterator[Clip]:
-        """Clips of a folder at any depth: each video, and the photos of a folder."""
+    def _clips_of_folder(
+        self, folder: Path, label: str | None, root: Path
+    ) -> Iterator[Clip]:
+        """Yield the clips of a folder at any depth: each video, and photos by folder.
 
-        def unlisted(folder: Path, error: OSError) -> None:
+        Args:
+            folder: to read.
+            label: class name of its clips.
+            root: links to it and to folders above it are not followed.
+        """
+
+        def report_unreadable(folder: Path, error: OSError) -> None:
             reason = error.strerror or error
-            self._bad(folder, f"the folder cannot be read: {reason}", error)
+            self._leave_out(folder, f"the folder cannot be read: {reason}", error)
 
-        for path, entries in walk(folder, unlisted, root):
+        for path, entries in walk(folder, report_unreadable, root):
             self.ignored += entries.ignored
             if entries.images:
-                yield self._clip(path, label, entries.images)
-            for file in entries.videos:
-                yield self._clip(file, label, [file])
+                yield self._clip_of_files(path, label, entries.images)
+            for video in entries.videos:
+                yield self._clip_of_files(video, label, [video])
 
-    def _clip(self, path: Path, label: str | None, files: Sequence[Path]) -> Clip:
-        """Return the clip of a video or of some photos."""
+    def _clip_of_files(
+        self, path: Path, label: str | None, files: Sequence[Path]
+    ) -> Clip:
+        """Return the clip of a video, or of photos.
+
+        Args:
+            path: of the clip: the video, the photo, or the folder of the photos.
+            label: class name of the clip.
+            files: the one video, or the photos in order.
+        """
         if is_video(files[0]):
-            frames = self._video(files[0])
+            frames = self._frames_of_video(files[0])
         else:
-            frames = self._images((str(file), file) for file in files)
+            frames = self._frames_of_images((str(file), file) for file in files)
         return Clip(str(path), label, frames, tuple(map(str, files)))
 
-    def not_empty(self, clips: Iterator, source: str) -> Iterator:
-        """Yield clips, and warn of what was ignored after the last one.
+    def not_empty(self, clips: Iterator[Clip], source: str) -> Iterator[Clip]:
+        """Yield clips, and warn of ignored files after the last one.
+
+        Args:
+            clips: of this reader.
+            source: they come from, for warnings and errors.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no clip.
         """
-        empty = True
+        is_empty = True
         for clip in clips:
-            empty = False
+            is_empty = False
             yield clip
         notes = []
-        if self.empty and not empty:
+        if self.empty_classes and not is_empty:
             notes.append(
-                f"no class, as there is no photo and no video in it: {self._empty()}"
+                "no class, as there is no photo and no video in it: "
+                f"{self._empty_class_names()}"
             )
-        ignored = ignored_files(self.ignored)
-        if ignored:
-            notes.append(f"ignored: {ignored}")
-        if empty:
+        ignored_in_words = ignored_files(self.ignored)
+        if ignored_in_words:
+            notes.append(f"ignored: {ignored_in_words}")
+        if is_empty:
             nothing = f"{source} holds no photo and no video, in folders at any depth"
             raise ValueError(
                 f"{'; '.join([nothing, *notes])}. Give files that Pillow (JPEG, PNG "
@@ -264,32 +315,36 @@ class _Reader:
         if notes:
             warnings.warn(printable(f"{source}: {'; '.join(notes)}"), stacklevel=3)
 
-    def _empty(self) -> str:
-        """Name the class folders without photos and videos, in words."""
-        names = ", ".join(self.empty[:_LISTED])
-        if len(self.empty) > _LISTED:
-            return f"{names} and {len(self.empty) - _LISTED} more"
+    def _empty_class_names(self) -> str:
+        """Return the first class folders without photos and videos, in words."""
+        names = ", ".join(self.empty_classes[:_MOST_NAMED])
+        if len(self.empty_classes) > _MOST_NAMED:
+            return f"{names} and {len(self.empty_classes) - _MOST_NAMED} more"
         return names
 
-    def _images(self, named: Iterable[tuple[str, Any]]) -> Frames:
-        """Images of pairs of name and path, PIL image, array or tensor."""
-        for name, source in named:
+    def _frames_of_images(self, named_images: Iterable[tuple[str, Any]]) -> Frames:
+        """Yield names and RGB images of names and undecoded images.
+
+        Args:
+            named_images: pairs of a name, and a path, PIL image, array or tensor.
+        """
+        for name, undecoded in named_images:
             try:
-                image = _decoded(source)
+                image = _decoded_image(undecoded)
             # Pillow's decoders raise far more than OSError on damaged bytes.
             except Exception as error:
-                if is_array(source) and not self.skip:
+                if is_array(undecoded) and not self.skip:
                     raise ValueError(f"{name} {error}") from error
-                self._bad(name, _reason(error), error)
+                self._leave_out(name, _reason_in_words(error), error)
                 continue
             yield name, image
             del image  # before the next one is decoded
 
-    def _video(self, path: Path) -> Frames:
-        """Frames of a video at its usual rate, none given twice."""
+    def _frames_of_video(self, path: Path) -> Frames:
+        """Yield paths and images of a video at its usual rate, no frame twice."""
         previous = None
         try:
-            fps = _default_rate(path)
+            fps = _usual_frame_rate(path)
             for number, image in enumerate(sampled_frames(path, fps, SHORT_SIDE)):
                 # A video with less than fps frames per second repeats them.
                 if image is not previous:
@@ -298,25 +353,28 @@ class _Reader:
         except (VideoError, ImportError) as error:
             if isinstance(error, ImportError) and not self.skip:
                 raise
-            self._bad(path, str(error).removeprefix(f"video {path} "), error)
+            self._leave_out(path, str(error).removeprefix(f"video {path} "), error)
 
-    def _bad(
-        self, path: Path | str, reason: str, error: Exception | None = None
-    ) -> None:
-        bad = BadImage(str(path), reason)
+    def _leave_out(self, path: Path | str, reason: str, error: Exception) -> None:
+        """Report a bad file that is left out.
+
+        Raises:
+            BadFrameError: bad files are not to be left out.
+        """
+        bad_image = BadImage(str(path), reason)
         if not self.skip:
             cure = "Restore or replace the file, or pass on_bad='skip' to leave it out."
-            raise BadFrameError(f"{str(bad).rstrip('.')}. {cure}") from error
-        self.report(bad)
+            raise BadFrameError(f"{str(bad_image).rstrip('.')}. {cure}") from error
+        self.report(bad_image)
 
 
 def _is_list(source: Any) -> bool:
     """Whether a source is an iterable of sources, and not bytes or a dictionary."""
-    no_list = isinstance(source, bytes | bytearray | Mapping)
-    return isinstance(source, Iterable) and not no_list
+    is_other_iterable = isinstance(source, bytes | bytearray | Mapping)
+    return isinstance(source, Iterable) and not is_other_iterable
 
 
-def _decoded(source: Any) -> Image.Image:
+def _decoded_image(source: Any) -> Image.Image:
     """Return the RGB image of a path, PIL image, array or tensor."""
     if is_array(source):
         return pixels_image(source)
@@ -329,13 +387,15 @@ def _decoded(source: Any) -> Image.Image:
     return read_image(source, upright=True)
 
 
-def _reason(error: Exception) -> str:
+def _reason_in_words(error: Exception) -> str:
+    """Say why an image could not be decoded."""
     if isinstance(error, UnidentifiedImageError):
         return "is not an image that Pillow can read; convert it to JPEG or PNG"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def _default_rate(video: Path) -> float:
+def _usual_frame_rate(video: Path) -> float:
+    """Return the frames per second that are taken of a video; see `clips_of`."""
     seconds = seconds_of(video, most=ENOUGH_FRAMES)
     return min(5.0, max(1.0, ENOUGH_FRAMES / max(seconds, 1.0)))
 
@@ -344,17 +404,24 @@ def _is_frame(item: Any) -> bool:
     """Whether an item is a single image, which makes a clip with its neighbours."""
     if isinstance(item, str | os.PathLike):
         path = path_of(item)
-        return not os.path.isdir(path) and not is_pattern(path) and not is_video(path)
+        return not (os.path.isdir(path) or is_pattern(path) or is_video(path))
     return isinstance(item, Image.Image) or (is_array(item) and len(item.shape) == 3)
 
 
-def _named(name: str, image: Any) -> Iterator[tuple[str, Any]]:
-    """Pairs of name and image, as `_Reader._images` takes them."""
+def _named_images(name: str, image: Any) -> Iterator[tuple[str, Any]]:
+    """Return pairs of name and undecoded image, several for a batch.
+
+    Args:
+        name: of images in memory that were not read from a file.
+        image: path, PIL image, array or tensor.
+    """
     if is_array(image):
         return array_images(image, name)
     if isinstance(image, str | os.PathLike):
-        return iter([(str(path_of(image)), path_of(image))])
-    return iter([(str(getattr(image, "filename", "") or name), image)])
+        path = path_of(image)
+        return iter([(str(path), path)])
+    file_name = getattr(image, "filename", "")  # of Pillow's images
+    return iter([(str(file_name or name), image)])
 
 
 # Arrays and batches
@@ -380,25 +447,25 @@ def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
         ValueError: If shape or dtype breaks the rule.
     """
     shape = tuple(source.shape)
-    tensor = _is_tensor(source)
-    if tensor:
-        described = "a tensor"
+    is_tensor = _is_tensor(source)
+    if is_tensor:
+        kind = "a tensor"
         channel_axis = -3
         dtype = str(source.dtype).removeprefix("torch.")
-        floating = source.is_floating_point()
+        is_floating = source.is_floating_point()
     else:
-        described = "an array"
+        kind = "an array"
         channel_axis = -1
         dtype = source.dtype.name
-        floating = source.dtype.kind == "f"
+        is_floating = source.dtype.kind == "f"
     has_channels = len(shape) in (3, 4) and shape[channel_axis] in (3, 4)
-    known_dtype = floating or dtype in ("uint8", "uint16")
-    if not has_channels or 0 in shape or not known_dtype:
+    has_known_dtype = is_floating or dtype in ("uint8", "uint16")
+    if not has_channels or 0 in shape or not has_known_dtype:
         raise ValueError(
-            f"{name} is {described} of shape {shape} and dtype {source.dtype}; {_RULE}."
+            f"{name} is {kind} of shape {shape} and dtype {source.dtype}; {_RULE}."
         )
     if dtype == "uint16":  # all images of a batch by the same bits
-        if tensor:
+        if is_tensor:
             source = np.moveaxis(source.cpu().numpy(), -3, -1)
         source = eight_bits(source.astype(np.uint16))
     if len(shape) == 3:
@@ -438,6 +505,7 @@ def batches(
 
 
 def _is_tensor(source: object) -> bool:
+    """Whether a source of images is a PyTorch tensor, without importing torch."""
     torch = sys.modules.get("torch")  # without it there is no tensor
     return torch is not None and isinstance(source, torch.Tensor)
 
@@ -454,18 +522,22 @@ def pixels_image(pixels: Any) -> Image.Image:
             pixels = pixels.float()
         pixels = pixels.numpy()
     if pixels.dtype != np.uint8:
-        pixels = _levels(pixels)
+        pixels = _pixel_levels(pixels)
     image = Image.fromarray(np.ascontiguousarray(pixels))
     if image.mode == "RGBA":
         return on_background(image)
     return image
 
 
-def _levels(pixels: np.ndarray) -> np.ndarray:
+def _pixel_levels(pixels: np.ndarray) -> np.ndarray:
     """Return pixels from 0 to 1 as uint8; raise ValueError for others."""
-    low, high = float(pixels.min()), float(pixels.max())
-    if not (low >= 0 and high <= 1):  # also if they are NaN
-        values = f"values from {low:g} to {high:g}" if low == low else "NaN"
+    low = float(pixels.min())
+    high = float(pixels.max())
+    is_in_range = low >= 0 and high <= 1  # false if they are NaN
+    if not is_in_range:
+        values = f"values from {low:g} to {high:g}"
+        if math.isnan(low):
+            values = "NaN"
         raise ValueError(
             f"holds {values}, but floating-point pixels must be from 0 to 1: divide "
             "values up to 255 by 255, and undo a normalisation by mean and standard "

@@ -19,7 +19,7 @@ from crumb_avalanche.images.clips import (
     Clip,
     OnBad,
     check_class_folders,
-    checked,
+    clips_with_distinct_labels,
     label_of,
     path_of,
 )
@@ -256,7 +256,7 @@ class Learner(Predictor):
             if box is not None:
                 clips = in_box(clips, box)
             if not new_class:
-                clips = checked(clips, names)
+                clips = clips_with_distinct_labels(clips, names)
             return ((label_of(clip), clip) for clip in clips)
 
         with self._lock:

@@ -18,7 +18,7 @@ from torch import Tensor
 from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.forks import call_in_child
 from crumb_avalanche.images.boxes import Detector, boxes_of, cut_out
-from crumb_avalanche.images.clips import BadImage, Clip, OnBad, warn
+from crumb_avalanche.images.clips import BadImage, Clip, OnBad, warn_of_bad_image
 from crumb_avalanche.images.looks import LookTransform
 from crumb_avalanche.images.sources import (
     AT_A_TIME,
@@ -286,7 +286,7 @@ class Predictor:
         self,
         source: Any,
         on_bad: OnBad = "raise",
-        report: Callable[[BadImage], object] = warn,
+        report: Callable[[BadImage], object] = warn_of_bad_image,
         runners_up: int = RUNNERS_UP,
     ) -> Iterator[Answer]:
         """Answer for each image and clip of a source, in order.

@@ -17,7 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.images.clips import BadImage, Clip, OnBad, checked, label_of
+from crumb_avalanche.images.clips import (
+    BadImage,
+    Clip,
+    OnBad,
+    clips_with_distinct_labels,
+    label_of,
+)
 from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_features import ClipFeatures, LessonFeatures
@@ -213,7 +219,7 @@ class ShardedLesson:
         if not new_class and source.label != NOTHING:
             # Each name is compared with those of classes, and of the clips before.
             names = [info.name for info in learner.classes]
-            for clip in checked(clips, names):
+            for clip in clips_with_distinct_labels(clips, names):
                 names.append(source.name_of(clip))
         runtime = str(learner.runtime)
         lesson_folder = folder / _key(learner, clips, source, runtime)

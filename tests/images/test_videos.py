@@ -52,7 +52,7 @@ def test_nothing_is_written_beside_a_video(video):
 )
 def test_the_rate_by_length(monkeypatch, tmp_path, seconds, rate):
     monkeypatch.setattr(sources, "seconds_of", lambda video, most: seconds)
-    assert sources._default_rate(tmp_path) == pytest.approx(rate, rel=0.01)
+    assert sources._usual_frame_rate(tmp_path) == pytest.approx(rate, rel=0.01)
 
 
 def test_sound_does_not_reduce_the_frames(tmp_path):
