@@ -140,7 +140,7 @@ def evidence_by_location(
     with torch.no_grad(), evaluating(model):
         maps = model.features(pixels)
         before_head, averaged_by_network = unpooled_head_input(model, maps)
-        maps = model.places(maps)
+        maps = model.patch_grid(maps)
     tapped = [maps, before_head] if features.maps else [before_head]
     used = [values.double().requires_grad_() for values in tapped]
     # The network's own average has no deviations.

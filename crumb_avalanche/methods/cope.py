@@ -195,7 +195,7 @@ class CoPEPlugin(ImageMemoryPlugin):
 
     def _released_embeddings(self) -> Tensor:
         """Return the embeddings ``(B, D)`` of the latest forward pass, of length 1."""
-        features = self._head.release()
+        features = self._head.take_averaged()
         assert features is not None, "the strategy passed the images to its model"
         return normalize(features)
 

@@ -118,7 +118,7 @@ class FeatureMoments(InRange):
             else:
                 before_head = head_input(model, maps)
         if self.maps:
-            return [model.places(maps), before_head]
+            return [model.patch_grid(maps), before_head]
         return [before_head]
 
     def of_layers(

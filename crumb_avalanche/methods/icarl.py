@@ -155,7 +155,7 @@ class ICaRLPlugin(HerdingPlugin):
 
     def after_eval_forward(self, strategy, **kwargs):
         """Answer with the distances to the means of exemplars, where there are any."""
-        features = self._head.release()
+        features = self._head.take_averaged()
         if self._means is None:
             # During the first experience there are no exemplars: the head answers.
             return

@@ -77,12 +77,14 @@ def config_of(backbone: str) -> Any:
     """
     timm = import_timm()
     name = backbone.removeprefix(PREFIX)
-    network = name.partition(".")[0]
+    network = name.partition(".")[0]  # without the tag of its weights
     if not timm.is_model(name):
-        near = difflib.get_close_matches(network, timm.list_models(), 5, 0.5)
-        nearest = f"the nearest names are {', '.join(near)}" if near else "none is near"
+        near_names = difflib.get_close_matches(network, timm.list_models(), 5, 0.5)
+        hint = "none is near"
+        if near_names:
+            hint = f"the nearest names are {', '.join(near_names)}"
         raise ValueError(
-            f"timm has no network {name!r}; {nearest}: timm.list_models('*WORD*') "
+            f"timm has no network {name!r}; {hint}: timm.list_models('*WORD*') "
             "finds others"
         )
     try:

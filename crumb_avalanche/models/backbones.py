@@ -15,7 +15,7 @@ from crumb_avalanche.models.backbone_names import PREPROCESSING, Preprocessing
 from crumb_avalanche.models.layers import AveragingConv2d
 
 Layers: TypeAlias = nn.Sequential | list[nn.Module]
-Ends = dict[str, nn.Module]
+Ends = dict[str, nn.Module]  # what follows the layers of a network in P, by name
 
 
 class Backbone(NamedTuple):
@@ -44,26 +44,32 @@ class Backbone(NamedTuple):
 def squeezenet_ends(
     network: Any, relu_logits: bool = False, head_kernel: int = 1
 ) -> Ends:
-    """Build SqueezeNet's layers behind its ``features``; see ``split_backbone``."""
+    """Build SqueezeNet's layers behind its ``features``.
+
+    Args:
+        network: SqueezeNet of ``NETWORKS``.
+        relu_logits, head_kernel: see ``split_backbone``.
+    """
     # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The
     # reference code has a 3x3 convolution and keeps the ReLU, so its logits are never
     # negative. Without both, the average can come first.
-    if head_kernel == 1 and not relu_logits:
+    can_average_first = head_kernel == 1 and not relu_logits
+    if can_average_first:
         head: nn.Conv2d = AveragingConv2d(512, network.num_classes)
     else:
         head = nn.Conv2d(
             512, network.num_classes, kernel_size=head_kernel, padding=head_kernel // 2
         )
-    if head_kernel == 1:
+    if head_kernel == 1:  # the kernel of the published weights
         head.load_state_dict(network.classifier[1].state_dict())
     ends: Ends = {"dropout": network.classifier[0], "head": head}
     if relu_logits:
         ends["relu"] = nn.ReLU()
-    return ends | _pooled()
+    return ends | _pool_and_head()
 
 
-def _pooled(head: nn.Module | None = None, **between: nn.Module) -> Ends:
-    """Return a pool of maps of any size, what follows it, and the head."""
+def _pool_and_head(head: nn.Module | None = None, **between: nn.Module) -> Ends:
+    """Return a pool of maps of any size, layers between, and the head if given."""
     ends: Ends = {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), **between}
     if head is not None:
         ends["head"] = head
@@ -75,8 +81,13 @@ def _every_second(maps: Tensor) -> Tensor:
     return maps[:, :, ::2, ::2]
 
 
-def _of_avalanche(name: str, *arguments: Any, **settings: Any) -> nn.Module:
-    """Build one of Avalanche's networks, which take 32 pixels only."""
+def _network_of_avalanche(name: str, *arguments: Any, **settings: Any) -> nn.Module:
+    """Build one of Avalanche's networks, which take images of 32 pixels only.
+
+    Args:
+        name: in ``avalanche.models``.
+        *arguments, **settings: of its constructor.
+    """
     from avalanche import models  # takes seconds to import
 
     network = getattr(models, name)(*arguments, **settings)
@@ -87,7 +98,8 @@ def _of_avalanche(name: str, *arguments: Any, **settings: Any) -> nn.Module:
 
 
 def _mobilenet_ends(network: Any) -> Ends:
-    return _pooled(network.classifier[1], dropout=network.classifier[0])
+    """Return MobileNetV2's pool, dropout and head."""
+    return _pool_and_head(network.classifier[1], dropout=network.classifier[0])
 
 
 # A discriminant on the features of MobileNetV2 names half of the images of four toy
@@ -96,14 +108,59 @@ SMALLEST_SIDE = 128
 
 
 def _mobilenet(cut: int) -> Backbone:
-    """Return a network of inverted residuals that is cut after a number of layers."""
+    """Return the backbone of a MobileNetV2 or EfficientNet-Lite, cut at a layer."""
     return Backbone(
-        cut, _features, _mobilenet_ends, fine_tuned=True, smallest_side=SMALLEST_SIDE
+        cut=cut,
+        layers=_features,
+        ends=_mobilenet_ends,
+        fine_tuned=True,
+        smallest_side=SMALLEST_SIDE,
     )
 
 
+def _resnet18_layers(network: Any) -> Layers:
+    """Return the layers of ResNet-18 that may be cut between."""
+    return [
+        network.conv1,
+        network.bn1,
+        network.relu,
+        network.maxpool,
+        network.layer1,
+        network.layer2,
+        network.layer3,
+        *network.layer4,
+    ]
+
+
+def _slim_resnet18_layers(network: Any) -> Layers:
+    """Return the layers of Avalanche's SlimResNet18, with its ReLU as a module."""
+    return [
+        network.conv1,
+        network.bn1,
+        nn.ReLU(),
+        network.layer1,
+        network.layer2,
+        network.layer3,
+        network.layer4,
+    ]
+
+
+def _resnet32_layers(network: Any) -> Layers:
+    """Return the layers of Avalanche's iCaRL network before its pool."""
+    return list(network.feature_extractor.children())[:4]
+
+
+def _mlp_ends(network: Any) -> Ends:
+    """Return the whole of Avalanche's SimpleMLP, which has no maps."""
+    return {
+        "flatten": nn.Flatten(),
+        "features": network.features,
+        "head": network.classifier,
+    }
+
+
 _features = attrgetter("features")
-SQUEEZENET = Backbone(12, _features, squeezenet_ends)
+SQUEEZENET = Backbone(cut=12, layers=_features, ends=squeezenet_ends)
 BACKBONES: dict[str, Backbone] = {
     "squeezenet1_0": SQUEEZENET,
     "squeezenet1_1": SQUEEZENET,
@@ -111,47 +168,36 @@ BACKBONES: dict[str, Backbone] = {
     "efficientnet_lite0": _mobilenet(12),
     "efficientnet_lite1": _mobilenet(16),
     "efficientnet_lite2": _mobilenet(16),
-    "resnet18": Backbone(  # REMIND's cut, between the last two blocks
-        8,
-        lambda n: [
-            n.conv1,
-            n.bn1,
-            n.relu,
-            n.maxpool,
-            n.layer1,
-            n.layer2,
-            n.layer3,
-            *n.layer4,
-        ],
-        lambda n: _pooled(n.fc),
+    "resnet18": Backbone(
+        cut=8,  # REMIND's, between the last two blocks
+        layers=_resnet18_layers,
+        ends=lambda network: _pool_and_head(network.fc),
         fine_tuned=True,
         smallest_side=SMALLEST_SIDE,
     ),
-    "small_cnn": Backbone(12, _features, lambda n: _pooled(n.classifier)),
+    "small_cnn": Backbone(
+        cut=12,
+        layers=_features,
+        ends=lambda network: _pool_and_head(network.classifier),
+    ),
     # For small images, not cut; the networks of some of the paper's competitors.
     "slim_resnet18": Backbone(
-        0,
-        lambda n: [n.conv1, n.bn1, nn.ReLU(), n.layer1, n.layer2, n.layer3, n.layer4],
-        lambda n: _pooled(n.linear),
-        lambda side: _of_avalanche("SlimResNet18", 10, nf=20),
+        cut=0,
+        layers=_slim_resnet18_layers,
+        ends=lambda network: _pool_and_head(network.linear),
+        build=lambda side: _network_of_avalanche("SlimResNet18", 10, nf=20),
     ),
     "resnet32": Backbone(
-        0,
-        lambda n: list(n.feature_extractor.children())[
-            :4
-        ],  # after these come the pool and a flattening
-        lambda n: _pooled(n.classifier),
-        lambda side: _of_avalanche("make_icarl_net", 10),
+        cut=0,
+        layers=_resnet32_layers,
+        ends=lambda network: _pool_and_head(network.classifier),
+        build=lambda side: _network_of_avalanche("make_icarl_net", 10),
     ),
     "mlp": Backbone(  # two hidden layers of 100
-        0,
-        lambda n: [],
-        lambda n: {
-            "flatten": nn.Flatten(),
-            "features": n.features,
-            "head": n.classifier,
-        },
-        lambda side: _of_avalanche(
+        cut=0,
+        layers=lambda network: [],
+        ends=_mlp_ends,
+        build=lambda side: _network_of_avalanche(
             "SimpleMLP", 10, 3 * side**2, hidden_size=100, hidden_layers=2
         ),
     ),

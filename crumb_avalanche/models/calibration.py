@@ -19,9 +19,11 @@ from crumb_avalanche.models.split_model import SplitModel
 
 CHUNK = 4  # images that pass F at once
 LOCATIONS = 16  # measured in each map, at least
-# Where rows, tables or a filter are fitted to the maps, they need more of them than a
-# scale does.
+# Measured in each map where rows, tables or a filter are fitted, at least: they need
+# more locations than a scale does.
 FITTED_LOCATIONS = 64
+IMAGES = 64  # that are measured
+FITTED_IMAGES = 128  # that are measured where rows, tables or a filter are fitted
 HELD_OUT = 32  # images that the error of the codes is measured on
 LOSSY = 0.5  # error above which codes lose more of a map than they keep
 
@@ -86,15 +88,15 @@ def calibrate(
     device = model.pixel_mean.device
     is_fitted = codebook is not None and not codebook.is_paper
     if measured_images is None:
-        measured_images = 128 if is_fitted else 64
-    measured = indices_of_some(images, measured_images)
+        measured_images = FITTED_IMAGES if is_fitted else IMAGES
+    measured_indices = spread_indices(images, measured_images)
     head_inputs: list[torch.Tensor] = []
-    maps = _features_of(model, batches_of(images, measured), head_inputs)
-    first = next(maps)
-    per_map = FITTED_LOCATIONS if is_fitted else LOCATIONS
-    locations = sample_of(chain([first], maps), per_map)
+    map_batches = _features_of(model, batches_of(images, measured_indices), head_inputs)
+    first_maps = next(map_batches)
+    n_locations = FITTED_LOCATIONS if is_fitted else LOCATIONS
+    locations = sampled_locations(chain([first_maps], map_batches), n_locations)
     with without_autocast(device):
-        factor = model.fold_feature_scale(locations, first)
+        factor = model.fold_feature_scale(locations, first_maps)
         head = model.plastic_layers.get_submodule(model.head)
         if isinstance(head, CentredLinear):
             head.centre(torch.cat(head_inputs) * factor)
@@ -104,10 +106,10 @@ def calibrate(
             locations.mul_(factor)
             group_channels_(codebook, locations)
             initialise(codebook, locations, generator)
-            _fit_filter(model, codebook, images, measured)
+            _fit_filter(model, codebook, images, measured_indices)
     model.calibrated = True
     if codebook is not None:
-        measure_codes(model, images, measured)
+        measure_codes(model, images, measured_indices)
     return model
 
 
@@ -123,7 +125,14 @@ def _features_of(
     batches: Iterable[torch.Tensor],
     head_inputs: list[torch.Tensor],
 ) -> Iterator[torch.Tensor]:
-    """Yield the maps of batches, and append the inputs of a ``CentredLinear`` head."""
+    """Yield the maps of batches of images.
+
+    Args:
+        model: computes them.
+        batches: of images, ``(b, 3, h, w)``.
+        head_inputs: receives the inputs of the head, ``(b, D)`` of each batch, where it
+            is a ``CentredLinear``, which centres them.
+    """
     head = model.plastic_layers.get_submodule(model.head)
     for batch in batches:
         maps = model.features(batch.to(model.pixel_mean.device))
@@ -171,14 +180,15 @@ def measure_codes(
     """
     codebook = model.codebook
     assert codebook is not None, "only a codebook makes codes"
-    others = sorted(set(range(len(images))).difference(measured))  # type: ignore
-    if not others:
-        others = list(measured)
-    spread = np.linspace(0, len(others) - 1, most).astype(int)
-    chosen = [others[position] for position in np.unique(spread)]
+    all_indices = range(len(images))  # type: ignore[arg-type]
+    candidates = sorted(set(all_indices).difference(measured))
+    if not candidates:
+        candidates = list(measured)
+    positions = np.linspace(0, len(candidates) - 1, most).astype(int)
+    indices = [candidates[position] for position in np.unique(positions)]
     error = 0.0
     energy = 0.0
-    for batch in batches_of(images, chosen):
+    for batch in batches_of(images, indices):
         maps = model.features(batch.to(model.pixel_mean.device))
         decoded = codebook.decode(codebook.encode(maps))
         error += float((decoded - maps).square().sum(dtype=torch.float64))
@@ -210,7 +220,7 @@ def kept_text(error: float) -> str:
     return f"{100 * max(0.0, 1 - error):.0f} %"
 
 
-def indices_of_some(images: Dataset, count: int) -> list[int]:
+def spread_indices(images: Dataset, count: int) -> list[int]:
     """Return the indices of at most ``count`` images, evenly spread over a data set.
 
     Raises:
@@ -222,20 +232,23 @@ def indices_of_some(images: Dataset, count: int) -> list[int]:
             f"(measured_images={count}); give a data set, such as "
             "benchmark.train_stream[0].dataset, and at least 1"
         )
-    spread = np.linspace(0, len(images) - 1, count).astype(int)
-    return np.unique(spread).tolist()
+    positions = np.linspace(0, len(images) - 1, count).astype(int)
+    return np.unique(positions).tolist()
 
 
 def batches_of(images: Dataset, indices: Sequence[int]) -> Iterator[torch.Tensor]:
-    """Yield the images at some indices in batches.
+    """Yield images of a data set in batches, ``(b, 3, h, w)``.
 
-    A batch is ``(b, 3, h, w)`` with ``b`` at most ``CHUNK``.
+    Args:
+        images: items ``(image, ...)``.
+        indices: of the images, in order; ``CHUNK`` make a batch.
 
     Raises:
         TypeError: the images are not tensors.
     """
     for start in range(0, len(indices), CHUNK):
-        batch = [images[index][0] for index in indices[start : start + CHUNK]]
+        batch_indices = indices[start : start + CHUNK]
+        batch = [images[index][0] for index in batch_indices]
         if not isinstance(batch[0], torch.Tensor):
             raise TypeError(
                 f"the images are {type(batch[0]).__name__}, not tensors; give the data "
@@ -244,7 +257,9 @@ def batches_of(images: Dataset, indices: Sequence[int]) -> Iterator[torch.Tensor
         yield torch.stack(batch)
 
 
-def sample_of(maps: Iterable[torch.Tensor], locations: int = LOCATIONS) -> torch.Tensor:
+def sampled_locations(
+    maps: Iterable[torch.Tensor], locations: int = LOCATIONS
+) -> torch.Tensor:
     """Take evenly spread locations of maps, at least ``locations`` of each.
 
     All locations of 64 maps would take ten times the memory of CRUMB for the same
@@ -252,7 +267,7 @@ def sample_of(maps: Iterable[torch.Tensor], locations: int = LOCATIONS) -> torch
 
     Args:
         maps: batches of ``(B, C, H, W)`` maps.
-        locations: of each map.
+        locations: wanted of each map.
 
     Returns:
         ``(N, C, 1, L)``: ``L`` locations of all ``N`` maps.

@@ -22,8 +22,7 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
     codebook.for_channels(channels)
     if codebook.channel_order is None:
         return
-    # (C, B * H * W)
-    values_cl = maps.detach().float().transpose(0, 1).flatten(1)
+    values_cl = maps.detach().float().transpose(0, 1).flatten(1)  # (C, B * H * W)
     variances = values_cl.var(dim=1)
     # Constant channels have no correlation.
     correlations = torch.corrcoef(values_cl).abs().nan_to_num()
@@ -34,9 +33,9 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
         is_taken[most_varying] = True
         members = [int(most_varying)]
         while len(members) < codebook.codebook_dim:
-            likeness = correlations[members].sum(dim=0)
-            nearest = likeness.masked_fill(is_taken, -1).argmax()
-            is_taken[nearest] = True
-            members.append(int(nearest))
+            sums = correlations[members].sum(dim=0)  # over the members, (C,)
+            most_correlated = sums.masked_fill(is_taken, -1).argmax()
+            is_taken[most_correlated] = True
+            members.append(int(most_correlated))
         order += members
     codebook.channel_order.copy_(torch.tensor(order))

@@ -147,11 +147,14 @@ class Codebook(nn.Module):
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of what is kept besides the blocks: tables of groups, order, filter."""
+        """Bytes of what a codebook keeps besides its blocks.
+
+        They are those of the tables of groups, the order of channels and the filter.
+        """
         return sum(buffer.nbytes for buffer in self.buffers())
 
     def extra_repr(self) -> str:
-        """Describe the settings for ``repr``."""
+        """Return the settings of the codebook as text, for ``repr``."""
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
     def groups(self, channels: int) -> int:
@@ -194,8 +197,8 @@ class Codebook(nn.Module):
         self.channels = channels
         device = self.blocks.device
         if self.tables > 1:
-            numbers = torch.arange(n_groups, device=device)
-            self.table_of_group = (numbers * self.tables // n_groups).byte()
+            groups = torch.arange(n_groups, device=device)
+            self.table_of_group = (groups * self.tables // n_groups).byte()
         if self.grouping == "correlated":
             order = torch.arange(channels, dtype=torch.int16, device=device)
             self.channel_order = order
@@ -229,37 +232,36 @@ class Codebook(nn.Module):
                 finite.
         """
         batch, channels, height, width = feature_map.shape
-        groups = self.groups(channels)
+        n_groups = self.groups(channels)
         self._check_channels(channels)
         rows = self.blocks.detach().float()
         is_filled = rows.any(dim=1)
         # None where it is not known yet: the search marks slices that are not finite.
         all_filled, is_usable = self._check_rows(rows, is_filled, usable)
 
-        maps_lc = _by_location(feature_map)
-        indices = torch.empty(
-            len(maps_lc), groups, dtype=torch.int64, device=feature_map.device
+        maps_lc = _by_location(feature_map)  # (B * H * W, C)
+        row_indices = torch.empty(
+            len(maps_lc), n_groups, dtype=torch.int64, device=feature_map.device
         )
-        rows_of_table = rows.split(self.codebook_size)
-        filled_of_table = is_filled.split(self.codebook_size)
-        for table, members in enumerate(self._groups_of_tables()):
-            own_indices = self._search(
-                self._slices_of(maps_lc, members),
-                rows_of_table[table],
-                filled_of_table[table],
-                all_filled,
+        rows_by_table = rows.split(self.codebook_size)
+        is_filled_by_table = is_filled.split(self.codebook_size)
+        for table, groups in enumerate(self._groups_by_table()):
+            slices = self._slices_of_groups(maps_lc, groups)
+            indices_of_slices = self._search_rows(
+                slices, rows_by_table[table], is_filled_by_table[table], all_filled
             )
-            indices[:, members] = own_indices.view(len(maps_lc), -1)
+            row_indices[:, groups] = indices_of_slices.view(len(maps_lc), -1)
         if is_usable is None:
             # -1 stands for a slice that is not finite.
-            is_usable = not indices.numel() or bool(indices.min() >= 0)
+            is_usable = not row_indices.numel() or bool(row_indices.min() >= 0)
         if not is_usable:
             raise ValueError(
                 "the feature map holds NaN or infinite values; look for them in the "
                 "images or weights"
             )
 
-        codes_bhwg = indices.to(self._code_dtype).view(batch, height, width, groups)
+        codes_lg = row_indices.to(self._code_dtype)
+        codes_bhwg = codes_lg.view(batch, height, width, n_groups)
         return codes_bhwg.permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -300,6 +302,7 @@ class Codebook(nn.Module):
         self._check_channels(channels)
         codes_bhwg = codes.permute(0, 2, 3, 1)
         if self.table_of_group is not None:
+            # From the row of a group's table to the row of all tables.
             first_rows = self.table_of_group.int() * self.codebook_size
             codes_bhwg = codes_bhwg + first_rows
         if codes.device.type == "cpu":
@@ -308,6 +311,7 @@ class Codebook(nn.Module):
             slices_bhwgd = functional.embedding(codes_bhwg.int(), self.blocks)
         map_bhwc = slices_bhwgd.reshape(batch, height, width, channels)
         if self.channel_order is not None:
+            # Where each channel of the maps stands in the codebook's order.
             positions = self.channel_order.long().argsort()
             map_lc = map_bhwc.reshape(-1, channels).index_select(1, positions)
             map_bhwc = map_lc.view(map_bhwc.shape)
@@ -341,6 +345,7 @@ class Codebook(nn.Module):
 
     @property
     def _code_dtype(self) -> torch.dtype:
+        """Smallest type that holds the codes."""
         if self.codebook_size <= LARGEST_OF_BYTES:
             return torch.uint8
         return torch.int16
@@ -364,19 +369,28 @@ class Codebook(nn.Module):
         groups = self.groups(maps_bchw.shape[1])
         return maps_lc.reshape(len(maps_lc), groups, self.codebook_dim)
 
-    def _slices_of(self, maps_lc: Tensor, members: slice | Tensor) -> Tensor:
-        """Return the slices of some groups, one below the other: ``(N, d)``."""
-        if isinstance(members, slice) and self.channel_order is None:
+    def _slices_of_groups(self, maps_lc: Tensor, groups: slice | Tensor) -> Tensor:
+        """Return the slices of groups of channels, one below the other: ``(N, d)``.
+
+        Args:
+            maps_lc: channels of each location, ``(B * H * W, C)``.
+            groups: as of ``_groups_by_table``.
+        """
+        if isinstance(groups, slice) and self.channel_order is None:
             return maps_lc.reshape(-1, self.codebook_dim)
         if self.channel_order is None:
             order = torch.arange(maps_lc.shape[1], device=maps_lc.device)
         else:
             order = self.channel_order.int()
-        columns = order.view(-1, self.codebook_dim)[members].flatten()
+        columns = order.view(-1, self.codebook_dim)[groups].flatten()
         return maps_lc.index_select(1, columns).view(-1, self.codebook_dim)
 
-    def _groups_of_tables(self) -> list[slice | Tensor]:
-        """Return which groups have each table: all, or their numbers."""
+    def _groups_by_table(self) -> list[slice | Tensor]:
+        """Return the groups of channels that have each table.
+
+        They are an index of the axis ``G``: all of a single table as a slice, else
+        int64 numbers.
+        """
         if self.table_of_group is None:
             return [slice(None)]
         return [
@@ -384,16 +398,16 @@ class Codebook(nn.Module):
             for table in range(self.tables)
         ]
 
-    def _search(
+    def _search_rows(
         self, slices: Tensor, rows: Tensor, is_filled: Tensor, all_filled: bool
     ) -> Tensor:
         """Return the row of a table for each slice, -1 where a slice is not finite.
 
         Args:
             slices: ``(N, d)`` float32.
-            rows: ``(n, d)`` float32.
+            rows: of the table, ``(n, d)`` float32.
             is_filled: ``(n,)`` bool, which rows are not all zero.
-            all_filled: whether none is.
+            all_filled: whether no row of any table is all zero.
 
         Returns:
             ``(N,)`` int64.
@@ -404,18 +418,20 @@ class Codebook(nn.Module):
             return most_similar_rows(slices, functional.normalize(rows, dim=1))
         candidates = is_filled.nonzero().squeeze(1)
         unit_rows = functional.normalize(rows[candidates], dim=1)
-        indices = most_similar_rows(slices, unit_rows)
-        is_finite = indices >= 0
-        chosen = candidates.index_select(0, indices.clamp_min(0))
-        return chosen.where(is_finite, indices)
+        candidate_indices = most_similar_rows(slices, unit_rows)
+        is_finite = candidate_indices >= 0
+        row_indices = candidates.index_select(0, candidate_indices.clamp_min(0))
+        return row_indices.where(is_finite, candidate_indices)
 
     def _check_channels(self, channels: int) -> None:
         """Raise ValueError for maps of other channels than those of ``for_channels``.
 
-        A codebook without what depends on them takes maps of any.
+        A codebook without tables of groups, order and filter takes maps of any.
         """
-        depends = self.tables > 1 or self.grouping != "consecutive" or self.filtered
-        if depends and channels != self.channels:
+        is_for_channels = (
+            self.tables > 1 or self.grouping != "consecutive" or self.filtered
+        )
+        if is_for_channels and channels != self.channels:
             raise ValueError(
                 f"the feature map has {channels} channels, but this codebook was made "
                 f"for {self.channels}: call for_channels({channels}) on a new one, or "
@@ -425,14 +441,18 @@ class Codebook(nn.Module):
     def _check_rows(
         self, rows: Tensor, is_filled: Tensor, usable: Tensor | None
     ) -> tuple[bool, bool | None]:
-        """Return whether all rows are filled, and whether the map is usable.
+        """Check the rows, and return whether all are filled and the map is usable.
 
-        A GPU is waited for once, for all that is asked.
+        A GPU is waited for once, for all questions.
 
         Args:
             rows: ``(n, d)`` float32.
             is_filled: ``(n,)`` bool, which of them are not all zero.
-            usable: as for ``encode``; ``None`` is returned as it is.
+            usable: as for ``encode``.
+
+        Returns:
+            Whether all rows are filled; and ``usable`` as a Python bool, or ``None`` if
+            it was not given.
 
         Raises:
             ValueError: all rows are zero, or one is not finite.
@@ -440,7 +460,8 @@ class Codebook(nn.Module):
         questions = [is_filled.any(), is_filled.all(), rows.isfinite().all()]
         if usable is not None:
             questions.append(usable)
-        any_filled, all_filled, is_finite, *is_usable = torch.stack(questions).tolist()
+        answers = torch.stack(questions).tolist()
+        any_filled, all_filled, is_finite, *is_usable = answers
         if not any_filled:
             raise ValueError(
                 "all rows of the codebook are zero; fill it with calibrate(model, "
@@ -458,19 +479,23 @@ class Codebook(nn.Module):
 
 
 def _by_location(maps_bchw: Tensor) -> Tensor:
-    """Return the channels of each location, ``(B * H * W, C)`` float32."""
+    """Return the channels of maps by location, ``(B * H * W, C)`` float32."""
     maps_bhwc = maps_bchw.permute(0, 2, 3, 1)
     return maps_bhwc.reshape(-1, maps_bchw.shape[1]).float()
 
 
 def _check_name(setting: str, name: str, known: Collection[str]) -> None:
-    """Raise ValueError for a name that a setting does not know."""
+    """Raise ValueError for a name that a setting of a codebook does not know."""
     if name not in known:
         raise ValueError(f"{setting} is {name!r}; known are {', '.join(known)}")
 
 
-def check_codebook(codebook: Codebook | None, channels: int) -> None:
-    """Make room in a codebook for maps with ``channels``; raise if it does not fit.
+def prepare_codebook(codebook: Codebook | None, channels: int) -> None:
+    """Make room in a codebook for maps with a number of channels.
+
+    Args:
+        codebook: changed in place; nothing is done for ``None``.
+        channels: number of channels of the maps.
 
     Raises:
         TypeError: it is neither a ``Codebook`` nor ``None``.

@@ -18,12 +18,13 @@ MOST_SLICES_PER_CENTRE = 256
 NEAREST_TILE = 8192
 ITERATIONS = 25  # of k-means
 ASSIGNMENTS = 5  # rounds at most in which groups choose their table
-ASSIGNED_LOCATIONS = 2000  # by whose error they do
+ASSIGNMENT_ITERATIONS = 8  # of k-means in such a round
+ASSIGNED_LOCATIONS = 2000  # by whose error groups choose
 
 
 @torch.no_grad()
 def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Set the rows to k-means centres of the slices of the maps.
+    """Set the rows to k-means centres of the slices of ``(B, C, H, W)`` maps.
 
     All-zero slices do not count if rows are chosen by direction. Of several tables,
     each group gets the one that has the least error for it.
@@ -33,7 +34,7 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
     """
     if codebook.tables == 1:
         slices = _sampled_slices(codebook, maps, generator)
-        codebook.blocks.copy_(_centres(codebook, slices, generator))
+        codebook.blocks.copy_(_kmeans_centres(codebook, slices, generator))
         return
     slices_lgd = _sampled_locations(codebook, maps, generator)
     _assign_tables(codebook, slices_lgd, generator)
@@ -42,7 +43,7 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
 
 @torch.no_grad()
 def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Set the rows to means of slices of one direction.
+    """Set the rows to means of slices of one direction, of ``(B, C, H, W)`` maps.
 
     Directions are grouped by a spherical k-means, and each row is the mean of the
     slices in a group. The search compares directions alone (eq. 1), so centres of
@@ -58,19 +59,19 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
         )
     slices = _sampled_slices(codebook, maps, generator)
     directions = functional.normalize(slices)
-    centres = functional.normalize(
-        _centres(codebook, directions, generator, spherical=True)
-    )
+    centres = _kmeans_centres(codebook, directions, generator, spherical=True)
+    unit_centres = functional.normalize(centres)
     nearest_of_tiles = []
     for tile in directions.split(NEAREST_TILE):
-        nearest_of_tiles.append((tile @ centres.mT).argmax(dim=1))
-    nearest = torch.cat(nearest_of_tiles)
-    counts = torch.bincount(nearest, minlength=len(centres)).unsqueeze(1)
-    sums = torch.zeros_like(centres).index_add_(0, nearest, slices)
+        cosines = tile @ unit_centres.mT
+        nearest_of_tiles.append(cosines.argmax(dim=1))
+    nearest = torch.cat(nearest_of_tiles)  # (N,), a centre of each slice
+    counts = torch.bincount(nearest, minlength=len(unit_centres)).unsqueeze(1)
+    sums = torch.zeros_like(unit_centres).index_add_(0, nearest, slices)
     means = sums / counts.clamp_min(1)
     # A centre that no slice is nearest to is never chosen for these slices: any length
     # will do.
-    codebook.blocks.copy_(torch.where(counts > 0, means, centres))
+    codebook.blocks.copy_(torch.where(counts > 0, means, unit_centres))
 
 
 def _sampled_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tensor:
@@ -79,17 +80,23 @@ def _sampled_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> T
     Where rows are chosen by direction, all-zero slices are left out: any row serves
     them alike.
 
+    Args:
+        codebook: cuts the maps into slices.
+        maps: ``(B, C, H, W)``.
+        generator: draws the sample.
+
     Raises:
-        ValueError: they are fewer than the rows.
+        ValueError: the slices are fewer than the rows.
     """
     codebook.for_channels(maps.shape[1])
     slices = codebook.slices(maps.detach().float()).flatten(0, 1).cpu()
     if codebook.search == "direction":
         slices = slices[slices.any(dim=1)]
-    _check_enough(slices, codebook.codebook_size)
+    _check_enough_slices(slices, codebook.codebook_size)
     limit = MOST_SLICES_PER_CENTRE * codebook.codebook_size
     if len(slices) > limit:
-        slices = slices[torch.randperm(len(slices), generator=generator)[:limit]]
+        sample = torch.randperm(len(slices), generator=generator)[:limit]
+        slices = slices[sample]
     return slices.contiguous()
 
 
@@ -98,21 +105,26 @@ def _sampled_locations(
 ) -> Tensor:
     """Return the slices of a random sample of locations, ``(L, G, d)`` on the CPU.
 
+    Args:
+        codebook: cuts the maps into slices.
+        maps: ``(B, C, H, W)``.
+        generator: draws the sample.
+
     Raises:
         ValueError: the slices are fewer than the rows.
     """
     codebook.for_channels(maps.shape[1])
     slices_lgd = codebook.slices(maps.detach().float()).cpu()
-    _check_enough(slices_lgd.flatten(0, 1), len(codebook.blocks))
+    _check_enough_slices(slices_lgd.flatten(0, 1), len(codebook.blocks))
     limit = MOST_SLICES_PER_CENTRE * codebook.codebook_size
     if len(slices_lgd) > limit:
-        chosen = torch.randperm(len(slices_lgd), generator=generator)[:limit]
-        slices_lgd = slices_lgd[chosen]
+        sample = torch.randperm(len(slices_lgd), generator=generator)[:limit]
+        slices_lgd = slices_lgd[sample]
     return slices_lgd
 
 
-def _check_enough(slices: Tensor, n_rows: int) -> None:
-    """Raise ValueError for fewer slices than rows."""
+def _check_enough_slices(slices: Tensor, n_rows: int) -> None:
+    """Raise ValueError for fewer ``(N, d)`` slices than rows of a codebook."""
     if len(slices) < n_rows:
         raise ValueError(
             f"{len(slices)} slices that are not zero cannot make {n_rows} k-means "
@@ -120,14 +132,25 @@ def _check_enough(slices: Tensor, n_rows: int) -> None:
         )
 
 
-def _centres(
+def _kmeans_centres(
     codebook: Codebook,
     slices: Tensor,
     generator: Generator,
     spherical: bool = False,
     iterations: int = ITERATIONS,
 ) -> Tensor:
-    """Return k-means centres of ``(N, d)`` slices, one for each row: ``(n, d)``."""
+    """Return k-means centres of slices, one for each row of a codebook.
+
+    Args:
+        codebook: of ``n`` rows of ``d`` values.
+        slices: ``(N, d)`` float32 on the CPU.
+        generator: gives the seed of k-means.
+        spherical: whether centres are directions.
+        iterations: of k-means.
+
+    Returns:
+        ``(n, d)`` float32.
+    """
     seed = int(torch.randint(2**31 - 1, (1,), generator=generator))
     faiss.omp_set_num_threads(torch.get_num_threads())
     kmeans = faiss.Kmeans(
@@ -145,7 +168,7 @@ def _centres(
 def _assign_tables(
     codebook: Codebook, slices_lgd: Tensor, generator: Generator
 ) -> None:
-    """Give each group one of the tables.
+    """Give each group of channels one of the tables of a codebook.
 
     Groups of slices of similar length share one at first. Then tables are fitted to
     their groups and groups take the table of least error, in turns, as in k-means. The
@@ -156,20 +179,20 @@ def _assign_tables(
         slices_lgd: slices by location, group and value, ``(L, G, d)``.
         generator: of the k-means of the tables.
     """
-    groups = slices_lgd.shape[1]
+    n_groups = slices_lgd.shape[1]
     device = codebook.blocks.device
-    lengths = torch.linalg.vector_norm(slices_lgd, dim=2).mean(dim=0)
-    ranks = lengths.argsort().argsort()  # rank of each group by length
-    table_of_group = ranks * codebook.tables // groups
-    few_lgd = slices_lgd[:ASSIGNED_LOCATIONS]
+    mean_lengths = torch.linalg.vector_norm(slices_lgd, dim=2).mean(dim=0)  # (G,)
+    ranks = mean_lengths.argsort().argsort()  # rank of each group by length
+    table_of_group = ranks * codebook.tables // n_groups
+    compared_slices_lgd = slices_lgd[:ASSIGNED_LOCATIONS]
     for _ in range(ASSIGNMENTS):
         codebook.table_of_group = table_of_group.byte().to(device)
-        _fit_tables(codebook, slices_lgd, generator, iterations=8)
-        errors_by_table_and_group = _errors_of_tables(codebook, few_lgd)
-        nearest = errors_by_table_and_group.argmin(dim=0)
-        if torch.equal(nearest, table_of_group):
+        _fit_tables(codebook, slices_lgd, generator, iterations=ASSIGNMENT_ITERATIONS)
+        errors_tg = _errors_of_tables(codebook, compared_slices_lgd)
+        best_table_of_group = errors_tg.argmin(dim=0)
+        if torch.equal(best_table_of_group, table_of_group):
             break
-        table_of_group = nearest
+        table_of_group = best_table_of_group
     codebook.table_of_group = table_of_group.byte().to(device)
 
 
@@ -179,24 +202,34 @@ def _fit_tables(
     generator: Generator,
     iterations: int = ITERATIONS,
 ) -> None:
-    """Set the rows of each table to k-means centres of the slices of its groups.
+    """Set the rows of each table of a codebook to k-means centres of slices.
 
-    A table of no group, or of too few slices for its rows, is left as it is.
+    They are those slices of ``(L, G, d)`` whose group has the table. A table of no
+    group, or of too few slices for its rows, is left as it is.
     """
     assert codebook.table_of_group is not None, "only with several tables"
     table_of_group = codebook.table_of_group.cpu()
     for table, rows in enumerate(codebook.blocks.split(codebook.codebook_size)):
         slices = slices_lgd[:, table_of_group == table].flatten(0, 1).contiguous()
         if len(slices) >= codebook.codebook_size:
-            rows.copy_(_centres(codebook, slices, generator, iterations=iterations))
+            centres = _kmeans_centres(
+                codebook, slices, generator, iterations=iterations
+            )
+            rows.copy_(centres)
 
 
 def _errors_of_tables(codebook: Codebook, slices_lgd: Tensor) -> Tensor:
-    """Return the squared error of each table for each group, ``(T, G)``."""
-    slices = slices_lgd.flatten(0, 1).contiguous()
-    errors = []
-    for table in codebook.blocks.detach().cpu().split(codebook.codebook_size):
-        nearest = table[nearest_rows(slices, table)]
-        squares_lg = (slices - nearest).square().sum(dim=1).view(slices_lgd.shape[:2])
-        errors.append(squares_lg.mean(dim=0))
-    return torch.stack(errors)
+    """Return the mean squared error of each table for each group, ``(T, G)``.
+
+    Args:
+        codebook: with several tables of rows.
+        slices_lgd: slices by location, group and value, ``(L, G, d)``.
+    """
+    slices = slices_lgd.flatten(0, 1).contiguous()  # (L * G, d)
+    errors_by_table = []
+    for rows in codebook.blocks.detach().cpu().split(codebook.codebook_size):
+        decoded = rows[nearest_rows(slices, rows)]
+        squares = (slices - decoded).square().sum(dim=1)
+        squares_lg = squares.view(slices_lgd.shape[:2])
+        errors_by_table.append(squares_lg.mean(dim=0))
+    return torch.stack(errors_by_table)

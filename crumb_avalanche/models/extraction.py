@@ -8,8 +8,9 @@ import math
 import time
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,9 +35,9 @@ class ForwardRecord:
 
 
 def is_quick_in_bf16(device: torch.device) -> bool:
-    """Return whether a device has instructions for bf16.
+    """Return whether F and P are quick in bf16: the device has instructions for it.
 
-    Devices other than CPUs are assumed to.
+    Devices other than CPUs are assumed to have them.
     """
     if device.type != "cpu":
         return True
@@ -89,26 +90,27 @@ def extract_in_parts(
         extract: computes maps; treats each image of a batch of 2 to
             ``IMAGES_AT_A_TIME`` alike.
         images: ``(B, 3, h, w)``.
-        same_alone: whether a single image gets the same bits as in a pair, by shape and
-            circumstances; filled here.
-        circumstances: what else the bits depend on.
+        same_alone: whether an image that passes F alone gets the same bits as in a
+            pair, by shape and circumstances; entries that are missing are measured and
+            added.
+        circumstances: what else the bits depend on, such as the number of threads.
 
     Returns:
         ``(B, C, H, W)``.
     """
     with torch.inference_mode():
-        maps = []
+        maps_of_batches = []
         for batch in images.split(IMAGES_AT_A_TIME):
             if len(batch) == 1:
                 key = (batch.shape[1:], *circumstances)
                 if key not in same_alone:
                     same_alone[key] = _has_same_bits_alone(extract, batch.shape)
                 if not same_alone[key]:
-                    pair = batch.expand(2, -1, -1, -1)
-                    maps.append(extract(pair)[:1])
+                    twice = batch.expand(2, -1, -1, -1)
+                    maps_of_batches.append(extract(twice)[:1])
                     continue
-            maps.append(extract(batch))
-    return torch.cat(maps)
+            maps_of_batches.append(extract(batch))
+    return torch.cat(maps_of_batches)
 
 
 def _has_same_bits_alone(
@@ -125,15 +127,24 @@ def _has_same_bits_alone(
 
 
 def classify_in_parts(layers: nn.Module, maps: Tensor, training: bool) -> Tensor:
-    """Compute P's outputs of ``(B, C, H, W)`` maps.
+    """Compute P's outputs of maps, a part of the batch at a time on a CPU.
 
-    That is done at once on a GPU, or where batch norm mixes images in training.
+    All maps pass P at once on a GPU, or where batch norm mixes images in training.
+
+    Args:
+        layers: P.
+        maps: ``(B, C, H, W)``.
+        training: whether P is in training mode.
+
+    Returns:
+        ``(B, classes)``.
     """
     n_batches = math.ceil(len(maps) / MAPS_AT_A_TIME)
     mixes_images = training and any(
         isinstance(layer, _BatchNorm) for layer in layers.modules()
     )
-    if maps.device.type != "cpu" or n_batches < 2 or mixes_images:
+    on_cpu = maps.device.type == "cpu"
+    if not on_cpu or n_batches < 2 or mixes_images:
         return layers(maps)
     batch_size = math.ceil(len(maps) / n_batches)
     # Not tensor_split or slices, whose gradients are each as large as all the maps.
@@ -162,7 +173,7 @@ def usable(maps: Tensor) -> Tensor:
         maps: ``(B, C, H, W)``.
 
     Returns:
-        A bool on their device, for which nothing is waited.
+        A tensor of one bool on their device; a GPU is not waited for.
     """
     if not maps.numel():
         return torch.ones((), dtype=torch.bool, device=maps.device)
@@ -177,25 +188,26 @@ def check_maps(maps: Tensor, images: Tensor) -> None:
 
     Args:
         maps: ``(B, C, H, W)``.
-        images: ``(B, ...)``, of which they are.
+        images: ``(B, ...)``, whose maps they are.
 
     Raises:
-        BadFeaturesError: they are not; has the images.
+        BadFeaturesError: some maps are not usable; has their images.
     """
     if usable(maps):
         return
     values = maps.flatten(1)
-    is_bad = ~(values.abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
-    indices = is_bad.any(1).nonzero().flatten()
-    first = int(indices[0])
-    first_value = float(values[first][is_bad[first]][0])
+    is_bad_value = ~(values.abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
+    bad_images = is_bad_value.any(1).nonzero().flatten()
+    first = int(bad_images[0])
+    first_value = float(values[first][is_bad_value[first]][0])
     raise BadFeaturesError(
-        f"{len(indices)} of {len(maps)} images have feature maps that cannot be used, "
-        f"the first one (number {first} of its batch) with a value of {first_value}; "
+        f"{len(bad_images)} of {len(maps)} images have feature maps that cannot be "
+        f"used, the first one (number {first} of its batch) with a value of "
+        f"{first_value}; "
         f"feature maps must be finite and at most {LARGEST_FEATURE:g} in absolute "
         "value: replace the image or leave it out; if there are many, look at the "
         "weights",
-        images[indices],
+        images[bad_images],
     )
 
 
@@ -207,12 +219,14 @@ def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
         mean, std: ``(1, 3, 1, 1)``, of the normalisation that is meant.
     """
     low, high = map(float, images.aminmax())
+    # The values that black and white pixels would have.
     black = float((-mean / std).min())
     white = float(((1 - mean) / std).max())
-    brightest = float((images * std + mean).max())  # white is 1
+    brightest_pixel = float((images * std + mean).max())  # where white is 1
+    are_levels = brightest_pixel > 10  # far above white: from 0 to 255
     # Normalised images go well below 0; these fill most of the range from 0 to 1.
     fills_unit_range = low >= 0 and high <= 1 and high - low > 0.5
-    if brightest > 10:
+    if are_levels:
         warnings.warn(
             f"the images have values up to {high:.0f}, where white is expected to be "
             f"about {white:.1f}: give them as uint8, or divide by 255 before the "
@@ -231,12 +245,24 @@ def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
 
 
 def rounded(values: Tensor) -> list[float]:
-    """Return a number for each channel, to four decimals."""
+    """Return the mean or deviation of each channel of pixels, to four decimals."""
     return [round(value, 4) for value in values.flatten().tolist()]
 
 
+class _GpuBlock(NamedTuple):
+    """A measured block of a GPU: events at its begin and at its end."""
+
+    name: str
+    start: torch.cuda.Event
+    end: torch.cuda.Event
+
+    def is_done(self) -> bool:
+        """Whether the GPU has passed the end of the block."""
+        return self.end.query()
+
+
 class Stopwatch:
-    """Accumulates wall seconds by name.
+    """Accumulates wall seconds of parts of a model by name, such as ``features``.
 
     A block measured inside another one counts for the outer one. On a GPU, whose calls
     return before their work is done, a block lasts from when the GPU begins its work to
@@ -247,54 +273,58 @@ class Stopwatch:
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = torch.device(device)
         self._seconds: dict[str, float] = defaultdict(float)
-        self._busy = False
-        self._running: deque = deque()  # (name, event at its begin, event at its end)
+        self._is_measuring = False
+        # Blocks whose time on the GPU is not added yet.
+        self._gpu_blocks: deque[_GpuBlock] = deque()
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the events of a GPU, which belong to this process."""
         return {
             "device": self.device,
             "_seconds": self.seconds,
-            "_busy": False,
-            "_running": deque(),
+            "_is_measuring": False,
+            "_gpu_blocks": deque(),
         }
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Name -> seconds so far; waits for a GPU that is at work."""
-        self._collect(wait=True)
+        """Seconds so far by name; waits for a GPU that is at work."""
+        self._add_gpu_blocks(wait=True)
         return self._seconds
 
     @contextlib.contextmanager
-    def measure(self, name: str):
+    def measure(self, name: str) -> Iterator[None]:
         """Add the time of the ``with`` block to ``name``.
 
         It is not added if an outer block is being measured.
         """
-        if self._busy:
+        if self._is_measuring:
             yield
             return
-        self._busy = True
+        self._is_measuring = True
         on_gpu = self.device.type == "cuda"
-        start = self._event() if on_gpu else time.perf_counter()
+        start = self._gpu_event() if on_gpu else time.perf_counter()
         try:
             yield
         finally:
             if on_gpu:
-                self._running.append((name, start, self._event()))
-                self._collect(wait=False)
+                block = _GpuBlock(name=name, start=start, end=self._gpu_event())
+                self._gpu_blocks.append(block)
+                self._add_gpu_blocks(wait=False)
             else:
                 self._seconds[name] += time.perf_counter() - start
-            self._busy = False
+            self._is_measuring = False
 
-    def _event(self) -> torch.cuda.Event:
+    def _gpu_event(self) -> torch.cuda.Event:
         """Return an event that the GPU passes after the work it was given so far."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
-    def _collect(self, wait: bool) -> None:
-        """Add the blocks that the GPU has done; with ``wait`` all of them."""
-        while self._running and (wait or self._running[0][2].query()):
-            name, start, end = self._running.popleft()
-            end.synchronize()
-            self._seconds[name] += start.elapsed_time(end) / 1000
+    def _add_gpu_blocks(self, wait: bool) -> None:
+        """Add the times of blocks that the GPU has done; with ``wait`` of all."""
+        while self._gpu_blocks and (wait or self._gpu_blocks[0].is_done()):
+            block = self._gpu_blocks.popleft()
+            block.end.synchronize()
+            milliseconds = block.start.elapsed_time(block.end)
+            self._seconds[block.name] += milliseconds / 1000

@@ -134,13 +134,13 @@ class ImageInput(nn.Module):
         return self._enlarged(images_bchw)
 
     def _enlarged(self, images_bchw: Tensor) -> Tensor:
-        """Return images whose shorter side is at least ``smallest_side``."""
+        """Enlarge images whose shorter side is below ``smallest_side``."""
         height, width = images_bchw.shape[2:]
-        shorter = min(height, width)
-        if shorter >= self.smallest_side:
+        shorter_side = min(height, width)
+        if shorter_side >= self.smallest_side:
             return images_bchw
         size = (
-            round(height * self.smallest_side / shorter),
-            round(width * self.smallest_side / shorter),
+            round(height * self.smallest_side / shorter_side),
+            round(width * self.smallest_side / shorter_side),
         )
         return functional.interpolate(images_bchw, size, mode="bilinear")

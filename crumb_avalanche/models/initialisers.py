@@ -42,8 +42,10 @@ class MapStatistics:
         """
         values = maps.detach().float().flatten()
         is_signed = bool((values < 0).any())
-        counted = values if is_signed else values[values > 0]
-        scale = float(counted.std()) if len(counted) > 1 else 0.0
+        counted_values = values if is_signed else values[values > 0]
+        scale = 0.0
+        if len(counted_values) > 1:
+            scale = float(counted_values.std())
         if not scale > 0:
             raise ValueError(
                 "the feature maps are constant, so no scale can be measured; check "
@@ -73,11 +75,11 @@ def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) 
 
 @torch.no_grad()
 def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Draw entries as ``init_dense_matched_`` does, and set some to zero.
+    """Draw entries as ``init_dense_matched_`` does, and set as many to zero as in maps.
 
-    They are as many as the measured fraction of zeros, at random positions (Table 4,
-    "Ours"). With a small ``d`` a few rows are all zero; no search returns them. At
-    least one value is kept.
+    The fraction of zeros is measured on ``(B, C, H, W)`` maps, their positions in the
+    codebook are random (Table 4, "Ours"). With a small ``d`` a few rows are all zero;
+    no search returns them. At least one value is kept.
     """
     init_dense_matched_(codebook, maps, generator)
     values = codebook.blocks.view(-1)

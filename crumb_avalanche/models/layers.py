@@ -34,7 +34,7 @@ class AveragingConv2d(nn.Conv2d):
 
 
 class CentredLinear(nn.Linear):
-    """Linear layer that centres and scales its inputs, as ``calibrate`` measures them.
+    """Linear head that centres and scales its inputs, as ``calibrate`` measures them.
 
     Inputs that set their own scale, such as those behind batch norms, have a large
     common mean: a batch of one clip then moves the logits of all images at once. The
@@ -60,15 +60,16 @@ class CentredLinear(nn.Linear):
 
     @torch.no_grad()
     def centre(self, inputs: Tensor) -> None:
-        """Set mean and scale from ``(N, D)`` inputs; equal ones change nothing."""
+        """Set mean and scale from ``(N, D)`` inputs; equal inputs change nothing."""
         mean = inputs.mean(0)
+        # Root of the mean squared distance to the mean.
         distance = (inputs - mean).square().sum(1).mean().sqrt()
         if distance > 0:
             self.mean.copy_(mean)
             self.scale.copy_(self.DISTANCE / distance)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
-        # A state of an nn.Linear, whose inputs are as they come.
+        """Load also the state of an ``nn.Linear``, which does not centre its inputs."""
         state_dict.setdefault(f"{prefix}mean", torch.zeros_like(self.mean))
         state_dict.setdefault(f"{prefix}scale", torch.ones_like(self.scale))
         super()._load_from_state_dict(state_dict, prefix, *arguments)
@@ -76,12 +77,12 @@ class CentredLinear(nn.Linear):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return ``(B, classes)`` of ``(B, D)``."""
         if inputs.requires_grad:
-            inputs = damped(inputs, self.DAMPING)
+            inputs = with_damped_gradient(inputs, self.DAMPING)
         return super().forward((inputs - self.mean) * self.scale)
 
 
-def damped(values: Tensor, factor: float) -> Tensor:
-    """Return values, whose gradient is multiplied by a factor."""
+def with_damped_gradient(values: Tensor, factor: float) -> Tensor:
+    """Return values unchanged; the gradient to them is multiplied by a factor."""
     return values.detach() + factor * (values - values.detach())
 
 
@@ -96,40 +97,41 @@ class CoinDropout(nn.Dropout):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return the values, in training mode zero or doubled with equal chances."""
-        if (
-            not self.training
-            or self.inplace
-            or self.p != 0.5
-            or values.device.type != "cpu"
-            or not _is_dense(values)
-        ):
-            return super().forward(values)
-        return values * coin_mask(values)
+        takes_coins = (
+            self.training
+            and not self.inplace
+            and self.p == 0.5
+            and values.device.type == "cpu"
+            and _is_dense(values)
+        )
+        if takes_coins:
+            return values * coin_mask(values)
+        return super().forward(values)
 
 
 def coin_mask(values: Tensor) -> Tensor:
-    """Draw zeros and twos with equal chances, from the global RNG.
+    """Draw a dropout mask of zeros and twos with equal chances, from the global RNG.
 
     The mask has the shape and strides of ``values``.
     """
-    count = math.ceil(values.numel() / _BITS)
-    numbers = torch.empty(count, dtype=torch.int32).random_(0, 2**_BITS)
+    n_draws = math.ceil(values.numel() / _BITS)
+    numbers = torch.empty(n_draws, dtype=torch.int32).random_(0, 2**_BITS)
     # Of each number that can be drawn the factors of 8 values, by its bits: (256, 8).
-    bits = torch.arange(2**_BITS).unsqueeze(1) >> torch.arange(_BITS) & 1
-    factors = (2 * bits).to(values.dtype)
-    mask = factors.index_select(0, numbers).view(-1)
+    bits_of_number = torch.arange(2**_BITS).unsqueeze(1) >> torch.arange(_BITS) & 1
+    factors_of_number = (2 * bits_of_number).to(values.dtype)
+    mask = factors_of_number.index_select(0, numbers).view(-1)
     return mask.as_strided(values.shape, values.stride())
 
 
 def _is_dense(values: Tensor) -> bool:
-    """Whether values fill their memory without gaps and overlaps.
+    """Whether the values of a map fill their memory without gaps and overlaps.
 
     The axes may be in any order.
     """
-    order = sorted(
+    axes_by_stride = sorted(
         range(values.dim()), key=lambda axis: (values.stride(axis), values.shape[axis])
     )
-    return values.permute(order[::-1]).is_contiguous()
+    return values.permute(axes_by_stride[::-1]).is_contiguous()
 
 
 def replace_dropout(module: nn.Module) -> nn.Module:
@@ -143,7 +145,7 @@ def replace_dropout(module: nn.Module) -> nn.Module:
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the weights that a module learns, by name."""
+    """Return the weights of a network that are trained, by name."""
     weights = {}
     for name, weight in module.named_parameters():
         if weight.requires_grad:
@@ -225,7 +227,9 @@ class Layout:
 REFERENCE_SCALE = 14.0
 
 
-def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float:
+def feature_scale_of(
+    maps: Tensor, layers: nn.Module, head: str, complete_maps: Tensor
+) -> float:
     """Return the factor by which maps are scaled to ``REFERENCE_SCALE``.
 
     Networks whose maps have other scales then learn at the same rates. It is 1 if the
@@ -235,13 +239,15 @@ def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float
         maps: ``(B, C, H, W)``, any locations of maps.
         layers: P.
         head: its name among them.
-        whole: ``(B, C, H, W)``, complete maps, of which 4 are tried.
+        complete_maps: ``(B, C, H, W)``, all locations of maps, of which 4 are tried.
 
     Raises:
         ValueError: the maps are constant.
     """
-    positive = maps[maps > 0]
-    spread = float(positive.std()) if len(positive) > 1 else 0.0
+    positive_values = maps[maps > 0]
+    spread = 0.0
+    if len(positive_values) > 1:
+        spread = float(positive_values.std())
     if not spread > 0:
         raise ValueError(
             "the feature maps are constant, so no scale can be measured; check weights "
@@ -249,20 +255,27 @@ def scale_of(maps: Tensor, layers: nn.Module, head: str, whole: Tensor) -> float
         )
     factor = REFERENCE_SCALE / spread
     # A copy on the CPU: two passes are compared, and a GPU may round products to TF32.
-    layers = copy.deepcopy(layers).cpu().eval()
-    trial = SimpleNamespace(plastic_layers=layers, head=head)
-    whole = whole[:4].cpu()
-    unscaled = head_input(trial, whole, layers)
-    multiply_biases(layers, head, factor)
-    scaled = head_input(trial, whole * factor, layers)
-    tolerance = 1e-4 * float(scaled.abs().max())
-    if torch.allclose(scaled, unscaled * factor, rtol=1e-3, atol=tolerance):
-        return factor
-    return 1.0
+    trial_layers = copy.deepcopy(layers).cpu().eval()
+    trial_model = SimpleNamespace(plastic_layers=trial_layers, head=head)
+    trial_maps = complete_maps[:4].cpu()
+    input_before = head_input(trial_model, trial_maps, trial_layers)
+    multiply_biases(trial_layers, head, factor)
+    input_after = head_input(trial_model, trial_maps * factor, trial_layers)
+    tolerance = 1e-4 * float(input_after.abs().max())
+    head_input_scales = torch.allclose(
+        input_after, input_before * factor, rtol=1e-3, atol=tolerance
+    )
+    return factor if head_input_scales else 1.0
 
 
 def multiply_biases(layers: nn.Module, head: str, factor: float) -> None:
-    """Multiply the biases of P below the head."""
+    """Multiply the biases of P's layers below the head, in place.
+
+    Args:
+        layers: P.
+        head: its name among them.
+        factor: of the biases.
+    """
     for name, weight in layers.named_parameters():
         if name.endswith("bias") and not name.startswith(head + "."):
             weight.mul_(factor)
@@ -281,10 +294,11 @@ def step_flops(model: nn.Module) -> tuple[int, int]:
     """
     side = model.input_side
     with evaluating(model):
-        with FlopCounterMode(display=False) as extraction:
+        with FlopCounterMode(display=False) as extractor_counter:
             maps = model.feature_extractor(
                 torch.zeros_like(model.pixel_mean).expand(1, 3, side, side)
             ).float()
-        with FlopCounterMode(display=False) as answer:
+        with FlopCounterMode(display=False) as plastic_counter:
             model.plastic_layers(maps)
-    return extraction.get_total_flops(), PASSES * answer.get_total_flops()
+    extractor_flops = extractor_counter.get_total_flops()
+    return extractor_flops, PASSES * plastic_counter.get_total_flops()

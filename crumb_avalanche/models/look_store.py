@@ -28,8 +28,8 @@ class OneLook(Dataset):
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        image, *others = self.images[index]
-        return image[self.look], *others
+        looks, *others = self.images[index]  # the rest of an item, such as its label
+        return looks[self.look], *others
 
 
 class LookMaps(Dataset):
@@ -77,7 +77,7 @@ class LookStore:
 
     @seconds.setter
     def seconds(self, total: float) -> None:
-        self._set("seconds", total)
+        self._set_total("seconds", total)
 
     @property
     def filled(self) -> int:
@@ -86,7 +86,7 @@ class LookStore:
 
     @filled.setter
     def filled(self, total: int) -> None:
-        self._set("filled", total)
+        self._set_total("filled", total)
 
     @property
     def damaged(self) -> int:
@@ -95,10 +95,15 @@ class LookStore:
 
     @damaged.setter
     def damaged(self, total: int) -> None:
-        self._set("damaged", total)
+        self._set_total("damaged", total)
 
-    def _set(self, name: str, total: float) -> None:
-        """Set a number of the first store, and those of the others to 0."""
+    def _set_total(self, name: str, total: float) -> None:
+        """Set a count of the first store, and those of the other stores to 0.
+
+        Args:
+            name: of the attribute that counts.
+            total: what the counts add up to then.
+        """
         for store in self.stores:
             setattr(store, name, 0)
         setattr(self.stores[0], name, total)

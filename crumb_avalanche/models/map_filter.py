@@ -19,6 +19,7 @@ TAPS = SIDE**2  # weights of a channel
 # Added to the diagonal of the normal equations, in units of its mean: keeps them
 # solvable for channels that are always zero.
 RIDGE = 1e-5
+SMALLEST_RIDGE = 1e-12  # of a channel that is always zero
 
 
 class MapFilter(nn.Module):
@@ -77,8 +78,13 @@ class FilterEquations:
         self.targets = torch.zeros(channels, inputs, dtype=torch.float64)
 
     def add(self, decoded: Tensor, maps: Tensor) -> None:
-        """Add what codes make of maps, and the maps, both ``(B, C, H, W)``."""
-        inputs_cln = _inputs_of(decoded)
+        """Add the sums over some maps.
+
+        Args:
+            decoded: what codes make of the maps, ``(B, C, H, W)``.
+            maps: that the filter is to restore, ``(B, C, H, W)``.
+        """
+        inputs_cln = _filter_inputs(decoded)
         values_cl = maps.transpose(0, 1).flatten(1)
         products = inputs_cln.mT @ inputs_cln
         targets = inputs_cln.mT @ values_cl.unsqueeze(2)
@@ -86,22 +92,25 @@ class FilterEquations:
         self.targets += targets.squeeze(2).double().cpu()
 
     def solve(self, map_filter: MapFilter) -> None:
-        """Set the weights and constants of a filter."""
+        """Set the weights and constants of a filter to the least-squares solution.
+
+        Of each channel it solves ``(products + ridge I) w = targets + ridge w0``, where
+        ``w0`` is the filter that leaves a map as it is.
+        """
         diagonals = self.products.diagonal(dim1=1, dim2=2)
-        ridges = RIDGE * diagonals.mean(dim=1, keepdim=True) + 1e-12
-        damped = self.products + torch.diag_embed(ridges.expand_as(diagonals))
-        # The filter nearest to the one that changes nothing.
-        unchanged = torch.zeros_like(self.targets)
-        unchanged[:, TAPS // 2] = 1
-        targets = self.targets + ridges * unchanged
-        solution = torch.linalg.solve(damped, targets)
+        ridges = RIDGE * diagonals.mean(dim=1, keepdim=True) + SMALLEST_RIDGE
+        products = self.products + torch.diag_embed(ridges.expand_as(diagonals))
+        identity_filter = torch.zeros_like(self.targets)
+        identity_filter[:, TAPS // 2] = 1
+        targets = self.targets + ridges * identity_filter
+        solution = torch.linalg.solve(products, targets)
         weights = solution[:, :TAPS].view(-1, 1, SIDE, SIDE)
         map_filter.weights.copy_(weights)
         map_filter.constants.copy_(solution[:, TAPS])
 
 
-def _inputs_of(maps: Tensor) -> Tensor:
-    """Return the windows around all values, and a 1: ``(C, B * H * W, 10)``."""
+def _filter_inputs(maps: Tensor) -> Tensor:
+    """Return the window around each value of maps, and a 1: ``(C, B * H * W, 10)``."""
     batch, channels, height, width = maps.shape
     windows = functional.unfold(maps, SIDE, padding=SIDE // 2)
     windows_bcnl = windows.view(batch, channels, TAPS, height * width)

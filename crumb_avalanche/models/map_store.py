@@ -29,8 +29,8 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
 
 FILL_BATCH = 32
-# Upper half of a map's entry; the lower half is its CRC-32. The entry of a missing map
-# is 0.
+# Upper half of the entry of a stored map; the lower half is the map's CRC-32. The entry
+# of a missing map is 0.
 WRITTEN = 0x4D415000 << 32
 ENTRY_BYTES = 8
 
@@ -44,13 +44,13 @@ class MapDataset(Dataset):
 
     def __init__(self, store: "MapStore", rows: np.ndarray, labels: list[int]):
         self.store = store
-        self.rows = rows
+        self.rows = rows  # of the store, (len(labels),)
         self.targets = labels
 
-    def __len__(self):
+    def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index):
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.store.read(self.rows[index]), self.targets[index]
 
 
@@ -102,7 +102,7 @@ class MapStore:
         self.progress = progress
         self.path = Path(folder) / f"{map_key(model, count, key, half)}.maps"
         self.count = count
-        self.shape = tuple(model.map_shape)
+        self.shape = tuple(model.map_shape)  # (C, H, W)
         self.half = half
         self.dtype = np.dtype(np.float16 if half else np.float32)
         self.bytes_per_map = math.prod(self.shape) * self.dtype.itemsize
@@ -124,11 +124,12 @@ class MapStore:
     def __exit__(self, *error) -> None:
         self.close()
 
-    def __getstate__(self):  # for loader processes that are not forked; they only read
+    def __getstate__(self) -> dict[str, Any]:
+        # For loader processes that are not forked; they only read.
         return {**self.__dict__, "model": None, "_file": None}
 
-    def __setstate__(self, state):
-        self.__dict__.update(state)
+    def __setstate__(self, attributes: dict[str, Any]) -> None:
+        self.__dict__.update(attributes)
         self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - close() does
 
     def close(self) -> None:
@@ -137,7 +138,7 @@ class MapStore:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise ``FeatureCacheError`` where the file cannot be written."""
+        """Raise ``FeatureCacheError`` if the block cannot write to the file."""
         try:
             yield
         except OSError as error:
@@ -165,12 +166,12 @@ class MapStore:
 
     def _write_at(self, values: np.ndarray, offset: int) -> None:
         """Write a contiguous array; after an error, a part may be written."""
-        remaining = values.data.cast("B")
+        remaining_bytes = values.data.cast("B")
         with self._writing():
             self._file.seek(offset)
-            while remaining:  # a nearly full disk takes a part first
-                written = self._file.write(remaining)
-                remaining = remaining[written:]
+            while remaining_bytes:  # a nearly full disk takes a part first
+                n_written = self._file.write(remaining_bytes)
+                remaining_bytes = remaining_bytes[n_written:]
 
     def _all_entries(self) -> np.ndarray:
         """Return the entries of all maps, ``(count,)`` uint64; 0 if one is missing."""
@@ -186,6 +187,7 @@ class MapStore:
         return entries[rows - first_row]
 
     def _set_entry(self, row: int, entry: int) -> None:
+        """Write the entry of the map of a row; 0 makes it a missing one."""
         self._write_at(np.array([entry], np.uint64), int(row) * ENTRY_BYTES)
 
     def present(self) -> np.ndarray:
@@ -209,25 +211,29 @@ class MapStore:
                 float16.
             BadFeaturesError: a map is not finite or too large.
         """
-        self._verify(rows)
-        while len(missing := np.flatnonzero(~self.present()[rows])):
-            self._check_room(len(missing))  # before anything is computed
+        self._discard_damaged(rows)
+        while len(missing := self._missing_positions(rows)):
+            self._check_disk_space(len(missing))  # before anything is computed
             start = time.perf_counter()
             self._fill(Subset(images, missing.tolist()), rows[missing])
             self.seconds += time.perf_counter() - start
-            self._verify(rows)  # other processes may have computed some
+            self._discard_damaged(rows)  # other processes may have computed some
         return MapDataset(self, rows, labels)
 
-    def _check_room(self, count: int) -> None:
+    def _missing_positions(self, rows: np.ndarray) -> np.ndarray:
+        """Return which of ``(n,)`` rows have no map: positions in ``rows``, int64."""
+        return np.flatnonzero(~self.present()[rows])
+
+    def _check_disk_space(self, count: int) -> None:
         """Raise FeatureCacheError if the disk has too little room for more maps."""
-        needed = count * self.bytes_per_map
-        free = shutil.disk_usage(self.path.parent).free
-        if needed > free:
+        needed_bytes = count * self.bytes_per_map
+        free_bytes = shutil.disk_usage(self.path.parent).free
+        if needed_bytes > free_bytes:
             raise FeatureCacheError(
                 f"the feature cache in {self.path.parent} needs "
-                f"{readable_size(needed)} more for {count} images, but "
-                f"{readable_size(free)} are free; choose another folder, keep it at "
-                "half precision, or go without it"
+                f"{readable_size(needed_bytes)} more for {count} images, but "
+                f"{readable_size(free_bytes)} are free; choose another folder, keep it "
+                "at half precision, or go without it"
             )
 
     def read(self, row: int) -> Tensor:
@@ -240,29 +246,34 @@ class MapStore:
         n_read = self._read_into(values, self._offset(row))
         if n_read < self.bytes_per_map:
             raise self._change_error("truncated", row)
-        expected = self._verified_entries[row] or self._entries(np.array([row]))[0]
-        if _entry(values) != expected:
+        # 0 if this process has not verified the map; then the file says.
+        expected_entry = self._verified_entries[row]
+        if not expected_entry:
+            expected_entry = self._entries(np.array([row]))[0]
+        if _entry_of_map(values) != expected_entry:
             raise self._change_error("damaged", row)
         return torch.from_numpy(values)
 
     def _change_error(self, change: str, row: int) -> FeatureCacheError:
+        """Return the error for a map that another process truncated or damaged."""
         return FeatureCacheError(
             f"{self.path} was {change} while in use (map {row}); start the same "
             "command again, which computes missing and damaged maps again"
         )
 
-    def _verify(self, rows: np.ndarray) -> None:
-        """Compare maps not yet verified by this process with their checksums.
+    def _discard_damaged(self, rows: np.ndarray) -> None:
+        """Verify the maps of rows; damaged ones count as missing from then on.
 
-        Damaged ones count as missing then.
+        Maps that this process has verified before are not read again.
         """
         values = np.empty(self.shape, self.dtype)
         entries = self._all_entries()
-        is_new = (self._verified_entries[rows] == 0) & (entries[rows] != 0)
+        is_stored = entries[rows] != 0
+        is_unverified = self._verified_entries[rows] == 0
         n_damaged = 0
-        for row in rows[is_new]:
+        for row in rows[is_stored & is_unverified]:
             self._read_into(values, self._offset(row))
-            if _entry(values) == entries[row]:
+            if _entry_of_map(values) == entries[row]:
                 self._verified_entries[row] = entries[row]
             else:
                 n_damaged += 1
@@ -276,28 +287,41 @@ class MapStore:
             )
 
     def _fill(self, images: Dataset, rows: np.ndarray) -> None:
-        """Compute the maps of images and write them to ``rows``."""
-        drawn: deque[np.ndarray] = deque()  # rows of the batches that the loader drew
+        """Compute the maps of images and write them to the store.
+
+        Maps that other processes write meanwhile are left out.
+
+        Args:
+            images: as for ``dataset``.
+            rows: ``(len(images),)`` row numbers of their maps.
+        """
+        drawn_rows: deque[np.ndarray] = deque()  # of batches that the loader drew
         # A loader draws a seed; with a generator of its own, filling leaves the global
         # RNG state unchanged.
         loader = DataLoader(
             images,
-            batch_sampler=self._batches(rows, drawn),
+            batch_sampler=self._missing_batches(rows, drawn_rows),
             num_workers=self.workers,
             generator=torch.Generator(),
         )
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
             for batch, *_ in loader:
-                batch_rows = drawn.popleft()
-                maps = self._stored_maps(batch)
+                batch_rows = drawn_rows.popleft()
+                maps = self._maps_to_store(batch)
                 for row, values in zip(batch_rows, maps, strict=True):
-                    self._write(int(row), np.ascontiguousarray(values))
+                    self._write_map(int(row), np.ascontiguousarray(values))
                 self.filled += len(batch_rows)
                 bar.update(len(batch_rows))
             bar.total = bar.n  # other processes computed the rest
 
-    def _stored_maps(self, images: Tensor) -> np.ndarray:
-        """Compute the maps of a batch in the type in which they are stored.
+    def _maps_to_store(self, images: Tensor) -> np.ndarray:
+        """Compute the maps of a batch of images, in the type in which they are stored.
+
+        Args:
+            images: ``(B, 3, h, w)``.
+
+        Returns:
+            ``(B, C, H, W)`` float16 or float32.
 
         Raises:
             FeatureCacheError: a value does not fit into float16.
@@ -315,53 +339,55 @@ class MapStore:
             )
         return maps.astype(self.dtype)
 
-    def _batches(
-        self, rows: np.ndarray, drawn: deque[np.ndarray]
+    def _missing_batches(
+        self, rows: np.ndarray, drawn_rows: deque[np.ndarray]
     ) -> Iterator[list[int]]:
-        """Yield positions in ``rows`` of maps that are missing when the batch is drawn.
+        """Yield batches of images whose maps are missing when the batch is drawn.
+
+        A batch is a list of positions in ``rows``.
 
         Batches come in a random order, so processes that fill one store at the same
         time share the work; the same images make a batch in each.
 
         Args:
             rows: ``(n,)`` row numbers.
-            drawn: receives the rows of each batch.
+            drawn_rows: receives the rows of each batch.
         """
         starts = np.arange(0, len(rows), FILL_BATCH)
         for start in np.random.default_rng().permutation(starts):
             positions = np.arange(start, min(start + FILL_BATCH, len(rows)))
             missing = positions[self._entries(rows[positions]) == 0]
             if len(missing):
-                drawn.append(rows[missing])
+                drawn_rows.append(rows[missing])
                 yield missing.tolist()
 
-    def _write(self, row: int, values: np.ndarray) -> None:
+    def _write_map(self, row: int, values: np.ndarray) -> None:
         """Write the map of a row, unless another process wrote it."""
         # On some devices the same map has other bits in another batch: the first
         # process to write it is right.
         if self._entries(np.array([row]))[0]:
             return
-        entry = _entry(values)
+        entry = _entry_of_map(values)
         self._write_at(values, self._offset(row))
         # After the map: a run that is cut off in between leaves a missing map.
         self._set_entry(row, entry)
         self._verified_entries[row] = entry
 
 
-def _entry(values: np.ndarray) -> int:
-    """Return the entry of a map in the file: that it is written, and its checksum."""
+def _entry_of_map(values: np.ndarray) -> int:
+    """Return the entry of a stored map: that it is written, and its checksum."""
     return WRITTEN | zlib.crc32(values.data)
 
 
 def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
-    """Return a name for everything that decides the maps of ``count`` images.
+    """Return the name of a file of maps, which everything that decides them changes.
 
-    It is 24 hexadecimal digits of a SHA-256.
+    It is 24 hexadecimal digits of a SHA-256. The arguments are those of ``MapStore``.
     """
     network = model.feature_extractor
     # Layers and code of traced parts, besides weights, whose hash does not cover layers
     # without any.
-    traced = [
+    traced_code = [
         module.code for module in network.modules() if isinstance(module, GraphModule)
     ]
     runtime = "eager" if model.runtime.name == "torch" else str(model.runtime)
@@ -372,7 +398,7 @@ def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
     lines = [
         weights_hash(network),
         repr(network),
-        *traced,
+        *traced_code,
         runtime,
         model.precision,
         f"{device} {shape} {[mean, std]} {half}",
@@ -388,17 +414,17 @@ def files_key(paths: Iterable[str | os.PathLike]) -> str:
     order of the files.
     """
     files = [Path(path) for path in paths]
-    common = os.path.commonpath(files) if files else ""
+    common_folder = os.path.commonpath(files) if files else ""
     digest = hashlib.sha256()
     for path in files:
-        status = path.stat()
-        name = os.path.relpath(path, common)
-        line = f"{name}|{status.st_size}|{status.st_mtime_ns}\n"
+        file_status = path.stat()
+        name = os.path.relpath(path, common_folder)
+        line = f"{name}|{file_status.st_size}|{file_status.st_mtime_ns}\n"
         digest.update(line.encode())
     return digest.hexdigest()
 
 
-USUAL_CAPACITY = 512  # maps
+USUAL_CAPACITY = 512  # maps that a FeatureMemo keeps
 
 
 class FeatureMemo:
@@ -421,7 +447,7 @@ class FeatureMemo:
         self.computed = 0
         self._maps: OrderedDict[bytes, Tensor] = OrderedDict()
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": OrderedDict()}
 
     def clear(self) -> None:
@@ -440,14 +466,14 @@ class FeatureMemo:
         """
         pixels = images.cpu().contiguous().numpy()
         keys = [_content_key(image) for image in pixels]
-        first_position: dict[bytes, int] = {}
+        missing: dict[bytes, int] = {}  # key -> first image of the batch that has it
         for position, key in enumerate(keys):
             if key not in self._maps:
-                first_position.setdefault(key, position)
-        self.computed += len(first_position)
-        self.found += len(keys) - len(first_position)
-        if first_position:
-            positions = list(first_position.values())
+                missing.setdefault(key, position)
+        self.computed += len(missing)
+        self.found += len(keys) - len(missing)
+        if missing:
+            positions = list(missing.values())
             self._compute(keys, positions, images, extract)
         for key in keys:
             self._maps.move_to_end(key)
@@ -463,7 +489,14 @@ class FeatureMemo:
         images: Tensor,
         extract: Callable[[Tensor], Tensor],
     ) -> None:
-        """Compute and cache the maps of the images at some positions of a batch."""
+        """Compute and cache the maps of images of a batch.
+
+        Args:
+            keys: of all images of the batch.
+            positions: of the images in the batch whose maps are missing.
+            images: ``(B, 3, h, w)`` ``uint8``, the whole batch.
+            extract: F.
+        """
         index = torch.tensor(positions, dtype=torch.int64)
         batch_size = 1 if images.device.type == "cpu" else len(index)
         for batch in index.split(batch_size):
@@ -474,5 +507,5 @@ class FeatureMemo:
 
 
 def _content_key(image: np.ndarray) -> bytes:
-    """Return 16 bytes that stand for the pixels of an image."""
+    """Return 16 bytes that stand for the pixels of an image in a ``FeatureMemo``."""
     return hashlib.blake2b(image.data, digest_size=16).digest()

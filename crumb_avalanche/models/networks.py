@@ -19,22 +19,21 @@ class Fire(nn.Module):
     A 1x1 convolution is followed by a 1x1 and a 3x3 one side by side.
     """
 
-    def __init__(self, inputs: int, squeezed: int, outputs: int):
+    def __init__(self, in_channels: int, squeezed_channels: int, out_channels: int):
         super().__init__()
-        self.squeeze = nn.Conv2d(inputs, squeezed, 1)
+        self.squeeze = nn.Conv2d(in_channels, squeezed_channels, 1)
         self.squeeze_activation = nn.ReLU(inplace=True)
-        self.expand1x1 = nn.Conv2d(squeezed, outputs // 2, 1)
+        self.expand1x1 = nn.Conv2d(squeezed_channels, out_channels // 2, 1)
         self.expand1x1_activation = nn.ReLU(inplace=True)
-        self.expand3x3 = nn.Conv2d(squeezed, outputs // 2, 3, padding=1)
+        self.expand3x3 = nn.Conv2d(squeezed_channels, out_channels // 2, 3, padding=1)
         self.expand3x3_activation = nn.ReLU(inplace=True)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute ``(B, outputs, H, W)`` of ``(B, inputs, H, W)``."""
+        """Compute ``(B, out_channels, H, W)`` maps of ``(B, in_channels, H, W)``."""
         squeezed = self.squeeze_activation(self.squeeze(maps))
-        small = self.expand1x1_activation(self.expand1x1(squeezed))
-        return torch.cat(
-            [small, self.expand3x3_activation(self.expand3x3(squeezed))], 1
-        )
+        expanded1x1 = self.expand1x1_activation(self.expand1x1(squeezed))
+        expanded3x3 = self.expand3x3_activation(self.expand3x3(squeezed))
+        return torch.cat([expanded1x1, expanded3x3], 1)
 
 
 class SqueezeNet(nn.Module):
@@ -45,36 +44,41 @@ class SqueezeNet(nn.Module):
         pools: numbers of the layers that are pools.
     """
 
+    # Of each Fire module: squeezed_channels, out_channels.
+    FIRE_CHANNELS = (
+        (16, 128),
+        (16, 128),
+        (32, 256),
+        (32, 256),
+        (48, 384),
+        (48, 384),
+        (64, 512),
+        (64, 512),
+    )
+
     def __init__(self, first: nn.Conv2d, pools: tuple[int, ...]):
         super().__init__()
         self.num_classes = 1000
         self.features = nn.Sequential(first, nn.ReLU(inplace=True))
         channels = first.out_channels
-        fires = iter(
-            [
-                (16, 128),
-                (16, 128),
-                (32, 256),
-                (32, 256),
-                (48, 384),
-                (48, 384),
-                (64, 512),
-                (64, 512),
-            ]
-        )
+        fire_channels = iter(self.FIRE_CHANNELS)
         for number in range(2, 13):
             if number in pools:
                 self.features.append(nn.MaxPool2d(3, stride=2, ceil_mode=True))
             else:
-                squeezed, outputs = next(fires)
-                self.features.append(Fire(channels, squeezed, outputs))
-                channels = outputs
-        last = nn.Conv2d(channels, self.num_classes, 1)
+                squeezed_channels, out_channels = next(fire_channels)
+                fire = Fire(channels, squeezed_channels, out_channels)
+                self.features.append(fire)
+                channels = out_channels
+        last_convolution = nn.Conv2d(channels, self.num_classes, 1)
         self.classifier = nn.Sequential(
-            nn.Dropout(0.5), last, nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d((1, 1))
+            nn.Dropout(0.5),
+            last_convolution,
+            nn.ReLU(inplace=True),
+            nn.AdaptiveAvgPool2d((1, 1)),
         )
-        for layer in _layers(self, nn.Conv2d):
-            if layer is last:
+        for layer in _layers_of_type(self, nn.Conv2d):
+            if layer is last_convolution:
                 nn.init.normal_(layer.weight, std=0.01)
             else:
                 nn.init.kaiming_uniform_(layer.weight)
@@ -93,47 +97,50 @@ class SamePaddedConv2d(nn.Conv2d):
     """
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute maps of ``(B, inputs, H, W)``.
+        """Compute maps of ``(B, in_channels, H, W)``.
 
-        They are ``(B, outputs, ceil(H / stride), ceil(W / stride))``.
+        They are ``(B, out_channels, ceil(H / stride), ceil(W / stride))``.
         """
-        edges: list[int] = []
-        # Whole numbers, so that exporters find constants.
+        padding: list[int] = []  # left, right, above and below, as torch's pad takes it
+        width_and_height = map(int, maps.shape[:1:-1])  # constants for exporters
         for side, kernel, stride in zip(
-            map(int, maps.shape[:1:-1]), self.kernel_size[::-1], self.stride[::-1]
+            width_and_height, self.kernel_size[::-1], self.stride[::-1]
         ):
-            zeros = max(stride * (math.ceil(side / stride) - 1) + kernel - side, 0)
-            edges += [zeros // 2, zeros - zeros // 2]
-        return super().forward(nn.functional.pad(maps, edges))
+            output_side = math.ceil(side / stride)
+            n_zeros = max(stride * (output_side - 1) + kernel - side, 0)
+            padding += [n_zeros // 2, n_zeros - n_zeros // 2]
+        return super().forward(nn.functional.pad(maps, padding))
 
 
 class Conv2dNormActivation(nn.Sequential):
     """Convolution with batch norm and ReLU6.
 
-    ``same`` pads strides as ``SamePaddedConv2d``.
+    ``same_padding`` pads strides as ``SamePaddedConv2d``.
     """
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
-        kernel: int,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
         stride: int = 1,
         groups: int = 1,
-        same: bool = False,
+        same_padding: bool = False,
     ):
-        pads_itself = same and stride > 1
+        pads_itself = same_padding and stride > 1
         convolution_type = SamePaddedConv2d if pads_itself else nn.Conv2d
         convolution = convolution_type(
-            inputs,
-            outputs,
-            kernel,
+            in_channels,
+            out_channels,
+            kernel_size,
             stride=stride,
-            padding=0 if pads_itself else kernel // 2,
+            padding=0 if pads_itself else kernel_size // 2,
             groups=groups,
             bias=False,
         )
-        super().__init__(convolution, nn.BatchNorm2d(outputs), nn.ReLU6(inplace=True))
+        super().__init__(
+            convolution, nn.BatchNorm2d(out_channels), nn.ReLU6(inplace=True)
+        )
 
 
 class InvertedResidual(nn.Module):
@@ -144,27 +151,36 @@ class InvertedResidual(nn.Module):
 
     def __init__(
         self,
-        inputs: int,
-        outputs: int,
+        in_channels: int,
+        out_channels: int,
         stride: int,
         expansion: int,
-        kernel: int = 3,
-        same: bool = False,
+        kernel_size: int = 3,
+        same_padding: bool = False,
     ):
         super().__init__()
-        self.is_residual = stride == 1 and inputs == outputs
-        inner = inputs * expansion
-        layers = [] if expansion == 1 else [Conv2dNormActivation(inputs, inner, 1)]
-        layers += [
-            Conv2dNormActivation(inner, inner, kernel, stride, groups=inner, same=same)
-        ]
-        self.conv = nn.Sequential(
-            *layers, nn.Conv2d(inner, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.is_residual = stride == 1 and in_channels == out_channels
+        inner_channels = in_channels * expansion
+        self.conv = nn.Sequential()
+        if expansion != 1:
+            self.conv.append(Conv2dNormActivation(in_channels, inner_channels, 1))
+        depthwise = Conv2dNormActivation(
+            inner_channels,
+            inner_channels,
+            kernel_size,
+            stride,
+            groups=inner_channels,
+            same_padding=same_padding,
         )
+        self.conv.append(depthwise)
+        self.conv.append(nn.Conv2d(inner_channels, out_channels, 1, bias=False))
+        self.conv.append(nn.BatchNorm2d(out_channels))
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute ``(B, outputs, h, w)`` of ``(B, inputs, H, W)``."""
-        return maps + self.conv(maps) if self.is_residual else self.conv(maps)
+        """Compute ``(B, out_channels, h, w)`` of ``(B, in_channels, H, W)``."""
+        if self.is_residual:
+            return maps + self.conv(maps)
+        return self.conv(maps)
 
 
 class MobileNetV2(nn.Module):
@@ -174,7 +190,7 @@ class MobileNetV2(nn.Module):
         stages: channels, number of blocks, stride of the first one and kernel of each
             stage, whose blocks expand their channels sixfold but in the first stage;
             default table 2 of the paper.
-        same: see ``Conv2dNormActivation``.
+        same_padding: see ``Conv2dNormActivation``.
     """
 
     STAGES = (
@@ -188,24 +204,33 @@ class MobileNetV2(nn.Module):
     )
 
     def __init__(
-        self, stages: Iterable[tuple[int, int, int, int]] = STAGES, same: bool = False
+        self,
+        stages: Iterable[tuple[int, int, int, int]] = STAGES,
+        same_padding: bool = False,
     ):
         super().__init__()
-        self.features = nn.Sequential(Conv2dNormActivation(3, 32, 3, 2, same=same))
-        inputs = 32
+        self.features = nn.Sequential(
+            Conv2dNormActivation(3, 32, 3, 2, same_padding=same_padding)
+        )
+        in_channels = 32
         expansion = 1
-        for outputs, blocks, stride, kernel in stages:
-            for block in range(blocks):
+        for out_channels, n_blocks, stride, kernel_size in stages:
+            for block in range(n_blocks):
                 block_stride = 1 if block else stride
                 residual = InvertedResidual(
-                    inputs, outputs, block_stride, expansion, kernel, same
+                    in_channels,
+                    out_channels,
+                    block_stride,
+                    expansion,
+                    kernel_size,
+                    same_padding,
                 )
                 self.features.append(residual)
-                inputs = outputs
+                in_channels = out_channels
             expansion = 6
-        self.features.append(Conv2dNormActivation(inputs, 1280, 1))
+        self.features.append(Conv2dNormActivation(in_channels, 1280, 1))
         self.classifier = nn.Sequential(nn.Dropout(0.2), nn.Linear(1280, 1000))
-        _start_convolutions(self)
+        _init_convolutions(self)
         nn.init.normal_(self.classifier[1].weight, std=0.01)
         nn.init.zeros_(self.classifier[1].bias)
 
@@ -240,18 +265,14 @@ class EfficientNetLite(MobileNetV2):
 
     def __init__(self, width: float = 1.0, depth: float = 1.0):
         stages = []
-        for channels, blocks, stride, kernel in self.STAGES:
-            channels = round(channels * width / 8) * 8
-            stages.append(
-                (
-                    channels,
-                    math.ceil(blocks * depth) if blocks > 1 else 1,
-                    stride,
-                    kernel,
-                )
-            )
-        super().__init__(stages, same=True)
-        for norm in _layers(self, nn.BatchNorm2d):
+        for channels, n_blocks, stride, kernel_size in self.STAGES:
+            scaled_channels = round(channels * width / 8) * 8
+            scaled_blocks = 1  # in the first stage and the last
+            if n_blocks > 1:
+                scaled_blocks = math.ceil(n_blocks * depth)
+            stages.append((scaled_channels, scaled_blocks, stride, kernel_size))
+        super().__init__(stages, same_padding=True)
+        for norm in _layers_of_type(self, nn.BatchNorm2d):
             norm.eps = 1e-3  # TensorFlow's
 
 
@@ -261,26 +282,29 @@ class BasicBlock(nn.Module):
     It has two 3x3 convolutions, the first one with the stride.
     """
 
-    def __init__(self, inputs: int, outputs: int, stride: int):
+    def __init__(self, in_channels: int, out_channels: int, stride: int):
         super().__init__()
         shortcut = None
-        if stride != 1 or inputs != outputs:
+        if stride != 1 or in_channels != out_channels:
             shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False),
-                nn.BatchNorm2d(outputs),
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                nn.BatchNorm2d(out_channels),
             )
-        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv1 = nn.Conv2d(
+            in_channels, out_channels, 3, stride, padding=1, bias=False
+        )
+        self.bn1 = nn.BatchNorm2d(out_channels)
         self.relu = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
         self.downsample = shortcut
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute ``(B, outputs, h, w)`` of ``(B, inputs, H, W)``."""
-        changed = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(maps)))))
-        changed += maps if self.downsample is None else self.downsample(maps)
-        return self.relu(changed)
+        """Compute ``(B, out_channels, h, w)`` of ``(B, in_channels, H, W)``."""
+        residual = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(maps)))))
+        shortcut = maps if self.downsample is None else self.downsample(maps)
+        residual += shortcut
+        return self.relu(residual)
 
 
 class ResNet(nn.Module):
@@ -298,7 +322,7 @@ class ResNet(nn.Module):
         self.layer4 = nn.Sequential(BasicBlock(256, 512, 2), BasicBlock(512, 512, 1))
         self.avgpool = nn.AdaptiveAvgPool2d((1, 1))
         self.fc = nn.Linear(512, 1000)
-        _start_convolutions(self)
+        _init_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, 1000)`` of ``(B, 3, H, W)`` images."""
@@ -307,13 +331,14 @@ class ResNet(nn.Module):
         return self.fc(self.avgpool(maps).flatten(1))
 
 
-def _layers(network: nn.Module, kind: type[nn.Module]) -> list:
+def _layers_of_type(network: nn.Module, kind: type[nn.Module]) -> list:
+    """Return the layers of a network that are of a type, in order."""
     return [layer for layer in network.modules() if isinstance(layer, kind)]
 
 
-def _start_convolutions(network: nn.Module) -> None:
+def _init_convolutions(network: nn.Module) -> None:
     """Draw the initial weights of convolutions without bias (He et al., ICCV 2015)."""
-    for layer in _layers(network, nn.Conv2d):
+    for layer in _layers_of_type(network, nn.Conv2d):
         nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
 
@@ -330,21 +355,20 @@ class SmallCNN(nn.Module):
 
     def __init__(self, num_classes: int = 10):
         super().__init__()
-        blocks = []
-        for inputs, outputs in ((3, 32), (32, 64), (64, 128)):
-            blocks += [
-                nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
-                nn.BatchNorm2d(outputs),
+        layers: list[nn.Module] = []
+        for in_channels, out_channels in ((3, 32), (32, 64), (64, 128)):
+            layers += [
+                nn.Conv2d(in_channels, out_channels, 3, padding=1, bias=False),
+                nn.BatchNorm2d(out_channels),
                 nn.ReLU(),
+                nn.MaxPool2d(2),
             ]
-            blocks += [nn.MaxPool2d(2)]
-        self.features = nn.Sequential(
-            *blocks, nn.Conv2d(128, 128, 3, padding=1), nn.ReLU()
-        )
+        layers += [nn.Conv2d(128, 128, 3, padding=1), nn.ReLU()]
+        self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.classifier = nn.Linear(128, num_classes)
 
-    def forward(self, images):
+    def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, classes)`` of normalised ``images``.
 
         They are ``(B, 3, h, w)`` float32.

@@ -5,29 +5,30 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Set a module to evaluation mode within the ``with`` block."""
-    in_training = [child for child in module.modules() if child.training]
+    """Set a network to evaluation mode within the ``with`` block."""
+    training_modules = [child for child in module.modules() if child.training]
     # Setting what is set takes a twentieth of the time of a small network.
-    if in_training:
+    if training_modules:
         module.eval()
     try:
         yield
     finally:
-        for child in in_training:
+        for child in training_modules:
             child.training = True
 
 
 class HeadInput:
     """Records the input of the head, the penultimate activation, in a forward pass."""
 
-    def __init__(self):
-        self._handles = []
-        self._recorded: list[Tensor] = []  # P may take a batch in parts
-        self._recording = False
+    def __init__(self) -> None:
+        self._handles: list[RemovableHandle] = []
+        self._recorded_inputs: list[Tensor] = []  # P may take a batch in parts
+        self._is_recording = False
 
     def attach(self, model: nn.Module, images: Tensor | None = None) -> None:
         """Record the next pass of a ``SplitModel``.
@@ -37,29 +38,31 @@ class HeadInput:
             images: the very tensor whose latest pass is recorded; default any pass of
                 P.
         """
-        self.release()
+        self.take()  # of a pass that was not asked for
         head = model.plastic_layers.get_submodule(model.head)
-        self._handles = [head.register_forward_pre_hook(self._record)]
-        self._recording = images is None
+        self._handles = [head.register_forward_pre_hook(self._record_input)]
+        self._is_recording = images is None
         if images is None:
             return
 
-        def begin(module: nn.Module, arguments: tuple) -> None:
-            self._recording = arguments[0] is images
-            if self._recording:
-                self._recorded = []
+        def begin_pass(model: nn.Module, arguments: tuple) -> None:
+            # Of several passes of the images, the latest one is recorded.
+            self._is_recording = arguments[0] is images
+            if self._is_recording:
+                self._recorded_inputs = []
 
-        def end(module: nn.Module, arguments: tuple, logits: Tensor) -> None:
-            self._recording = False
+        def end_pass(model: nn.Module, arguments: tuple, logits: Tensor) -> None:
+            self._is_recording = False
 
         self._handles += [
-            model.register_forward_pre_hook(begin),
-            model.register_forward_hook(end),
+            model.register_forward_pre_hook(begin_pass),
+            model.register_forward_hook(end_pass),
         ]
 
-    def _record(self, module: nn.Module, arguments: tuple) -> None:
-        if self._recording:
-            self._recorded.append(arguments[0])
+    def _record_input(self, head: nn.Module, arguments: tuple) -> None:
+        """Record the input of the head; a hook that torch calls before it."""
+        if self._is_recording:
+            self._recorded_inputs.append(arguments[0])
 
     def take(self) -> Tensor | None:
         """Stop recording, and return what was recorded since ``attach``.
@@ -70,29 +73,31 @@ class HeadInput:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        recorded = self._recorded
-        self._recorded = []
-        return torch.cat(recorded).float() if recorded else None
+        recorded_inputs = self._recorded_inputs
+        self._recorded_inputs = []
+        if not recorded_inputs:
+            return None
+        return torch.cat(recorded_inputs).float()
 
-    def release(self) -> Tensor | None:
-        """Stop recording, and return what was recorded, averaged over locations.
+    def take_averaged(self) -> Tensor | None:
+        """Stop recording, and return what ``take`` returns, averaged over locations.
 
         Returns:
             ``(B, D)`` float32, or ``None`` if there was no pass.
         """
-        recorded = self.take()
-        return None if recorded is None else averaged(recorded)
+        inputs = self.take()
+        return None if inputs is None else averaged(inputs)
 
 
 def head_input(
-    model: nn.Module, maps: Tensor, take_in: Callable[[Tensor], Tensor] | None = None
+    model: nn.Module, maps: Tensor, classify: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
     """Compute the input of a ``SplitModel``'s head, in the model's mode.
 
     Args:
         model: the model.
         maps: ``(B, C, H, W)``.
-        take_in: is called with the maps; default ``model.classify``.
+        classify: P, which is called with the maps; default ``model.classify``.
 
     Returns:
         ``(B, D, ...)``, with gradients.
@@ -100,7 +105,7 @@ def head_input(
     head = HeadInput()
     head.attach(model)
     try:
-        (take_in or model.classify)(maps)
+        (classify or model.classify)(maps)
     finally:
         features = head.take()
     return features
@@ -118,9 +123,9 @@ def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
         ``(B, D, H, W)`` and ``True`` if it is averaged before the head, else ``(B,
         D)`` and ``False``.
     """
-    inputs_of_pool: list[Tensor] = []
+    inputs_of_pool: list[Tensor] = []  # P may take a batch in parts
 
-    def record(pool: nn.Module, arguments: tuple) -> None:
+    def record_input(pool: nn.Module, arguments: tuple) -> None:
         inputs_of_pool.append(arguments[0])
 
     last_pool = None  # others, of squeeze-and-excitation, come before it
@@ -129,7 +134,7 @@ def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
             last_pool = layer
     handle = None
     if last_pool is not None:
-        handle = last_pool.register_forward_pre_hook(record)
+        handle = last_pool.register_forward_pre_hook(record_input)
     try:
         values = head_input(model, maps)
     finally:
@@ -138,12 +143,14 @@ def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
     if values.dim() == 2 and inputs_of_pool:
         unpooled = torch.cat(inputs_of_pool).float()
         means = averaged(unpooled)
-        has_shape = means.shape == values.shape
-        if has_shape and torch.allclose(means, values, rtol=1e-4, atol=1e-5):
+        has_same_shape = means.shape == values.shape
+        if has_same_shape and torch.allclose(means, values, rtol=1e-4, atol=1e-5):
             return unpooled, True
     return values, False
 
 
 def averaged(values: Tensor) -> Tensor:
     """Average ``(B, D, H, W)`` over locations; ``(B, D)`` is returned as it is."""
-    return values if values.dim() == 2 else values.flatten(2).mean(2)
+    if values.dim() == 2:
+        return values
+    return values.flatten(2).mean(2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-FILE = Path(__file__).with_name("backbones.csv")
+RECORDS = Path(__file__).with_name("backbones.csv")
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ class BackboneRecord:
 @cache
 def recorded_backbones() -> dict[str, BackboneRecord]:
     """Return the records of all built-in backbones, by name."""
-    with FILE.open(newline="", encoding="utf-8") as file:
+    with RECORDS.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {row["backbone"]: _record_of(row) for row in rows}
 
 
 def _record_of(row: dict[str, str]) -> BackboneRecord:
-    """Return the record of a row of the file."""
-    accuracy = row["eth80"]
+    """Return the backbone that a row of ``backbones.csv`` describes."""
+    accuracy = row["eth80"]  # empty if it was not measured
     return BackboneRecord(
         backbone=row["backbone"],
         pixels=int(row["pixels"]),

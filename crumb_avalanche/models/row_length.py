@@ -4,7 +4,7 @@ import math
 
 
 def largest_divisor(channels: int, limit: int) -> int:
-    """Return the largest divisor of ``channels`` up to ``limit``."""
+    """Return the largest divisor of a number of channels up to ``limit``."""
     return next(
         number
         for number in range(min(limit, channels), 0, -1)
@@ -15,7 +15,7 @@ def largest_divisor(channels: int, limit: int) -> int:
 def row_length(
     map_shape: tuple[int, int, int], image_size: int, memories_per_image: float
 ) -> int:
-    """Return the longest rows whose codes do not make memories smaller than wanted.
+    """Return the longest codebook rows whose memories are not smaller than wanted.
 
     Longer rows make fewer codes of a map: more memories in the same bytes, with a
     larger error. A map of few values keeps too little of itself in long rows, so the
@@ -30,7 +30,9 @@ def row_length(
     Returns:
         The largest divisor of ``C`` with at most so many memories, or 1.
     """
-    values = math.prod(map_shape)
+    n_values = math.prod(map_shape)
     image_bytes = 3 * image_size**2
-    longest = int(values * memories_per_image / image_bytes)
+    # The n_values / length bytes of a memory are at least image_bytes /
+    # memories_per_image.
+    longest = int(n_values * memories_per_image / image_bytes)
     return largest_divisor(map_shape[0], max(1, longest))

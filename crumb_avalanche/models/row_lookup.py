@@ -6,7 +6,7 @@ from torch.nn import functional
 
 
 class RowLookup(torch.autograd.Function):
-    """``functional.embedding``, with a gradient that is quicker on a CPU.
+    """``functional.embedding`` of codebook rows, with a gradient quicker on a CPU.
 
     The gradient has the same bits and takes a quarter of the time.
     """
@@ -20,13 +20,24 @@ class RowLookup(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
-        """Sum the gradients of each row, in the order of its places: ``(n, d)``."""
+        """Sum the gradients of the slices that have each row's code.
+
+        The slices of a row are added in their order.
+
+        Args:
+            ctx: of ``forward``.
+            gradient: of the rows that were looked up, ``(..., d)``.
+
+        Returns:
+            The gradient of the table, ``(n, d)``, and ``None`` for the codes.
+        """
         (codes,) = ctx.saved_tensors
-        sorted_codes, positions = codes.flatten().sort(stable=True)
+        sorted_codes, slice_positions = codes.flatten().sort(stable=True)
         row_numbers = torch.arange(ctx.n_rows, dtype=codes.dtype)
-        first_positions = torch.searchsorted(sorted_codes, row_numbers)
+        # Where the slices of each row begin among the sorted ones.
+        first_of_row = torch.searchsorted(sorted_codes, row_numbers)
         slice_gradients = gradient.reshape(-1, gradient.shape[-1])
         row_gradients = functional.embedding_bag(
-            positions, slice_gradients, first_positions, mode="sum"
+            slice_positions, slice_gradients, first_of_row, mode="sum"
         )
         return row_gradients, None

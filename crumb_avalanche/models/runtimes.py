@@ -68,7 +68,8 @@ class Runtime:
 TORCH = Runtime()
 
 
-def _channels_last(run: Extract) -> Extract:
+def _with_channels_last(run: Extract) -> Extract:
+    """Return a function that lays images out with channels last, and runs F."""
     return lambda images: run(images.contiguous(memory_format=torch.channels_last))
 
 
@@ -105,7 +106,12 @@ def onnx_bytes(
 
 
 def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
-    """Build a function of images to maps that runs in ONNX Runtime."""
+    """Build a function of images to maps that runs in ONNX Runtime.
+
+    Args:
+        network: F.
+        example: images, ``(B, 3, h, w)`` on the CPU; it takes any number of them.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -129,7 +135,7 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
 
 BUILDERS: dict[str, Callable[[nn.Module, Tensor], Extract]] = {
     # With the weights as constants; torch compiles at the first batch of each shape.
-    "compiled": lambda network, example: _channels_last(
+    "compiled": lambda network, example: _with_channels_last(
         torch.compile(network, options={"freezing": True})
     ),
     "onnxruntime": _onnxruntime,
@@ -154,8 +160,8 @@ def use_runtime(model: Split, name: str) -> Runtime:
         ValueError: the name is unknown.
     """
     model.runtime = TORCH
-    if name == "auto" and (named := os.environ.get(STANDS_FOR_AUTO)):
-        name = named
+    if name == "auto":
+        name = os.environ.get(STANDS_FOR_AUTO) or "auto"
     if name == "auto":
         with suppress(RuntimeRefusedError):
             model.runtime = open_runtime(model, "onnxruntime")
@@ -166,16 +172,23 @@ def use_runtime(model: Split, name: str) -> Runtime:
 
 @torch.no_grad()
 def open_runtime(model: Split, name: str) -> Runtime:
-    """Open a runtime for the F of a model, and compare it with torch.
+    """Open a runtime for the F of a model, and compare it with torch on noise.
 
-    Errors are those of ``use_runtime``.
+    Args:
+        model: stays as it is.
+        name: one of ``RUNTIMES``.
+
+    Raises:
+        RuntimeRefusedError, ValueError: see ``use_runtime``.
     """
     if name not in RUNTIMES:
         raise ValueError(f"runtime is {name!r}; use one of auto, {', '.join(RUNTIMES)}")
     device = model.pixel_mean.device
-    if name == "torch" or not len(model.stages):
+    is_empty = not model.stages  # the whole network is plastic
+    if name == "torch" or is_empty:
         return TORCH
-    if name == "onnxruntime" and (device.type != "cpu" or model.precision != "fp32"):
+    is_float_on_cpu = device.type == "cpu" and model.precision == "fp32"
+    if name == "onnxruntime" and not is_float_on_cpu:
         raise RuntimeRefusedError(
             f"runtime {name} runs on a CPU in float32, not on {device.type} in "
             f"{model.precision}: give --runtime torch or compiled"
@@ -187,7 +200,8 @@ def open_runtime(model: Split, name: str) -> Runtime:
         with model.autocast():
             run = BUILDERS[name](model.feature_extractor, noise)
             maps = run(noise).float()
-            expected = _channels_last(model.feature_extractor)(noise).float()
+            run_in_torch = _with_channels_last(model.feature_extractor)
+            torch_maps = run_in_torch(noise).float()
     except ImportError as error:
         raise RuntimeRefusedError(
             f"runtime {name} is not installed ({error}): "
@@ -198,9 +212,8 @@ def open_runtime(model: Split, name: str) -> Runtime:
         raise RuntimeRefusedError(
             f"runtime {name} cannot run F ({reason}): give --runtime torch"
         ) from error
-    difference = float(
-        (maps - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
-    )
+    largest_value = torch_maps.abs().max().clamp_min(1e-30)
+    difference = float((maps - torch_maps).abs().max() / largest_value)
     if not difference <= TOLERANCE[model.precision]:
         raise RuntimeRefusedError(
             f"runtime {name} differs from torch by {difference:.1e} of the largest "

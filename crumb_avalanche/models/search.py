@@ -18,14 +18,14 @@ from crumb_avalanche.models.extraction import without_autocast
 
 # Vectors at a time whose products with the rows fit the CPU's cache.
 TILE = 2048
-# Vectors at a time that fit the CPU's cache themselves, which is what faiss needs.
+# Vectors at a time that fit the CPU's cache themselves, which faiss needs.
 FAISS_TILE = 32768
 NOT_FINITE = -1  # the index of a vector that holds a NaN or an infinity
 _SHORTEST = 1e-12  # length below which a slice is scaled as if it had this one
 
 
 def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
-    """Return the rows with the largest dot product (eq. 1-2).
+    """Return the codebook row of largest dot product for each slice (eq. 1-2).
 
     Among ties it is the lowest index; it is -1 where a slice holds a NaN or an
     infinity.
@@ -47,20 +47,22 @@ def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
     exponents = torch.frexp(lengths.clamp_min(_SHORTEST)).exponent
     factors = torch.exp2(-exponents)
     index = _faiss_index(unit_rows)
-    tiles = zip(slices.split(FAISS_TILE), factors.split(FAISS_TILE))
-    indices = torch.cat(
-        [_nearest_by_faiss(tile * scale, index) for tile, scale in tiles]
-    )
+    indices_of_tiles = []
+    for tile, scale in zip(slices.split(FAISS_TILE), factors.split(FAISS_TILE)):
+        indices_of_tiles.append(_nearest_by_faiss(tile * scale, index))
+    indices = torch.cat(indices_of_tiles)
     # A zero slice is as far from all rows; rounding would decide, so it gets the first.
     # The length is 0 also where the squares underflow.
-    short = (lengths == 0).nonzero()[:, 0]
-    is_zero = ~slices[short].any(dim=1)
-    indices[short[is_zero]] = 0
+    short_slices = (lengths == 0).nonzero()[:, 0]
+    is_zero = ~slices[short_slices].any(dim=1)
+    indices[short_slices[is_zero]] = 0
     return indices
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Return the L2-nearest rows, the lowest index among ties.
+    """Return the L2-nearest row of a table for each vector.
+
+    Among ties it is the lowest index.
 
     Args:
         vectors: ``(N, d)`` float32, finite.
@@ -78,37 +80,41 @@ def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
 def _best_by_products(
     vectors: Tensor, rows: Tensor, offsets: Tensor | None = None
 ) -> Tensor:
-    """Return the rows with the largest dot product plus offset, ``(N,)`` int64.
+    """Return the row of the largest dot product plus offset for each vector.
 
     Args:
         vectors: ``(N, d)``.
         rows: ``(K, d)``.
-        offsets: ``(K,)``, default zeros.
+        offsets: ``(K,)``, added to the products with each row; default zeros.
+
+    Returns:
+        ``(N,)`` int64, ``NOT_FINITE`` where the largest sum is not finite.
     """
     columns = rows.t().contiguous()
-    indices = []
+    indices_of_tiles = []
     with without_autocast(vectors.device):
         for tile in vectors.split(TILE):
             if offsets is None:
                 products = tile @ columns
             else:
                 products = torch.addmm(offsets, tile, columns)
-            largest, best = products.max(dim=1)
-            indices.append(best.masked_fill_(~largest.isfinite(), NOT_FINITE))
-    return torch.cat(indices)
+            largest, indices = products.max(dim=1)
+            indices.masked_fill_(~largest.isfinite(), NOT_FINITE)
+            indices_of_tiles.append(indices)
+    return torch.cat(indices_of_tiles)
 
 
 def _fused_from(length: int) -> int:
-    """Return the smallest number of vectors that faiss searches in a fused pass.
+    """Return how many vectors of a length faiss searches in a fused pass, at least.
 
-    That pass keeps only the running minimum of each vector; below, faiss is six times
-    slower.
+    That pass keeps only the running minimum of each vector; with fewer vectors, faiss
+    is six times slower.
     """
     return -(-faiss.cvar.distance_compute_blas_threshold // length)
 
 
 def _suits_faiss(vectors: Tensor) -> bool:
-    """Whether faiss is faster than products, with padding up to the fused pass."""
+    """Whether faiss finds rows faster than products, if padded to the fused pass."""
     if vectors.device.type != "cpu":
         return False
     return 2 * len(vectors) > _fused_from(vectors.shape[1])
@@ -123,11 +129,19 @@ def _faiss_index(rows: Tensor) -> Any:
 
 
 def _nearest_by_faiss(vectors: Tensor, index: Any) -> Tensor:
-    """Return the L2-nearest row of an index, ``(N,)`` int64 in CPU memory."""
-    count, length = vectors.shape
-    missing = _fused_from(length) - count
-    if missing > 0 and _suits_faiss(vectors):
-        padding = vectors.new_zeros(missing, length)
+    """Return the L2-nearest row of faiss's index for each vector.
+
+    Args:
+        vectors: ``(N, d)`` float32 in CPU memory; padded up to the fused pass.
+        index: of ``_faiss_index``.
+
+    Returns:
+        ``(N,)`` int64 in CPU memory.
+    """
+    n_vectors, length = vectors.shape
+    n_padding = _fused_from(length) - n_vectors
+    if n_padding > 0 and _suits_faiss(vectors):
+        padding = vectors.new_zeros(n_padding, length)
         vectors = torch.cat([vectors, padding])
     _, indices = index.search(vectors.contiguous().numpy(), 1)
-    return torch.from_numpy(indices[:count, 0])
+    return torch.from_numpy(indices[:n_vectors, 0])

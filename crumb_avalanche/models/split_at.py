@@ -14,11 +14,13 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from crumb_avalanche.models.codebook import Codebook, check_codebook
+from crumb_avalanche.models.codebook import Codebook, prepare_codebook
 from crumb_avalanche.models.layers import Layout, check_float32
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.process import float32_by_default
 from crumb_avalanche.system.setting_ranges import ImageSize, check_count
+
+MethodCall: TypeAlias = tuple  # the name of a method of tensors, and its arguments
 
 
 class CutError(ValueError):
@@ -75,16 +77,7 @@ def split_at(
     """
     check_count("image_size", image_size, ImageSize)
     check_float32(network)
-    for name, module in network.named_modules():
-        # By name: this room does without Avalanche.
-        if any(kind.__name__ == "DynamicModule" for kind in type(module).__mro__):
-            raise TypeError(
-                f"{name or 'network'} is a dynamic module of Avalanche, such as "
-                "IncrementalClassifier or as_multitask(...), which grows with the "
-                "classes or tasks and cannot be traced; give a network with an "
-                "nn.Linear head, which split_at replaces by one of n_classes outputs: "
-                "strategies mask the classes not seen yet"
-            )
+    _check_not_dynamic(network)
     try:
         model = split_after(
             network,
@@ -98,9 +91,24 @@ def split_at(
             f"the network cannot be cut after {node!r}: {error}; choose a node that "
             "everything passes through, such as the end of a block"
         ) from error
-    check_codebook(codebook, model.map_shape[0])
+    prepare_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model
+
+
+def _check_not_dynamic(network: nn.Module) -> None:
+    """Raise TypeError for a network that has a dynamic module of Avalanche."""
+    for name, module in network.named_modules():
+        # By name: this room does without Avalanche.
+        class_names = [base.__name__ for base in type(module).__mro__]
+        if "DynamicModule" in class_names:
+            raise TypeError(
+                f"{name or 'network'} is a dynamic module of Avalanche, such as "
+                "IncrementalClassifier or as_multitask(...), which grows with the "
+                "classes or tasks and cannot be traced; give a network with an "
+                "nn.Linear head, which split_at replaces by one of n_classes outputs: "
+                "strategies mask the classes not seen yet"
+            )
 
 
 @torch.no_grad()
@@ -108,13 +116,16 @@ def last_layer(network: nn.Module, image_size: int) -> str:
     """Return the name of the linear or convolutional layer that a network uses last.
 
     The network is set to evaluation mode.
+
+    Raises:
+        CutError: it uses no such layer.
     """
-    used: list[str] = []
+    used_layers: list[str] = []  # in the order of the calls
     handles = []
     for name, module in network.eval().named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             handle = module.register_forward_hook(
-                lambda *call, name=name: used.append(name)
+                lambda *call, name=name: used_layers.append(name)
             )
             handles.append(handle)
     try:
@@ -122,11 +133,11 @@ def last_layer(network: nn.Module, image_size: int) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    if not used:
+    if not used_layers:
         raise CutError(
             "it uses no linear or convolutional layer, which could become the head"
         )
-    return used[-1]
+    return used_layers[-1]
 
 
 def split_after(
@@ -144,7 +155,7 @@ def split_after(
     N, C)`` tokens become a map. Without prefix tokens it is the grid of patches, ``(B,
     C, H, W)``. Class token and registers are further locations: the map is ``(B, C, N,
     1)`` then, they come first, P gets them as the network gave them, and
-    ``SplitModel.places`` returns the grid without them.
+    ``SplitModel.patch_grid`` returns the grid without them.
 
     Args:
         network: a classifier of ``(B, 3, h, w)`` images.
@@ -160,59 +171,79 @@ def split_after(
             its output.
     """
     network = network.eval()
-    names = [head] if node is None else [node, head]
-    nodes = _traced(network, names)
-    order = list(nodes)
+    names_to_trace = [head] if node is None else [node, head]
+    operations = _traced_operations(network, names_to_trace)
+    order = list(operations)
     images = next(operation for operation in order if operation.op == "placeholder")
-    cut = images if node is None else _last_of(node, nodes)
-    head_call = _head_after(cut, head, order)
-    result = order[-1].args[0]
-    if not isinstance(result, fx.Node):
-        raise CutError(f"it returns a {type(result).__name__}, not logits")
+    cut = images if node is None else _last_operation_of(node, operations)
+    head_call = _head_call_after(cut, head, order)
+    logits = order[-1].args[0]  # the last operation returns them
+    if not isinstance(logits, fx.Node):
+        raise CutError(f"it returns a {type(logits).__name__}, not logits")
     extractor: nn.Module = nn.Sequential()
-    laid_out = LaidOut()
+    map_layout = MapLayout()
     if cut is not images:
-        unchanged = _part(network, nodes, images, cut)
-        laid_out = _lay_out(unchanged, image_size, layout or Layout())
-        extractor = _part(network, nodes, images, cut, output_calls=laid_out.to_map)
-    body_end = head_call.all_input_nodes[0]
-    body = _part(network, nodes, cut, body_end, input_calls=laid_out.from_map)
+        unchanged = _part(network, operations, images, cut)
+        map_layout = _map_layout_of(unchanged, image_size, layout or Layout())
+        extractor = _part(
+            network, operations, images, cut, output_calls=map_layout.to_map
+        )
+    head_input = head_call.all_input_nodes[0]
+    body = _part(network, operations, cut, head_input, input_calls=map_layout.from_map)
     layers = OrderedDict(body=body, head=network.get_submodule(head))
-    if result is not head_call:
-        layers["tail"] = _part(network, nodes, head_call, result)
+    if logits is not head_call:
+        layers["tail"] = _part(network, operations, head_call, logits)
     model = SplitModel(extractor, nn.Sequential(layers), "head", image_size=image_size)
-    model.token_grid = laid_out.token_grid
+    model.token_grid = map_layout.token_grid
     model.stages = () if node is None else (node,)
     model.reset_head(n_classes)
     return model
 
 
-def _last_of(name: str, nodes: dict[fx.Node, str]) -> fx.Node:
-    """Return the operation of a name; of a module that is traced, its last one."""
-    matches = []
-    names = []
-    for operation, operation_name in nodes.items():
+def _last_operation_of(name: str, operations: dict[fx.Node, str]) -> fx.Node:
+    """Return the last operation of a node to cut after.
+
+    Args:
+        name: of the operation, or of a module that is traced.
+        operations: of the network in order, with their names.
+
+    Raises:
+        CutError: there is none.
+    """
+    matching_operations = []
+    cut_names = []  # of all nodes that could be cut after
+    for operation, operation_name in operations.items():
         if operation_name == name or operation_name.startswith(f"{name}."):
-            matches.append(operation)
+            matching_operations.append(operation)
         if operation.op not in ("placeholder", "output"):
-            names.append(operation_name)
-    if not matches:
-        raise CutError(f"it has no node {name!r}; around it are {', '.join(names)}")
-    return matches[-1]
+            cut_names.append(operation_name)
+    if not matching_operations:
+        raise CutError(f"it has no node {name!r}; around it are {', '.join(cut_names)}")
+    return matching_operations[-1]
 
 
-def _head_after(cut: fx.Node, head: str, order: list[fx.Node]) -> fx.Node:
-    """Return the one call of the head; raise CutError if it does not follow the cut."""
-    calls = []
+def _head_call_after(cut: fx.Node, head: str, order: list[fx.Node]) -> fx.Node:
+    """Return the one call of the head.
+
+    Args:
+        cut: the last operation of F.
+        head: name of the layer.
+        order: all operations of the network in order.
+
+    Raises:
+        CutError: the head is not called once, after the cut.
+    """
+    head_calls = []
     for operation in order:
         if operation.op == "call_module" and operation.target == head:
-            calls.append(operation)
-    if len(calls) != 1 or order.index(calls[0]) <= order.index(cut):
+            head_calls.append(operation)
+    is_called_once = len(head_calls) == 1
+    if not is_called_once or order.index(head_calls[0]) <= order.index(cut):
         raise CutError(
             "no linear or convolutional layer that is used once follows (the last one "
             f"is {head!r})"
         )
-    return calls[0]
+    return head_calls[0]
 
 
 class _Network(nn.Module):
@@ -229,111 +260,128 @@ class _Network(nn.Module):
         return self.network(images)
 
 
-def _traced(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
-    """Return the operations of a network in order, with their names.
+def _traced_operations(network: nn.Module, names: list[str]) -> dict[fx.Node, str]:
+    """Trace a network, and return its operations in order, with their names.
 
-    Only the modules that contain the names are traced.
+    Only modules that contain others by given names are traced; a call of another module
+    is one operation.
+
+    Args:
+        network: gets the constants of the trace as buffers.
+        names: of the modules to cut after, and of the head.
+
+    Raises:
+        CutError: the network cannot be traced.
     """
     # Takes seconds to import.
     from torchvision.models.feature_extraction import NodePathTracer
 
-    traced_modules = {""}
+    traced_paths = {""}  # of modules in _Network, which calls the network "network"
     for name in names:
         path = f"network.{name}"
         while "." in path:
             path, _, _ = path.rpartition(".")
-            traced_modules.add(path)
+            traced_paths.add(path)
     tracer = NodePathTracer()
 
     def is_leaf_module(module: nn.Module, path: str) -> bool:
-        return path not in traced_modules
+        return path not in traced_paths
 
     tracer.is_leaf_module = is_leaf_module  # type: ignore[method-assign]
     try:
         graph = tracer.trace(_Network(network))
     except (fx.proxy.TraceError, RuntimeError, TypeError) as error:
         raise CutError(f"its forward pass cannot be traced ({error})") from error
-    for node in graph.nodes:
-        if node.op in ("call_module", "get_attr"):
-            node.target = node.target.removeprefix("network.")
+    for operation in graph.nodes:
+        if operation.op in ("call_module", "get_attr"):
+            target = operation.target.removeprefix("network.")
+            operation.target = target
             # Computed from buffers while tracing.
-            if node.target.startswith("_tensor_constant"):
-                network.register_buffer(node.target, getattr(tracer.root, node.target))
-    names_of_nodes = {}
-    for node in graph.nodes:
-        name = tracer.node_to_qualname.get(node, node.name)
-        names_of_nodes[node] = name.removeprefix("network.")
-    return names_of_nodes
+            if target.startswith("_tensor_constant"):
+                network.register_buffer(target, getattr(tracer.root, target))
+    names_of_operations = {}
+    for operation in graph.nodes:
+        name = tracer.node_to_qualname.get(operation, operation.name)
+        names_of_operations[operation] = name.removeprefix("network.")
+    return names_of_operations
 
 
 def _part(
     network: nn.Module,
-    nodes: dict[fx.Node, str],
+    operations: dict[fx.Node, str],
     start: fx.Node,
     end: fx.Node,
-    input_calls: Iterable[tuple] = (),
-    output_calls: Iterable[tuple] = (),
+    input_calls: Iterable[MethodCall] = (),
+    output_calls: Iterable[MethodCall] = (),
 ) -> fx.GraphModule:
-    """Make a module of the operations between two of a network.
+    """Make a module of the operations of a network between two.
 
     Args:
         network: holds the modules that are called.
-        nodes: operations in order, with their names.
-        start: its value is the input.
-        end: its value is returned.
-        input_calls: methods of tensors, with arguments, that are called on the input.
-        output_calls: such methods that are called on the result.
+        operations: of the network in order, with their names.
+        start: the operation whose value is the module's input.
+        end: the operation whose value the module returns.
+        input_calls: methods of tensors that are called on the input, in order.
+        output_calls: methods of tensors that are called on the value of ``end``.
 
     Raises:
         CutError: an operation needs more than the input.
     """
     graph = fx.Graph()
-    order = list(nodes)
-    copies = {start: _called(graph, graph.placeholder("values"), input_calls)}
-    constants = [node for node in order if node.op == "get_attr"]
+    order = list(operations)
+    part_input = graph.placeholder("values")
+    copies = {start: _add_calls(graph, part_input, input_calls)}  # by original
+    constants = [operation for operation in order if operation.op == "get_attr"]
     between = order[order.index(start) + 1 : order.index(end) + 1]
-    for node in [*constants, *between]:
-        missing = [source for source in node.all_input_nodes if source not in copies]
-        if missing:
-            raise CutError(
-                f"{nodes[node]} also needs {nodes[missing[0]]} from before the cut"
-            )
-        if node not in copies:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    graph.output(_called(graph, copies[end], output_calls))
-    for node in list(graph.nodes):
-        if node.op == "get_attr" and not node.users:
-            graph.erase_node(node)
+    for operation in [*constants, *between]:
+        for argument in operation.all_input_nodes:
+            if argument not in copies:
+                raise CutError(
+                    f"{operations[operation]} also needs {operations[argument]} from "
+                    "before the cut"
+                )
+        if operation not in copies:
+            copies[operation] = graph.node_copy(operation, copies.__getitem__)
+    graph.output(_add_calls(graph, copies[end], output_calls))
+    for copied in list(graph.nodes):
+        is_unused_constant = copied.op == "get_attr" and not copied.users
+        if is_unused_constant:
+            graph.erase_node(copied)
     return fx.GraphModule(network, graph)
 
 
-def _called(graph: fx.Graph, value: fx.Node, methods: Iterable[tuple]) -> fx.Node:
-    """Add calls of methods, each on the result of the one before; return the last."""
-    for name, *arguments in methods:
-        value = graph.call_method(name, (value, *arguments))
-    return value
+def _add_calls(
+    graph: fx.Graph, tensor: fx.Node, calls: Iterable[MethodCall]
+) -> fx.Node:
+    """Add calls of methods to a graph, each on the result of the one before.
 
-
-Method: TypeAlias = tuple  # the name of a method of tensors, and its arguments
+    Returns:
+        The last call, or the tensor itself without calls.
+    """
+    for method, *arguments in calls:
+        tensor = graph.call_method(method, (tensor, *arguments))
+    return tensor
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class MapLayout:
     """How what F returns becomes a map, ``(B, C, H, W)``.
 
     Attributes:
-        to_map: methods that make a map of it.
-        from_map: methods that take it back, for P.
+        to_map: methods that make a map of it, in order.
+        from_map: methods that take the map back, for P.
         token_grid: as for ``SplitModel``.
     """
 
-    to_map: tuple[Method, ...] = ()
-    from_map: tuple[Method, ...] = ()
+    to_map: tuple[MethodCall, ...] = ()
+    from_map: tuple[MethodCall, ...] = ()
     token_grid: tuple[int, int] | None = None
 
 
 @torch.no_grad()
-def _lay_out(extractor: fx.GraphModule, image_size: int, layout: Layout) -> LaidOut:
+def _map_layout_of(
+    extractor: fx.GraphModule, image_size: int, layout: Layout
+) -> MapLayout:
     """Find out how what F returns becomes a map.
 
     Args:
@@ -354,18 +402,26 @@ def _lay_out(extractor: fx.GraphModule, image_size: int, layout: Layout) -> Laid
     if not isinstance(values, Tensor):
         returned = f"a {type(values).__name__}"
     elif values.dim() == 4:
-        return _lay_out_map(tuple(values.shape), layout)
+        return _layout_from_map(tuple(values.shape), layout)
     elif values.dim() == 3:
-        return _lay_out_tokens(values.shape[1], layout)
+        return _layout_from_tokens(values.shape[1], layout)
     else:
         returned = f"a tensor of shape {tuple(values.shape)}"
     raise CutError(f"it returns {returned}, not a map (B, C, H, W) or tokens (B, N, C)")
 
 
-def _lay_out_map(shape: tuple[int, ...], layout: Layout) -> LaidOut:
-    """Lay out a map of a shape, with the channels in the second or the last axis."""
+def _layout_from_map(shape: tuple[int, ...], layout: Layout) -> MapLayout:
+    """Return how a map that F returns gets its channels into the second axis.
+
+    Args:
+        shape: of the map of one image, four axes.
+        layout: of what the modules of the network return.
+
+    Raises:
+        CutError: the channels are last, which the layout does not say.
+    """
     if layout.channels_last:
-        return LaidOut(
+        return MapLayout(
             to_map=(("permute", 0, 3, 1, 2),), from_map=(("permute", 0, 2, 3, 1),)
         )
     # Images are square, so the two equal sides of a map show where its channels are.
@@ -375,22 +431,29 @@ def _lay_out_map(shape: tuple[int, ...], layout: Layout) -> LaidOut:
             "(B, C, H, W): cut after the operation that puts the channels second again "
             "(node 'permute' of torchvision's Swin)"
         )
-    return LaidOut()
+    return MapLayout()
 
 
-def _lay_out_tokens(n_tokens: int, layout: Layout) -> LaidOut:
-    """Lay out ``(B, N, C)`` tokens."""
+def _layout_from_tokens(n_tokens: int, layout: Layout) -> MapLayout:
+    """Return how ``(B, N, C)`` tokens that F returns become a map.
+
+    Args:
+        n_tokens: number ``N`` of tokens.
+        layout: of what the modules of the network return.
+    """
     is_square = math.isqrt(n_tokens) ** 2 == n_tokens
-    if is_square and layout.grid(n_tokens)[1] == 1:
+    is_column = layout.grid(n_tokens)[1] == 1
+    if is_square and is_column:
         # Only the patches are here; the other tokens are added after the cut.
         layout = replace(layout, prefix_tokens=0)
     grid = layout.grid(n_tokens)
+    to_locations: MethodCall = ("unflatten", 2, grid)
+    token_grid = None
     if layout.prefix_tokens:
-        to_locations: Method = ("unsqueeze", 3)
-    else:
-        to_locations = ("unflatten", 2, grid)
-    return LaidOut(
+        to_locations = ("unsqueeze", 3)
+        token_grid = grid
+    return MapLayout(
         to_map=(("transpose", 1, 2), to_locations),
         from_map=(("flatten", 2), ("transpose", 1, 2)),
-        token_grid=grid if layout.prefix_tokens else None,
+        token_grid=token_grid,
     )

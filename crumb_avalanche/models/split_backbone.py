@@ -25,7 +25,7 @@ from crumb_avalanche.models.backbones import (
     Layers,
     squeezenet_ends,
 )
-from crumb_avalanche.models.codebook import Codebook, check_codebook
+from crumb_avalanche.models.codebook import Codebook, prepare_codebook
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.row_length import largest_divisor, row_length
 from crumb_avalanche.models.split_model import SplitModel
@@ -33,14 +33,14 @@ from crumb_avalanche.models.split_timm import split_timm, timm_network
 from crumb_avalanche.models.weights import (
     WeightsError,
     check_and_load,
-    in_order,
     packaged_weights,
     read_weights,
+    renamed_weights,
     torchvision_weights,
 )
 from crumb_avalanche.system.process import float32_by_default, preserve_rng_state
 
-CODEBOOK_DIM = 16  # the paper's
+CODEBOOK_DIM = 16  # length of a memory block, the paper's
 MEMORIES_PER_IMAGE = 28  # of SqueezeNet, with the paper's rows
 
 
@@ -78,8 +78,8 @@ def usual_codebook(model: SplitModel, is_fine_tuned: bool) -> Codebook:
     """
     if not is_fine_tuned:
         return Codebook(codebook_dim=usual_codebook_dim(model))
-    length = row_length(model.map_shape, model.input_side, MEMORIES_PER_IMAGE)
-    return Codebook(codebook_dim=length, search="distance", filtered=True)
+    dim = row_length(model.map_shape, model.input_side, MEMORIES_PER_IMAGE)
+    return Codebook(codebook_dim=dim, search="distance", filtered=True)
 
 
 def usual_codebook_dim(model: SplitModel) -> int:
@@ -168,24 +168,24 @@ def split_backbone(
             not fit the maps.
         WeightsError: weights that cannot be fetched or read, or are another model's.
     """
-    timm = is_timm(name)
-    if name not in BACKBONES and not timm:
+    is_of_timm = is_timm(name)
+    if name not in BACKBONES and not is_of_timm:
         raise ValueError(
             f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and "
             f"{PREFIX}NAME for those of timm; for others use split_at"
         )
     if preprocessing:
-        expected = Preprocessing(**preprocessing)
+        network_preprocessing = Preprocessing(**preprocessing)
     else:
-        expected = preprocessing_of(name)
-    image_size = image_size or expected.size
+        network_preprocessing = preprocessing_of(name)
+    image_size = image_size or network_preprocessing.size
     if fine_tuning is None:
         fine_tuning = weights is not None
     is_fine_tuned = fine_tuning and cut_layer != 0
     if weights == "torchvision":
         weights = published_by(name)
-    if timm:
-        _only_squeezenet(relu_logits, head_kernel)
+    if is_of_timm:
+        _check_usual_head(relu_logits, head_kernel)
         model = split_timm(
             name,
             weights,
@@ -198,32 +198,34 @@ def split_backbone(
         smallest_side = 0
         if is_fine_tuned:
             smallest_side = BACKBONES[name].smallest_side
-        model = _split_own(
+        model = _split_built_in(
             name,
             weights,
             cut_layer,
-            relu_logits,
-            head_kernel,
-            image_size,
-            smallest_side,
+            relu_logits=relu_logits,
+            head_kernel=head_kernel,
+            image_size=image_size,
+            smallest_side=smallest_side,
         )
         model.reset_head(n_classes)
     if is_fine_tuned:
         model.fixed_statistics = True
         model.centre_head()
-    model.set_normalization(expected.mean, expected.std)
-    model.interpolation = expected.interpolation
+    model.set_normalization(network_preprocessing.mean, network_preprocessing.std)
+    model.interpolation = network_preprocessing.interpolation
     model.backbone = name
-    if codebook is False or (codebook is True and not model.stages):
+    has_empty_extractor = not model.stages
+    if codebook is False or (codebook is True and has_empty_extractor):
         codebook = None
     elif codebook is True:
         codebook = usual_codebook(model, is_fine_tuned)
-    check_codebook(codebook, model.map_shape[0])
+    prepare_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model
 
 
-def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
+def _check_usual_head(relu_logits: bool, head_kernel: int) -> None:
+    """Raise ValueError for settings of SqueezeNet's head, given for another network."""
     if relu_logits or head_kernel != 1:
         raise ValueError(
             "relu_logits and head_kernel describe SqueezeNet's convolutional "
@@ -232,39 +234,47 @@ def _only_squeezenet(relu_logits: bool, head_kernel: int) -> None:
         )
 
 
-def _split_own(
+def _split_built_in(
     name: str,
     weights: str | None,
     cut_layer: int | str | None,
+    *,
     relu_logits: bool,
     head_kernel: int,
     image_size: int,
     smallest_side: int,
 ) -> SplitModel:
-    """Split one of ``BACKBONES``, without a codebook, and keep its head."""
-    known = BACKBONES[name]
+    """Split one of ``BACKBONES``, without a codebook, and keep its head.
+
+    The arguments are those of ``split_backbone``; ``smallest_side`` is that of
+    ``SplitModel``.
+    """
+    backbone = BACKBONES[name]
     if isinstance(cut_layer, str):
         raise ValueError(
             f"cut_layer is {cut_layer!r}, but {name} is cut after a number of layers: "
             "give a number"
         )
-    network = NETWORKS[name]() if known.build is None else known.build(image_size)
+    if backbone.build is None:
+        network = NETWORKS[name]()
+    else:
+        network = backbone.build(image_size)
     if weights in PUBLISHED:
         _load_published(network, name, weights)
     elif weights is not None:
         check_and_load(network, read_weights(weights), str(weights))
-    layers = known.layers(network)
-    cut = known.cut if cut_layer is None else cut_layer
+    layers = backbone.layers(network)
+    cut = backbone.cut if cut_layer is None else cut_layer
     if not 0 <= cut <= len(layers):
         raise ValueError(
             f"cut_layer is {cut}, but {name} has {len(layers)} layers to cut at; give "
             f"0 to {len(layers)}"
         )
-    if known is SQUEEZENET:
+    if backbone is SQUEEZENET:
         ends = squeezenet_ends(network, relu_logits, head_kernel)
     else:
-        _only_squeezenet(relu_logits, head_kernel)
-        ends = known.ends(network)
+        _check_usual_head(relu_logits, head_kernel)
+        ends = backbone.ends(network)
     plastic_layers = nn.Sequential()
     if layers:
         plastic_layers.add_module("features", _sequential(layers[cut:]))
@@ -280,7 +290,7 @@ def _split_own(
 
 
 def _sequential(layers: Layers) -> nn.Sequential:
-    """Return layers as one module.
+    """Return layers of a network as one module.
 
     A slice of a ``Sequential`` is one already, and keeps the names of its layers, which
     weight files have.
@@ -291,7 +301,16 @@ def _sequential(layers: Layers) -> nn.Sequential:
 
 
 def _load_published(network: nn.Module, name: str, weights: str) -> None:
-    """Load the weights that one of ``PUBLISHED`` has of one of ``BACKBONES``."""
+    """Load published weights into a network.
+
+    Args:
+        network: changed in place.
+        name: of the network, one of ``BACKBONES``.
+        weights: one of ``PUBLISHED``, who publishes them.
+
+    Raises:
+        WeightsError: these have no weights of the network, or they cannot be fetched.
+    """
     usual = published_by(name)
     is_in_timm = weights == "timm" and name.startswith("efficientnet_lite")
     if weights != usual and not is_in_timm:
@@ -303,10 +322,10 @@ def _load_published(network: nn.Module, name: str, weights: str) -> None:
     if weights == "torchvision":
         state = torchvision_weights(name)
     elif weights == "package":
-        state = in_order(packaged_weights(), network, source)
+        state = renamed_weights(packaged_weights(), network, source)
     else:
         name_in_timm = timm_name(name)
-        size = config_of(name_in_timm).input_size[-1]
-        published = timm_network(name_in_timm, "timm", size)
-        state = in_order(published.state_dict(), network, source)
+        image_size = config_of(name_in_timm).input_size[-1]
+        published_network = timm_network(name_in_timm, "timm", image_size)
+        state = renamed_weights(published_network.state_dict(), network, source)
     check_and_load(network, state, source)

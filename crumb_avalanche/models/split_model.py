@@ -9,13 +9,13 @@ import contextlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from crumb_avalanche.models.codebook import Codebook, check_codebook
+from crumb_avalanche.models.codebook import Codebook, prepare_codebook
 from crumb_avalanche.models.extraction import (
     PRECISIONS,
     ForwardRecord,
@@ -31,11 +31,11 @@ from crumb_avalanche.models.image_input import ImageInput
 from crumb_avalanche.models.layers import (
     CentredLinear,
     check_float32,
+    feature_scale_of,
     head_like,
     head_outputs,
     multiply_biases,
     replace_dropout,
-    scale_of,
 )
 from crumb_avalanche.models.runtimes import TORCH, Runtime
 from crumb_avalanche.system.process import float32_by_default
@@ -53,12 +53,14 @@ def check_split_model(model: nn.Module, trainer: str) -> None:
         TypeError: it is another model, is wrapped, or has weights that are not float32.
     """
     if not isinstance(model, SplitModel):
-        if isinstance(getattr(model, "_orig_mod", None), SplitModel):
+        compiled_model = getattr(model, "_orig_mod", None)  # of torch.compile
+        parallel_model = getattr(model, "module", None)  # of DataParallel
+        if isinstance(compiled_model, SplitModel):
             cure = (
                 "give the model as it is; use_runtime(model, 'compiled') compiles F, "
                 "which takes most of the time"
             )
-        elif isinstance(getattr(model, "module", None), SplitModel):
+        elif isinstance(parallel_model, SplitModel):
             cure = (
                 "give the model inside it: a stream is learned in order, on one device"
             )
@@ -73,6 +75,7 @@ def check_split_model(model: nn.Module, trainer: str) -> None:
     check_float32(model)
 
 
+# Functions that get the record of a forward pass, by the number of their handle.
 MapHooks: TypeAlias = "OrderedDict[int, Callable[[ForwardRecord], None]]"
 
 
@@ -163,14 +166,16 @@ class SplitModel(ImageInput):
         self._same_alone: dict[tuple, bool] = {}
         self.register_buffer("feature_scale", torch.ones((), dtype=torch.float32))
         check_float32(self)
-        weights = next(self.parameters(), None)
-        device = torch.device("cpu") if weights is None else weights.device
+        first_weight = next(self.parameters(), None)
+        device = torch.device("cpu")
+        if first_weight is not None:
+            device = first_weight.device
         # Channels-last takes half the time of NCHW on CPUs.
         layout = torch.channels_last
         self.to(device, memory_format=layout)  # type: ignore[call-overload]
         self.map_shape = self._measured_map_shape()
-        head_outputs(plastic_layers, head)
-        check_codebook(codebook, self.map_shape[0])
+        head_outputs(plastic_layers, head)  # raises for another kind of layer
+        prepare_codebook(codebook, self.map_shape[0])
 
     @torch.no_grad()
     def _measured_map_shape(self) -> tuple[int, int, int]:
@@ -179,12 +184,13 @@ class SplitModel(ImageInput):
         Raises:
             ValueError: F cannot take the image, or does not give a map.
         """
-        size = self.input_side
+        side = self.input_side
+        black_image = self.pixel_mean.new_zeros(1, 3, side, side)
         try:
-            maps = self.feature_extractor(self.pixel_mean.new_zeros(1, 3, size, size))
+            maps = self.feature_extractor(black_image)
         except RuntimeError as error:
             raise ValueError(
-                f"the feature extractor cannot take images of {size} pixels ({error}); "
+                f"the feature extractor cannot take images of {side} pixels ({error}); "
                 "give another image_size"
             ) from error
         if maps.dim() != 4:
@@ -207,8 +213,17 @@ class SplitModel(ImageInput):
         return self
 
     def _apply(self, fn, *arguments, **keywords):
-        """Move or convert the module, as torch does, but keep its weights float32."""
-        # torch moves and converts a module with this hook.
+        """Move the model as torch does, but keep its weights float32.
+
+        torch moves and converts a module with this hook.
+
+        Args:
+            fn: function of a tensor that returns it moved or converted.
+            *arguments, **keywords: of ``nn.Module._apply``.
+
+        Raises:
+            TypeError: the weights would be converted.
+        """
         dtype = fn(self.feature_scale).dtype
         if dtype != torch.float32:
             raise TypeError(
@@ -220,16 +235,18 @@ class SplitModel(ImageInput):
         self.stopwatch.device = self.pixel_mean.device
         return self
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "runtime": TORCH, "_map_hooks": OrderedDict()}
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
+        """Add to a state dict how the model was calibrated; torch's hook."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
         error = NOT_MEASURED if self.codes_error is None else self.codes_error
         destination[f"{prefix}codes_error"] = torch.tensor(error, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
+        """Take from a state dict how the model was calibrated; torch's hook."""
         # Weights of other programs are those of calibrated models.
         self.calibrated = bool(state_dict.pop(f"{prefix}calibrated", True))
         error = float(state_dict.pop(f"{prefix}codes_error", NOT_MEASURED))
@@ -240,7 +257,7 @@ class SplitModel(ImageInput):
     def is_calibrated(self) -> bool:
         """Whether the model needs no ``calibrate``.
 
-        It was called, or the codebook was filled in another way.
+        Either that was called, or the codebook was filled in another way.
         """
         if self.calibrated:
             return True
@@ -278,16 +295,15 @@ class SplitModel(ImageInput):
         outermost ``torch.autocast`` ends: around a training, that would be after the
         last step.
         """
-        device = self.pixel_mean.device.type
+        device_type = self.pixel_mean.device.type
+        is_available = torch.amp.is_autocast_available(device_type)
         if self.precision == "bf16":
             dtype = torch.bfloat16
-        elif torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(
-            device
-        ):
-            dtype = torch.get_autocast_dtype(device)
+        elif is_available and torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
         else:
             return contextlib.nullcontext()
-        return torch.autocast(device, dtype=dtype, cache_enabled=False)
+        return torch.autocast(device_type, dtype=dtype, cache_enabled=False)
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
@@ -312,9 +328,9 @@ class SplitModel(ImageInput):
         with self.stopwatch.measure("features"):
             # Tracing records one batch for all.
             if images.device.type != "cpu" or torch.jit.is_tracing():
-                return self._extract(images)
+                return self._extract_at_once(images)
             return extract_in_parts(
-                self._extract,
+                self._extract_at_once,
                 images,
                 same_alone=self._same_alone,
                 circumstances=(
@@ -324,8 +340,11 @@ class SplitModel(ImageInput):
                 ),
             )
 
-    def _extract(self, images: Tensor) -> Tensor:
-        """Run F on ``(B, 3, h, w)`` images: ``(B, C, H, W)`` float32 maps."""
+    def _extract_at_once(self, images: Tensor) -> Tensor:
+        """Run F on ``(B, 3, h, w)`` images in one batch: ``(B, C, H, W)`` float32 maps.
+
+        Pixels are normalised first.
+        """
         images = self.normalized(images)
         with without_autocast(images.device), self.autocast():
             if self.runtime.run is not None:
@@ -348,20 +367,25 @@ class SplitModel(ImageInput):
             BadFeaturesError: the maps of an image are not finite or too large.
             ValueError: the images do not have 3 channels.
         """
-        maps = self._maps(images)
+        maps = self._unscaled_maps(images)
         check_maps(maps, images)
-        return self._scaled(maps)
+        return self._scaled_maps(maps)
 
-    def _maps(self, images: Tensor) -> Tensor:
-        """Return F's maps of images, which may be such maps already."""
+    def _unscaled_maps(self, images: Tensor) -> Tensor:
+        """Return F's maps of images, without the feature scale.
+
+        Args:
+            images: as for ``features``; maps from a cache are returned as they are.
+        """
         channels = self.map_shape[0]
-        if channels != 3 and images.shape[1] == channels:
+        are_maps = channels != 3 and images.shape[1] == channels
+        if are_maps:
             return images
         if self.feature_memo is not None and images.dtype == torch.uint8:
             return self.feature_memo.maps(images, self.extract)
         return self.extract(images)
 
-    def _scaled(self, maps: Tensor) -> Tensor:
+    def _scaled_maps(self, maps: Tensor) -> Tensor:
         """Multiply F's maps by the feature scale, in float32, channels-last."""
         converted = maps.to(torch.float32, memory_format=torch.channels_last)
         if converted is maps:
@@ -369,7 +393,7 @@ class SplitModel(ImageInput):
         # A copy already, of a cache's half precision or other strides.
         return converted.mul_(self.feature_scale)
 
-    def places(self, maps: Tensor) -> Tensor:
+    def patch_grid(self, maps: Tensor) -> Tensor:
         """Return the part of ``maps``, ``(B, C, H, W)``, that is a grid on the image.
 
         Class token and registers, which come before the patches, are left out.
@@ -396,9 +420,9 @@ class SplitModel(ImageInput):
             return logits.float()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute logits, through the codebook or not.
+        """Compute logits, through the codebook or without it.
 
-        Which of the two, ``quantized_training`` and ``quantized_evaluation`` say.
+        Which of the two is said by ``quantized_training`` and ``quantized_evaluation``.
 
         Args:
             images: as for ``features``.
@@ -410,8 +434,8 @@ class SplitModel(ImageInput):
             ValueError: see ``features`` and ``encode``.
         """
         with torch.no_grad():
-            maps = self._maps(images)
-            feature_map = self._scaled(maps)  # Z
+            maps = self._unscaled_maps(images)
+            feature_map = self._scaled_maps(maps)  # the paper's Z
         codes = None
         if self.codebook is not None and self._is_quantized:
             codes = self._encode_checked(maps, feature_map, images)
@@ -423,7 +447,8 @@ class SplitModel(ImageInput):
                 hook(record)
         if self.codebook is None or codes is None:
             return self.classify(feature_map)
-        return self.classify(self.codebook.decode(codes))  # of Z~
+        quantized = self.codebook.decode(codes)  # the paper's Z~
+        return self.classify(quantized)
 
     @property
     def _is_quantized(self) -> bool:
@@ -436,6 +461,14 @@ class SplitModel(ImageInput):
         self, maps: Tensor, feature_map: Tensor, images: Tensor
     ) -> Tensor:
         """Encode a feature map, and check the unscaled maps, with one wait for a GPU.
+
+        Args:
+            maps: F's, without the feature scale, ``(B, C, H, W)``.
+            feature_map: the same maps, scaled.
+            images: whose maps they are.
+
+        Returns:
+            ``(B, G, H, W)`` codes.
 
         Raises:
             BadFeaturesError: the maps of an image are not finite or too large.
@@ -483,14 +516,16 @@ class SplitModel(ImageInput):
             self._set_head(centred)
 
     def _set_head(self, head: nn.Module) -> None:
-        """Put a module in the place of the head."""
+        """Replace the head by another module, on the model's device."""
         head = head.to(self.pixel_mean.device, memory_format=torch.channels_last)
         parent_name, _, name = self.head.rpartition(".")
         parent = self.plastic_layers.get_submodule(parent_name)
         setattr(parent, name, head)  # also under names such as "1" of an nn.Sequential
 
     @torch.no_grad()
-    def fold_feature_scale(self, maps: Tensor, whole: Tensor | None = None) -> float:
+    def fold_feature_scale(
+        self, maps: Tensor, complete_maps: Tensor | None = None
+    ) -> float:
         """Scale the maps to the spread that the codebook's settings are made for.
 
         Their positive values get the standard deviation ``REFERENCE_SCALE``. F's output
@@ -501,8 +536,8 @@ class SplitModel(ImageInput):
         Args:
             maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of
                 locations.
-            whole: ``(B, C, H, W)``, a few complete maps, to test whether P scales;
-                default ``maps``.
+            complete_maps: ``(B, C, H, W)``, a few maps of all locations, to test
+                whether P scales; default ``maps``.
 
         Returns:
             ``k``.
@@ -510,11 +545,13 @@ class SplitModel(ImageInput):
         Raises:
             ValueError: the maps are constant.
         """
-        if next(self.feature_extractor.parameters(), None) is None:
+        is_empty = next(self.feature_extractor.parameters(), None) is None
+        if is_empty:
             # The whole network is plastic and takes images, whose spread is known.
             return 1.0
-        complete = maps if whole is None else whole
-        factor = scale_of(maps, self.plastic_layers, self.head, complete)
+        if complete_maps is None:
+            complete_maps = maps
+        factor = feature_scale_of(maps, self.plastic_layers, self.head, complete_maps)
         if factor != 1.0:
             multiply_biases(self.plastic_layers, self.head, factor)
             self.feature_scale.mul_(factor)

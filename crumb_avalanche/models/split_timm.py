@@ -17,6 +17,7 @@ from crumb_avalanche.models.split_at import CutError, split_after
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import WeightsError, read_weights
 
+# What to do where weights cannot be had, for errors.
 _CURE = (
     "give a file (--weights FILE), or 'none' for random weights (in Python "
     "weights=FILE or None)"
@@ -50,29 +51,30 @@ def split_timm(
     """
     network = timm_network(name, weights, image_size)
     feature_info = getattr(network, "feature_info", None) or ()
-    stages = [stage["module"] for stage in feature_info]
-    modules = ", ".join(name for name, _ in network.named_children())
+    stages = [stage_info["module"] for stage_info in feature_info]
+    modules = ", ".join(child_name for child_name, _ in network.named_children())
     if isinstance(cut_layer, int):
-        stage = _stage_of_number(name, stages, cut_layer)
+        cut_module = _stage_of_number(name, stages, cut_layer)
+    elif cut_layer:
+        cut_module = cut_layer
+    elif len(stages) > 1:
+        cut_module = stages[-2]
     else:
-        stage = cut_layer or None
-        if stage is None and len(stages) > 1:
-            stage = stages[-2]
-        if stage is None:
-            raise ValueError(
-                f"timm lists no stages of {name}: give --cut-layer, one of {modules}"
-            )
+        raise ValueError(
+            f"timm lists no stages of {name}: give --cut-layer, one of {modules}"
+        )
     layout = Layout(
         prefix_tokens=getattr(network, "num_prefix_tokens", 0),
         channels_last=str(getattr(network, "output_fmt", "NCHW")).endswith("NHWC"),
     )
-    head = _head(network)
+    head = _classifier_layer(network)
     if head is None:
         head = _put_head_behind(network, image_size)
+    choices = ", ".join(stages) or modules
     try:
         model = split_after(
             network,
-            stage,
+            cut_module,
             head,
             n_classes=n_classes,
             image_size=image_size,
@@ -80,32 +82,49 @@ def split_timm(
         )
     except CutError as error:
         raise ValueError(
-            f"{name} cannot be cut after {stage!r}: {error}. Give another --cut-layer, "
-            f"one of {', '.join(stages) or modules} or a module within; or split the "
-            "network with split_at"
+            f"{name} cannot be cut after {cut_module!r}: {error}. Give another "
+            f"--cut-layer, one of {choices} or a module within; or split the network "
+            "with split_at"
         ) from error
-    if stage in stages:
-        model.stages = tuple(stages[: stages.index(stage) + 1])
-    elif stage:
-        model.stages = (stage,)
+    if cut_module in stages:
+        model.stages = tuple(stages[: stages.index(cut_module) + 1])
+    elif cut_module:
+        model.stages = (cut_module,)
     else:
         model.stages = ()
     return model
 
 
 def _stage_of_number(name: str, stages: list[str], number: int) -> str | None:
-    """Return the last of a number of leading stages; ``None`` if it is 0."""
+    """Return the last of the leading stages in F; ``None`` if their number is 0.
+
+    Args:
+        name: of the network, for the error.
+        stages: names of all stages, in order.
+        number: of leading stages.
+
+    Raises:
+        ValueError: there are fewer stages.
+    """
     if not 0 <= number <= len(stages):
         raise ValueError(
             f"cut_layer is {number}, but {name} has {len(stages)} stages to cut after "
             f"({', '.join(stages)}); give 0 to {len(stages)}, or the name of a module"
         )
-    return stages[number - 1] if number else None
+    if number == 0:
+        return None
+    return stages[number - 1]
 
 
 def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
-    """Build a network of timm; the arguments and errors are those of ``split_timm``."""
-    short = name.removeprefix(PREFIX)
+    """Build a network of timm with its weights; see ``split_timm`` for the errors.
+
+    Args:
+        name: ``timm:NAME``.
+        weights: ``"timm"``, a path, or ``None``.
+        image_size: side of the images in pixels.
+    """
+    timm_name = name.removeprefix(PREFIX)
     config = config_of(name)
     arguments: dict[str, Any] = {}
     # Networks of a fixed size take it as an argument; others take any size.
@@ -113,44 +132,44 @@ def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
         arguments["img_size"] = image_size
     if weights is not None and weights != "timm":
         state = read_weights(weights)
-        count = _classes_in(state, config.classifier)
+        n_classes = _classes_in(state, config.classifier)
         # timm translates older names, and resizes position embeddings.
         overlay = {
             "state_dict": state,
-            "num_classes": count,
+            "num_classes": n_classes,
             "label_offset": 0,
             "custom_load": False,
             "source": "",
         }
-        arguments |= {"num_classes": count, "pretrained_cfg_overlay": overlay}
+        arguments |= {"num_classes": n_classes, "pretrained_cfg_overlay": overlay}
     create_model = import_timm().create_model
     try:
-        network = create_model(short, pretrained=weights is not None, **arguments)
+        network = create_model(timm_name, pretrained=weights is not None, **arguments)
         # Sizes that depend on the image cannot be traced.
         if getattr(network, "dynamic_img_size", False):
             state = network.state_dict()
-            network = create_model(short, dynamic_img_size=False, **arguments)
+            network = create_model(timm_name, dynamic_img_size=False, **arguments)
             network.load_state_dict(state)
     except RuntimeError as error:
         if weights in (None, "timm"):
             raise WeightsError(
-                f"timm cannot give {name} its weights ({_first(error)}); {_CURE}"
+                f"timm cannot give {name} its weights ({_short_text(error)}); {_CURE}"
             ) from error
         raise WeightsError(
-            f"{weights} does not fit {name} ({_first(error)}): these are the weights "
-            "of another network; choose the matching --backbone"
+            f"{weights} does not fit {name} ({_short_text(error)}): these are the "
+            "weights of another network; choose the matching --backbone"
         ) from error
     except (OSError, ValueError, AssertionError, TypeError) as error:
         if isinstance(error, OSError) and cured(error):
             raise
         if weights == "timm":
             raise WeightsError(
-                f"the weights of {name} cannot be downloaded ({_first(error)}); "
+                f"the weights of {name} cannot be downloaded ({_short_text(error)}); "
                 f"{without_download()}. Or {_CURE}"
             ) from error
         raise ValueError(
             f"timm cannot build {name} for images of {image_size} pixels "
-            f"({_first(error)}); give another image_size"
+            f"({_short_text(error)}); give another image_size"
         ) from error
     if isinstance(network.get_classifier(), nn.Identity):  # trained without labels
         network.reset_classifier(1)
@@ -160,26 +179,31 @@ def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
 def _classes_in(
     state: dict[str, Tensor], classifier: str | tuple[str, ...] | None
 ) -> int:
-    """Return the number of classes of the first head in a state; 0 without a head."""
+    """Return the number of classes of the first head in a state; 0 without a head.
+
+    Args:
+        state: weights of a network of timm, by name.
+        classifier: name of its head, or names of several, or ``None``.
+    """
     if isinstance(classifier, str):
         classifier = (classifier,)
     for name in classifier or ():
-        weight = state.get(f"{name}.weight")
+        weight = state.get(f"{name}.weight")  # (classes, features)
         if weight is not None:
             return len(weight)
     return 0
 
 
-def _first(error: BaseException) -> str:
-    """Return what an error says, in one line of moderate length."""
+def _short_text(error: BaseException) -> str:
+    """Return what an error of timm says, in one line of moderate length."""
     text = " ".join(str(error).split()) or type(error).__name__
     if len(text) < 200:
         return text
     return text[:200] + " ..."
 
 
-def _head(network: nn.Module) -> str | None:
-    """Return the name of the one linear or convolutional layer of the classifier.
+def _classifier_layer(network: nn.Module) -> str | None:
+    """Return the name of the linear or convolutional layer of timm's classifier.
 
     ``None`` if there are two, as in distilled networks, or if it is the last layer of a
     pool by attention, as in CLIP's ResNets, which cannot be traced.
@@ -187,39 +211,49 @@ def _head(network: nn.Module) -> str | None:
     classifiers = network.get_classifier()
     if not isinstance(classifiers, tuple | list):
         classifiers = [classifiers]
-    in_classifiers = set().union(*(module.modules() for module in classifiers))
-    names = [
-        path
-        for path, module in network.named_modules()
-        if module in in_classifiers and isinstance(module, nn.Linear | nn.Conv2d)
-    ]
-    if len(names) != 1:
+    classifier_modules: set[nn.Module] = set()
+    for classifier in classifiers:
+        classifier_modules.update(classifier.modules())
+    layer_names = []
+    for name, module in network.named_modules():
+        is_layer = isinstance(module, nn.Linear | nn.Conv2d)
+        if is_layer and module in classifier_modules:
+            layer_names.append(name)
+    if len(layer_names) != 1:
         return None
-    parent = network.get_submodule(names[0].rpartition(".")[0])
+    (layer_name,) = layer_names
+    parent = network.get_submodule(layer_name.rpartition(".")[0])
     if type(parent).__name__.startswith("AttentionPool"):
         return None
-    return names[0]
+    return layer_name
 
 
 @torch.no_grad()
 def _put_head_behind(network: nn.Module, image_size: int) -> str:
     """Put one linear layer behind what a network gives without its classifiers.
 
-    Two distilled classifiers give the mean of their inputs.
+    A network with two distilled classifiers gives the mean of their inputs.
+
+    Args:
+        network: of timm; changed in place.
+        image_size: side of the images in pixels.
 
     Returns:
         The name of the layer.
+
+    Raises:
+        ValueError: the network does not give one vector for an image.
     """
     network.reset_classifier(0)
     network.eval()
-    values = network(torch.zeros(1, 3, image_size, image_size))
-    if values.dim() != 2:
+    features = network(torch.zeros(1, 3, image_size, image_size))
+    if features.dim() != 2:
         raise ValueError(
-            f"without its classifiers the network gives {tuple(values.shape)} for one "
-            "image, not (1, features): choose a network with one classifier"
+            f"without its classifiers the network gives {tuple(features.shape)} for "
+            "one image, not (1, features): choose a network with one classifier"
         )
     features_of = network.forward
-    network.add_module("head_behind", nn.Linear(values.shape[1], 1))
+    network.add_module("head_behind", nn.Linear(features.shape[1], 1))
 
     def logits(images: Tensor) -> Tensor:
         return network.head_behind(features_of(images))

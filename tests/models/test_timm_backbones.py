@@ -154,7 +154,7 @@ def test_gradients_are_in_p_and_the_codebook(split):
 def test_features_of_closed_forms(split):
     pixels = images()
     model = split.model
-    grid_of_image = model.places(model.extract(pixels))
+    grid_of_image = model.patch_grid(model.extract(pixels))
     assert grid_of_image.shape == (3, split.family.map_shape[0], *split.family.grid)
     moments = FeatureMoments(maps=True, deviations=True)
     assert moments.length(model) == split.family.features
@@ -178,7 +178,7 @@ def test_copies_answer_alike(split, copied):
 def test_tokens_that_are_no_patches():
     model = split_backbone("timm:small_dinov2", None, n_classes=2).eval()
     maps = torch.randn(2, *model.map_shape)
-    grid = model.places(maps)
+    grid = model.patch_grid(maps)
     assert torch.equal(grid.flatten(2), maps[:, :, 5:, 0])
     moved = maps.clone()
     moved[:, :, :5] += 1000
