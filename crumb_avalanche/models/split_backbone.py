@@ -168,12 +168,7 @@ def split_backbone(
             not fit the maps.
         WeightsError: weights that cannot be fetched or read, or are another model's.
     """
-    is_of_timm = is_timm(name)
-    if name not in BACKBONES and not is_of_timm:
-        raise ValueError(
-            f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and "
-            f"{PREFIX}NAME for those of timm; for others use split_at"
-        )
+    _check_backbone(name)
     if preprocessing:
         network_preprocessing = Preprocessing(**preprocessing)
     else:
@@ -181,10 +176,11 @@ def split_backbone(
     image_size = image_size or network_preprocessing.size
     if fine_tuning is None:
         fine_tuning = weights is not None
-    is_fine_tuned = fine_tuning and cut_layer != 0
+    can_fine_tune = is_timm(name) or BACKBONES[name].fine_tuned
+    is_fine_tuned = fine_tuning and can_fine_tune and cut_layer != 0
     if weights == "torchvision":
         weights = published_by(name)
-    if is_of_timm:
+    if is_timm(name):
         _check_usual_head(relu_logits, head_kernel)
         model = split_timm(
             name,
@@ -194,7 +190,6 @@ def split_backbone(
             image_size=image_size,
         )
     else:
-        is_fine_tuned = is_fine_tuned and BACKBONES[name].fine_tuned
         smallest_side = 0
         if is_fine_tuned:
             smallest_side = BACKBONES[name].smallest_side
@@ -215,13 +210,22 @@ def split_backbone(
     model.interpolation = network_preprocessing.interpolation
     model.backbone = name
     has_empty_extractor = not model.stages
-    if codebook is False or (codebook is True and has_empty_extractor):
-        codebook = None
-    elif codebook is True:
+    if codebook is True and not has_empty_extractor:
         codebook = usual_codebook(model, is_fine_tuned)
+    elif isinstance(codebook, bool):
+        codebook = None
     prepare_codebook(codebook, model.map_shape[0])
     model.codebook = codebook
     return model
+
+
+def _check_backbone(name: str) -> None:
+    """Raise ValueError for the name of an unknown backbone."""
+    if name not in BACKBONES and not is_timm(name):
+        raise ValueError(
+            f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and "
+            f"{PREFIX}NAME for those of timm; for others use split_at"
+        )
 
 
 def _check_usual_head(relu_logits: bool, head_kernel: int) -> None:

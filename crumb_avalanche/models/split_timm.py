@@ -125,23 +125,7 @@ def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
         image_size: side of the images in pixels.
     """
     timm_name = name.removeprefix(PREFIX)
-    config = config_of(name)
-    arguments: dict[str, Any] = {}
-    # Networks of a fixed size take it as an argument; others take any size.
-    if config.fixed_input_size and image_size != config.input_size[-1]:
-        arguments["img_size"] = image_size
-    if weights is not None and weights != "timm":
-        state = read_weights(weights)
-        n_classes = _classes_in(state, config.classifier)
-        # timm translates older names, and resizes position embeddings.
-        overlay = {
-            "state_dict": state,
-            "num_classes": n_classes,
-            "label_offset": 0,
-            "custom_load": False,
-            "source": "",
-        }
-        arguments |= {"num_classes": n_classes, "pretrained_cfg_overlay": overlay}
+    arguments = _timm_arguments(name, weights, image_size)
     create_model = import_timm().create_model
     try:
         network = create_model(timm_name, pretrained=weights is not None, **arguments)
@@ -150,30 +134,68 @@ def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
             state = network.state_dict()
             network = create_model(timm_name, dynamic_img_size=False, **arguments)
             network.load_state_dict(state)
-    except RuntimeError as error:
-        if weights in (None, "timm"):
-            raise WeightsError(
-                f"timm cannot give {name} its weights ({_short_text(error)}); {_CURE}"
-            ) from error
-        raise WeightsError(
-            f"{weights} does not fit {name} ({_short_text(error)}): these are the "
-            "weights of another network; choose the matching --backbone"
-        ) from error
-    except (OSError, ValueError, AssertionError, TypeError) as error:
+    except (OSError, RuntimeError, ValueError, AssertionError, TypeError) as error:
         if isinstance(error, OSError) and cured(error):
             raise
-        if weights == "timm":
-            raise WeightsError(
-                f"the weights of {name} cannot be downloaded ({_short_text(error)}); "
-                f"{without_download()}. Or {_CURE}"
-            ) from error
-        raise ValueError(
-            f"timm cannot build {name} for images of {image_size} pixels "
-            f"({_short_text(error)}); give another image_size"
-        ) from error
+        raise _timm_error(error, name, weights, image_size) from error
     if isinstance(network.get_classifier(), nn.Identity):  # trained without labels
         network.reset_classifier(1)
     return network
+
+
+def _timm_arguments(name: str, weights: str | None, image_size: int) -> dict[str, Any]:
+    """Return the arguments of timm's ``create_model`` for size and weights.
+
+    The arguments and errors are those of ``timm_network``.
+    """
+    config = config_of(name)
+    arguments: dict[str, Any] = {}
+    # Networks of a fixed size take it as an argument; others take any size.
+    if config.fixed_input_size and image_size != config.input_size[-1]:
+        arguments["img_size"] = image_size
+    if weights is not None and weights != "timm":  # a file
+        state = read_weights(weights)
+        n_classes = _classes_in(state, config.classifier)
+        arguments["num_classes"] = n_classes
+        # timm translates older names, and resizes position embeddings.
+        arguments["pretrained_cfg_overlay"] = {
+            "state_dict": state,
+            "num_classes": n_classes,
+            "label_offset": 0,
+            "custom_load": False,
+            "source": "",
+        }
+    return arguments
+
+
+def _timm_error(
+    error: Exception, name: str, weights: str | None, image_size: int
+) -> ValueError:
+    """Return the error for a network that timm could not create.
+
+    Args:
+        error: timm's; a RuntimeError is about the weights.
+        name, weights, image_size: see ``timm_network``.
+    """
+    reason = _short_text(error)
+    if isinstance(error, RuntimeError):
+        if weights in (None, "timm"):
+            return WeightsError(
+                f"timm cannot give {name} its weights ({reason}); {_CURE}"
+            )
+        return WeightsError(
+            f"{weights} does not fit {name} ({reason}): these are the weights of "
+            "another network; choose the matching --backbone"
+        )
+    if weights == "timm":
+        return WeightsError(
+            f"the weights of {name} cannot be downloaded ({reason}); "
+            f"{without_download()}. Or {_CURE}"
+        )
+    return ValueError(
+        f"timm cannot build {name} for images of {image_size} pixels ({reason}); "
+        "give another image_size"
+    )
 
 
 def _classes_in(

@@ -82,7 +82,7 @@ class Header:
 
 
 def read_header(file: BinaryIO) -> Header:
-    """Read the header of an open file, and check that the tensors fill the rest.
+    """Read the header of an open tensor file; check that the tensors fill the rest.
 
     Raises:
         FormatError: the file is none of this format, or is incomplete.

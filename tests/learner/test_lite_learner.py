@@ -11,7 +11,7 @@ from crumb_avalanche.models import backbone_names, weights
 from crumb_avalanche.models.backbone_names import default_backbone, package_of_weights
 from crumb_avalanche.models.networks import EfficientNetLite
 from crumb_avalanche.models.split_at import split_at
-from crumb_avalanche.models.weights import in_order, packaged_weights
+from crumb_avalanche.models.weights import packaged_weights, renamed_weights
 
 pytestmark = pytest.mark.skipif(
     package_of_weights() is None, reason="needs the extra weights"
@@ -91,7 +91,7 @@ def test_a_file_without_weights(learner, tmp_path):
 def test_a_cut_by_name(learner):
     """The maps are those of the cut by number."""
     network = EfficientNetLite().eval()
-    network.load_state_dict(in_order(packaged_weights(), network, "the package"))
+    network.load_state_dict(renamed_weights(packaged_weights(), network, "the package"))
     cut = split_at(network, "features.11", n_classes=2, image_size=SIDE).eval()
     cut.set_normalization((0.5,) * 3, (0.5,) * 3)
     pixels = torch.from_numpy(IMAGES[1]).permute(0, 3, 1, 2)

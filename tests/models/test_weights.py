@@ -274,7 +274,7 @@ def test_too_few_tensors_in_order():
     state = network().state_dict()
     words = "these weights hold 9 tensors, Linear needs 2"
     with pytest.raises(WeightsError, match=words):
-        weights.in_order(state, nn.Linear(1, 1), "these weights")
+        weights.renamed_weights(state, nn.Linear(1, 1), "these weights")
 
 
 def test_there_is_no_file(tmp_path):
