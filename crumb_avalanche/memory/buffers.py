@@ -90,19 +90,33 @@ class MemoryBuffer(ABC):
     def to_rows(
         self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
     ) -> Tensor:
-        """Turn some images of a batch into rows, ``(n, ...)``."""
+        """Turn some images of a batch into rows, ``(n, ...)``.
+
+        Args:
+            batch: images, their labels and maps.
+            positions: of the images in the batch.
+            model: whose maps they are.
+        """
 
     @abstractmethod
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
         """Turn rows into feature maps ``(n, C, H, W)``.
 
         Where codes are stored, they have a gradient to the codebook.
+
+        Args:
+            rows: ``(n, ...)``, as ``to_rows`` returned them.
+            model: that computes or decodes the maps.
         """
 
     @staticmethod
     @abstractmethod
     def item_bytes(model: SplitModel) -> int:
-        """Bytes of one memory, without its label."""
+        """Bytes of one memory, without its label.
+
+        Args:
+            model: whose maps, or whose images, are stored.
+        """
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -281,7 +295,11 @@ class CodeBuffer(MemoryBuffer):
 
     @staticmethod
     def item_bytes(model: SplitModel) -> int:
-        """Return the bytes of the packed codes of one map, without its label."""
+        """Return the bytes of the packed codes of one map, without its label.
+
+        Args:
+            model: as for ``MemoryBuffer.item_bytes``.
+        """
         channels, height, width = model.map_shape
         codebook = _codebook_of(model)
         n_codes = codebook.groups(channels) * height * width
@@ -290,7 +308,11 @@ class CodeBuffer(MemoryBuffer):
     def to_rows(
         self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
     ) -> Tensor:
-        """Pack the codes of some images of a batch, ``(n, bytes)`` uint8."""
+        """Pack the codes of some images of a batch, ``(n, bytes)`` uint8.
+
+        Args:
+            batch, positions, model: as for ``MemoryBuffer.to_rows``.
+        """
         if batch.codes is None:
             codes_bghw = model.encode(batch.feature_map[positions])
         else:
@@ -302,7 +324,11 @@ class CodeBuffer(MemoryBuffer):
         return pack(codes_per_item, bits_per_code(codebook.codebook_size))
 
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
-        """Decode rows of packed codes, ``(n, bytes)``, to maps ``(n, C, H, W)``."""
+        """Decode rows of packed codes, ``(n, bytes)``, to maps ``(n, C, H, W)``.
+
+        Args:
+            rows, model: as for ``MemoryBuffer.to_maps``.
+        """
         channels, height, width = model.map_shape
         codebook = _codebook_of(model)
         groups = codebook.groups(channels)
@@ -328,17 +354,29 @@ class ImageBuffer(MemoryBuffer):
 
     @staticmethod
     def item_bytes(model: SplitModel) -> int:
-        """Return the bytes of the pixels of one image, without its label."""
+        """Return the bytes of the pixels of one image, without its label.
+
+        Args:
+            model: as for ``MemoryBuffer.item_bytes``.
+        """
         return 3 * model.image_size**2
 
     def to_rows(
         self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
     ) -> Tensor:
-        """Return the pixels of some images of a batch, ``(n, 3, h, w)`` uint8."""
+        """Return the pixels of some images of a batch, ``(n, 3, h, w)`` uint8.
+
+        Args:
+            batch, positions, model: as for ``MemoryBuffer.to_rows``.
+        """
         return batch.pixels(positions)
 
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
-        """Run F on ``(n, 3, h, w)`` pixels: ``(n, C, H, W)`` maps."""
+        """Run F on ``(n, 3, h, w)`` pixels: ``(n, C, H, W)`` maps.
+
+        Args:
+            rows, model: as for ``MemoryBuffer.to_maps``.
+        """
         return model.features(rows)
 
     def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
@@ -359,16 +397,28 @@ class MapBuffer(MemoryBuffer):
 
     @staticmethod
     def item_bytes(model: SplitModel) -> int:
-        """Return the bytes of one float32 map, without its label."""
+        """Return the bytes of one float32 map, without its label.
+
+        Args:
+            model: as for ``MemoryBuffer.item_bytes``.
+        """
         channels, height, width = model.map_shape
         return 4 * channels * height * width
 
     def to_rows(
         self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
     ) -> Tensor:
-        """Return the maps of some images of a batch, ``(n, C, H, W)`` float32."""
+        """Return the maps of some images of a batch, ``(n, C, H, W)`` float32.
+
+        Args:
+            batch, positions, model: as for ``MemoryBuffer.to_rows``.
+        """
         return batch.feature_map[positions].float().contiguous()
 
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
-        """Return the stored maps, ``(n, C, H, W)``, channels-last in memory."""
+        """Return the stored maps, ``(n, C, H, W)``, channels-last in memory.
+
+        Args:
+            rows, model: as for ``MemoryBuffer.to_maps``.
+        """
         return rows.contiguous(memory_format=torch.channels_last)

@@ -134,7 +134,11 @@ class EveryJth(SelectionRule):
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int
     ) -> list[int]:
-        """Count the images of the last experience as past, and set the new quota."""
+        """Count the images of the last experience as past, and set the new quota.
+
+        Args:
+            slots, coming, batch_size: as for ``SelectionRule.begin_experience``.
+        """
         super().begin_experience(slots, coming, batch_size)
         for label, count in self.offered.items():
             self.past[label] = self.past.get(label, 0) + count
@@ -241,7 +245,11 @@ class ClassBalancedReservoir(SelectionRule):
     full: set[int] = field(default_factory=set)
 
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Choose every image while slots are free, and later some at random."""
+        """Choose every image while slots are free, and later some at random.
+
+        Args:
+            slots, labels: as for ``SelectionRule.choose``.
+        """
         chosen = []
         for position, label in enumerate(labels):
             self.seen[label] = self.seen.get(label, 0) + 1
@@ -304,7 +312,11 @@ class ReferenceRule(SelectionRule):
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int
     ) -> list[int]:
-        """Set the quota and the stride of the second pass over an experience."""
+        """Set the quota and the stride of the second pass over an experience.
+
+        Args:
+            slots, coming, batch_size: as for ``SelectionRule.begin_experience``.
+        """
         super().begin_experience(slots, coming, batch_size)
         self.expected = sorted(set(slots.classes) | set(coming))
         self.quota = slots.capacity // max(1, len(self.expected))

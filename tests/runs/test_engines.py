@@ -282,7 +282,7 @@ def diverging(clips, tmp_path, monkeypatch):
     """A function that gives a run of four experiences of a class each, which diverges
     in an iteration of one.
     """
-    check = DivergenceGuard.check
+    check_loss = DivergenceGuard.check_loss
     chosen = dict(
         benchmark="clip_folder",
         dataset_root=str(clips),
@@ -302,9 +302,9 @@ def diverging(clips, tmp_path, monkeypatch):
     def settings(*place):
         def checked(guard, strategy, loss):
             now = strategy.clock.train_exp_counter, strategy.clock.train_exp_iterations
-            check(guard, strategy, loss * float("nan") if now == place else loss)
+            check_loss(guard, strategy, loss * float("nan") if now == place else loss)
 
-        monkeypatch.setattr(DivergenceGuard, "check", checked)
+        monkeypatch.setattr(DivergenceGuard, "check_loss", checked)
         return RunSettings(
             **chosen, classes_per_experience=1, output=str(tmp_path / "run0")
         )

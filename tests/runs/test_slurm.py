@@ -98,13 +98,13 @@ def slowly(settings: RunSettings) -> None:
     from crumb_avalanche.runs.cells import learn
     from crumb_avalanche.training.plugins import DivergenceGuard
 
-    check = DivergenceGuard.check
+    check_loss = DivergenceGuard.check_loss
 
     def checked(guard, strategy, loss):
         time.sleep(2)
-        check(guard, strategy, loss)
+        check_loss(guard, strategy, loss)
 
-    DivergenceGuard.check = checked
+    DivergenceGuard.check_loss = checked
     learn(settings)
 
 
