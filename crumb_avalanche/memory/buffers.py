@@ -205,6 +205,10 @@ class MemoryBuffer(ABC):
     def replay(self, slots: Tensor, model: SplitModel) -> tuple[Tensor, Tensor]:
         """Return the memories of drawn slots, on the model's device.
 
+        Args:
+            slots: ``(n,)`` int64, as ``draw`` returned them.
+            model: that computes or decodes the maps.
+
         Returns:
             feature maps, ``(n, C, H, W)``, and labels, ``(n,)`` int64.
         """
@@ -383,6 +387,12 @@ class ImageBuffer(MemoryBuffer):
         """Return maps and labels of drawn slots, with one pass of F for each image.
 
         A small buffer is drawn from many times over.
+
+        Args:
+            slots, model: as for ``MemoryBuffer.replay``.
+
+        Returns:
+            feature maps, ``(n, C, H, W)``, and labels, ``(n,)`` int64.
         """
         unique_slots, inverse = slots.unique(return_inverse=True)
         maps, labels = super().replay(unique_slots, model)
