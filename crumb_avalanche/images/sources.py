@@ -50,7 +50,9 @@ from crumb_avalanche.images.clips import (
 if TYPE_CHECKING:
     import torch
 
-ENOUGH_FRAMES = 20  # frames taken of a short video, where 5 a second give so many
+LONG_VIDEO_FPS = 1.0  # frames taken per second
+SHORT_VIDEO_FPS = 5.0  # at most, of a video where the former gives fewer than enough
+ENOUGH_FRAMES = 20
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 _MOST_NAMED = 5  # class folders without images that a warning names
 _RULE = (
@@ -397,7 +399,8 @@ def _reason_in_words(error: Exception) -> str:
 def _usual_frame_rate(video: Path) -> float:
     """Return the frames per second that are taken of a video; see `clips_of`."""
     seconds = seconds_of(video, most=ENOUGH_FRAMES)
-    return min(5.0, max(1.0, ENOUGH_FRAMES / max(seconds, 1.0)))
+    fps = ENOUGH_FRAMES / max(seconds, 1.0)
+    return min(SHORT_VIDEO_FPS, max(LONG_VIDEO_FPS, fps))
 
 
 def _is_frame(item: Any) -> bool:
@@ -405,7 +408,8 @@ def _is_frame(item: Any) -> bool:
     if isinstance(item, str | os.PathLike):
         path = path_of(item)
         return not (os.path.isdir(path) or is_pattern(path) or is_video(path))
-    return isinstance(item, Image.Image) or (is_array(item) and len(item.shape) == 3)
+    is_single_array = is_array(item) and len(item.shape) == 3
+    return is_single_array or isinstance(item, Image.Image)
 
 
 def _named_images(name: str, image: Any) -> Iterator[tuple[str, Any]]:

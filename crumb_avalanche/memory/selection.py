@@ -87,15 +87,21 @@ class SelectionRule(ABC):
         return False
 
     def state_dict(self) -> dict:
-        """Return the fields of a rule that is a dataclass, sets as sorted lists."""
+        """Return the fields of a selection rule, sets as sorted lists.
+
+        A rule that is no dataclass has none.
+        """
         state = {}
         for name in getattr(self, "__dataclass_fields__", ()):
-            value = getattr(self, name)
-            state[name] = sorted(value) if isinstance(value, set) else deepcopy(value)
+            field_value = getattr(self, name)
+            if isinstance(field_value, set):
+                state[name] = sorted(field_value)
+            else:
+                state[name] = deepcopy(field_value)
         return state
 
     def load_state_dict(self, state: dict) -> None:
-        """Load what ``state_dict`` returned."""
+        """Load the fields of a selection rule, which ``state_dict`` returned."""
         for name in getattr(self, "__dataclass_fields__", ()):
             field_type = type(getattr(self, name))
             setattr(self, name, field_type(state[name]))

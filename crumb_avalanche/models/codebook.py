@@ -174,7 +174,7 @@ class Codebook(nn.Module):
         return channels // self.codebook_dim
 
     def for_channels(self, channels: int) -> "Codebook":
-        """Make room for what depends on the number of channels.
+        """Make room for what depends on the number of channels: tables, order, filter.
 
         ``SplitModel``, ``calibrate`` and ``INITIALISERS`` call it. Tables are then
         shared by consecutive groups, the order of the channels is that of the maps, and

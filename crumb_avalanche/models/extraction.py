@@ -116,7 +116,7 @@ def extract_in_parts(
 def _has_same_bits_alone(
     extract: Callable[[Tensor], Tensor], shape: torch.Size
 ) -> bool:
-    """Whether an image of a shape, ``(1, 3, h, w)``, gets the same map as in a pair.
+    """Whether F gives an image alone, ``(1, 3, h, w)``, the map that it has in a pair.
 
     Measured on noise.
     """

@@ -26,7 +26,7 @@ class AveragingConv2d(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size=1)
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Return ``(B, classes, 1, 1)`` of ``(B, C, H, W)``."""
+        """Compute logits ``(B, classes, 1, 1)`` of ``(B, C, H, W)`` maps."""
         # Not mean(): its gradient would be a whole map in memory, and with the axes in
         # another order.
         sums = maps.sum((2, 3), keepdim=True)
@@ -75,7 +75,7 @@ class CentredLinear(nn.Linear):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return ``(B, classes)`` of ``(B, D)``."""
+        """Compute logits ``(B, classes)`` of ``(B, D)`` inputs of the head."""
         if inputs.requires_grad:
             inputs = with_damped_gradient(inputs, self.DAMPING)
         return super().forward((inputs - self.mean) * self.scale)
@@ -165,10 +165,14 @@ def check_float32(network: nn.Module) -> None:
 
 
 def head_outputs(layers: nn.Module, name: str) -> int:
-    """Return the outputs of the head, by its qualified name among layers.
+    """Return the number of outputs of the head.
+
+    Args:
+        layers: P.
+        name: of the head among them, qualified.
 
     Raises:
-        TypeError: it is neither linear nor convolutional.
+        TypeError: the head is neither linear nor convolutional.
     """
     head = layers.get_submodule(name)
     if isinstance(head, nn.Conv2d):

@@ -120,6 +120,6 @@ class LookStore:
         return LookMaps(looks)
 
     def close(self) -> None:
-        """Close the files. No map can be read afterwards."""
+        """Close the files of all looks. No map can be read afterwards."""
         for store in self.stores:
             store.close()

@@ -112,6 +112,7 @@ class FilterEquations:
 def _filter_inputs(maps: Tensor) -> Tensor:
     """Return the window around each value of maps, and a 1: ``(C, B * H * W, 10)``."""
     batch, channels, height, width = maps.shape
+    # In names: n the taps of a window, l the locations.
     windows = functional.unfold(maps, SIDE, padding=SIDE // 2)
     windows_bcnl = windows.view(batch, channels, TAPS, height * width)
     windows_cbln = windows_bcnl.permute(1, 0, 3, 2)

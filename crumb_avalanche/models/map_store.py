@@ -133,7 +133,7 @@ class MapStore:
         self._file = open(self.path, "rb", buffering=0)  # noqa: SIM115 - close() does
 
     def close(self) -> None:
-        """Close the file. No map can be read afterwards."""
+        """Close the file of the maps. No map can be read afterwards."""
         self._file.close()
 
     @contextmanager
@@ -153,7 +153,7 @@ class MapStore:
         return self.count * ENTRY_BYTES + int(row) * self.bytes_per_map
 
     def _read_into(self, values: np.ndarray, offset: int) -> int:
-        """Fill an array from the file; return the number of bytes read.
+        """Fill an array from the file of the maps; return the number of bytes read.
 
         They are fewer at the end of the file.
         """
@@ -165,7 +165,10 @@ class MapStore:
         return self._file.readinto(values.data)
 
     def _write_at(self, values: np.ndarray, offset: int) -> None:
-        """Write a contiguous array; after an error, a part may be written."""
+        """Write a contiguous array to the file of the maps.
+
+        After an error, a part may be written.
+        """
         remaining_bytes = values.data.cast("B")
         with self._writing():
             self._file.seek(offset)

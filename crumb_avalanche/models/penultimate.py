@@ -38,7 +38,7 @@ class HeadInput:
             images: the very tensor whose latest pass is recorded; default any pass of
                 P.
         """
-        self.take()  # of a pass that was not asked for
+        self.take()  # ends a recording that nobody took
         head = model.plastic_layers.get_submodule(model.head)
         self._handles = [head.register_forward_pre_hook(self._record_input)]
         self._is_recording = images is None

@@ -242,7 +242,9 @@ class SplitModel(ImageInput):
         """Add to a state dict how the model was calibrated; torch's hook."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
-        error = NOT_MEASURED if self.codes_error is None else self.codes_error
+        error = self.codes_error
+        if error is None:
+            error = NOT_MEASURED
         destination[f"{prefix}codes_error"] = torch.tensor(error, dtype=torch.float64)
 
     def _load_from_state_dict(self, state_dict, prefix, *arguments):
@@ -388,7 +390,7 @@ class SplitModel(ImageInput):
     def _scaled_maps(self, maps: Tensor) -> Tensor:
         """Multiply F's maps by the feature scale, in float32, channels-last."""
         converted = maps.to(torch.float32, memory_format=torch.channels_last)
-        if converted is maps:
+        if converted is maps:  # the caller's own, which stays as it is
             return converted * self.feature_scale
         # A copy already, of a cache's half precision or other strides.
         return converted.mul_(self.feature_scale)

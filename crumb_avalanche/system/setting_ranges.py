@@ -71,7 +71,7 @@ class Range:
         return upper_words if is_too_high else lower_words
 
     def _highest(self, value: float) -> float:
-        """Return the upper limit for a value; without one, that of its type."""
+        """Return the upper limit of a setting; without one, that of its type."""
         if self.most is not None:
             return self.most
         if isinstance(value, float):
@@ -79,7 +79,7 @@ class Range:
         return HIGHEST_COUNT
 
     def __repr__(self) -> str:
-        """Say the range as the help of a command shows it: ``>= 0, < 1``."""
+        """Say the range of a setting as a command's help shows it: ``>= 0, < 1``."""
         limits = []
         if self.least is not None:
             sign = ">" if self.above else ">="

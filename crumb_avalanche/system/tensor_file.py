@@ -242,7 +242,11 @@ def _as_tensor(array: np.ndarray, path: str) -> Tensor:
 
 
 def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Restore what ``flatten`` split.
+    """Restore a nested state, which ``flatten`` split.
+
+    Args:
+        tree: of JSON, with nodes such as ``{"tensor": name}``.
+        tensors: by name.
 
     Raises:
         StateError: the tree names a missing tensor, or holds an unknown node.

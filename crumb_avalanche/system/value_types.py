@@ -113,7 +113,7 @@ def _path_in_value(problem: Any, value: Any, path: str) -> tuple[str, int]:
 
 
 def shown(value: Any) -> str:
-    """Return a value as text of at most 80 characters, safe to print."""
+    """Return a value of a file as text of at most 80 characters, safe to print."""
     if hasattr(value, "dtype"):
         return f"{_dtype_name(value.dtype)} {tuple(value.shape)}"
     if isinstance(value, dict | list | tuple):
