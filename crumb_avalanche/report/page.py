@@ -64,8 +64,8 @@ class Table:
 
         A column that no row has is left out, a cell that a row lacks is empty.
         """
-        names = set().union(*rows)
-        used = {name: head for name, head in columns.items() if name in names}
+        names_in_rows = set().union(*rows)
+        used = {name: head for name, head in columns.items() if name in names_in_rows}
         cells = []
         for row in rows:
             cells.append([row.get(name, EMPTY) for name in used])
@@ -76,8 +76,8 @@ class Table:
         """Whether each column holds numbers only, empty cells aside."""
         numeric = [True] * len(self.columns)
         for row in self.rows:
-            for column, entry in enumerate(row):
-                if not NUMBER.fullmatch(entry.plain):
+            for column, table_cell in enumerate(row):
+                if not NUMBER.fullmatch(table_cell.plain):
                     numeric[column] = False
         return numeric
 
@@ -86,7 +86,7 @@ class Table:
         """Aligned columns for a terminal, in ASCII where the cells are."""
         rows = []
         for row in self.rows:
-            rows.append([entry.text.replace("±", "+-") for entry in row])
+            rows.append([table_cell.text.replace("±", "+-") for table_cell in row])
         return text_table(list(self.columns.values()), rows)
 
     @property
@@ -94,30 +94,33 @@ class Table:
         """CSV with the names of columns and the values for programs."""
         rows = [list(self.columns)]
         for row in self.rows:
-            rows.append([entry.plain for entry in row])
+            rows.append([table_cell.plain for table_cell in row])
         return csv_text(rows)
 
 
 def count(value: float) -> Cell:
-    """A whole number with thousands separators."""
+    """Return the cell of a whole number, with thousands separators."""
     return Cell(f"{value:,.0f}", f"{value:.0f}")
 
 
-def percent(values: Sequence[float]) -> Cell:
-    """Mean ± standard deviation (n - 1) of accuracies in percent; of one, itself."""
-    return Cell(mean_text(values, ".2f", "±"))
+def percent(accuracies: Sequence[float]) -> Cell:
+    """Return the cell of accuracies in percent: mean ± standard deviation (n - 1).
+
+    A single accuracy stands alone.
+    """
+    return Cell(mean_text(accuracies, ".2f", "±"))
 
 
 def seconds(value: float) -> Cell:
-    """Seconds or images per second, to a tenth."""
+    """Return the cell of seconds or of images per second, to a tenth."""
     return Cell(f"{value:.1f}")
 
 
 def setting(value: object) -> Cell:
-    """A setting, shortened if it is long."""
+    """Return the cell of a setting, shortened if it is long."""
     text = cell(value)
-    full = cell(value, 100_000)
-    return Cell(text, None if text == full else full)
+    full_text = cell(value, 100_000)
+    return Cell(text, None if text == full_text else full_text)
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ class Matrix:
 
 @cache
 def environment() -> Environment:
-    """Return the templates.
+    """Return the templates of all pages, made once.
 
     Everything is escaped that is not ``Markup``, and characters that are not seen are
     shown as escapes.
@@ -186,8 +189,12 @@ def environment() -> Environment:
 
 
 def _visible(value: Any) -> Any:
-    """Return markup as it is, a text with escapes for characters that are not seen."""
-    return value if hasattr(value, "__html__") else printable(value)
+    """Return a text of a page with escapes for characters that are not seen.
+
+    Markup is returned as it is.
+    """
+    is_markup = hasattr(value, "__html__")
+    return value if is_markup else printable(value)
 
 
 def is_page(path: Path) -> bool:
@@ -200,7 +207,11 @@ def render(template: str, page: Any) -> str:
     """Render a template with the attributes of a dataclass.
 
     The page is ASCII, which reads the same in every encoding.
+
+    Args:
+        template: name of the file, such as ``report.html``.
+        page: the dataclass of what this page shows.
     """
-    values = attributes(page, field_names(page))
-    text = environment().get_template(template).render(values)
-    return text.encode("ascii", "xmlcharrefreplace").decode("ascii")
+    shown_values = attributes(page, field_names(page))
+    html = environment().get_template(template).render(shown_values)
+    return html.encode("ascii", "xmlcharrefreplace").decode("ascii")

@@ -36,25 +36,28 @@ class Paired:
         """95 % interval of the mean by Student's t; None with a single unit."""
         if len(self.units) < 2:
             return None
-        mean, half = interval(self.units)
-        return mean - half, mean + half
+        mean, half_width = interval(self.units)
+        return mean - half_width, mean + half_width
 
     @property
     def p(self) -> float | None:
         """Two-sided p-value of Student's t-test over units; None with a single unit."""
         if len(self.units) < 2:
             return None
-        if len(set(self.units)) == 1:  # no variance
+        has_no_variance = len(set(self.units)) == 1
+        if has_no_variance:
             return float(self.mean == 0)
         return float(stats.ttest_1samp(self.units, 0.0).pvalue)
 
     def verdict(self, p_holm: float | None) -> str:
-        """What the comparison decides.
+        """Return what the comparison decides: not decided, not shown, higher or lower.
 
         Args:
-            p_holm: p-value, corrected for the family that it is claimed with.
+            p_holm: p-value, corrected by Holm for the family that it is claimed with;
+                None with a single unit.
         """
-        if len(self.units) < LEAST_UNITS or p_holm is None:
+        has_few_units = len(self.units) < LEAST_UNITS
+        if has_few_units or p_holm is None:
             return "not decided"
         if p_holm >= LEVEL:
             return "not shown"
@@ -96,9 +99,9 @@ def paired(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and half of its 95 % interval.
+    """Return the mean and half the width of its 95 % interval.
 
-    The interval is Student's t over runs; its half is NaN for one run.
+    The interval is Student's t over runs or splits; its width is NaN for one of them.
     """
     mean = fmean(values)
     if len(values) < 2:

@@ -95,21 +95,21 @@ class Curve:
         """
         mean = []
         std = []
-        for of_runs in zip(*accuracies):  # the accuracies of all runs, by experience
-            if None in of_runs:
+        for accuracies_of_runs in zip(*accuracies):  # by experience
+            if None in accuracies_of_runs:
                 mean.append(math.nan)
                 std.append(math.nan)
                 continue
-            mean.append(statistics.fmean(of_runs))
-            if len(of_runs) > 1:
-                std.append(statistics.stdev(of_runs))
+            mean.append(statistics.fmean(accuracies_of_runs))
+            if len(accuracies_of_runs) > 1:
+                std.append(statistics.stdev(accuracies_of_runs))
         finals = []
-        for *_, final in accuracies:
-            if final is not None:
-                finals.append(float(final))
+        for *_, final_accuracy in accuracies:
+            if final_accuracy is not None:
+                finals.append(float(final_accuracy))
         chance = None
         if classes_seen:
-            chance = [100 / count for count in classes_seen]
+            chance = [100 / n_classes for n_classes in classes_seen]
         return cls(
             label,
             mean=mean,
@@ -125,13 +125,13 @@ def chance_of(curves: Sequence[Curve]) -> list[float]:
 
     It is in percent, and empty if curves differ in it.
     """
-    levels = [curve.chance or [] for curve in curves]
-    chance = max(levels, key=len)  # a joint learner has the last entry only
-    for curve, level in zip(curves, levels):
-        same_end = curve.joint and level == chance[-1:]
-        if level != chance and not same_end:
+    chances = [curve.chance or [] for curve in curves]
+    longest_chance = max(chances, key=len)  # a joint learner has the last entry only
+    for curve, chance in zip(curves, chances):
+        has_same_end = curve.joint and chance == longest_chance[-1:]
+        if chance != longest_chance and not has_same_end:
             return []
-    return chance
+    return longest_chance
 
 
 def draw_curves(
@@ -170,12 +170,17 @@ def draw_curves(
 def _draw_curve(
     axes: Axes, curve: Curve, number: int, longest: int, bands: bool
 ) -> None:
-    """Draw curve ``number`` and its band.
+    """Draw an accuracy curve and its band.
 
-    A joint learner is a line over all ``longest`` experiences.
+    Args:
+        axes: what to draw on.
+        curve: a joint learner's is a level line over all experiences.
+        number: of the curve in the picture, from 0, which decides its colours.
+        longest: number of experiences of the longest curve.
+        bands: whether to shade one standard deviation on both sides.
     """
     colour = COLOURS[number % len(COLOURS)]
-    style = LINES[number // len(COLOURS) % len(LINES)]
+    line_style = LINES[number // len(COLOURS) % len(LINES)]
     marker = MARKERS[number % len(MARKERS)]
     label = literal(curve.label)
     # A line continues over an experience without a test.
@@ -186,7 +191,7 @@ def _draw_curve(
     if curve.joint:
         label += " (joint)"
     if curve.joint and longest > 1:  # an upper bound, which has no stream
-        style = "--"
+        line_style = "--"
         marker = ""
         experiences = np.array([1, longest])
         mean = mean.repeat(2)
@@ -195,7 +200,7 @@ def _draw_curve(
         experiences,
         mean,
         color=colour,
-        ls=style,
+        ls=line_style,
         marker=marker,
         label=label,
         gid=f"group-{number}-curve",
@@ -266,7 +271,16 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
 
 
 def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:
-    """Draw what stands on a bar: standard deviation, a dot for each run, numbers."""
+    """Draw what stands on a bar: standard deviation, a dot for each run, numbers.
+
+    Args:
+        axes: what to draw on.
+        curve: its final accuracies are drawn.
+        row: number of the bar, from the top.
+
+    Returns:
+        What was drawn.
+    """
     artists: list[Artist] = []
     mean = curve.mean[-1]
     spread = 0.0
@@ -430,7 +444,10 @@ def inline_svg(
 
 
 def _style_of_page(match: re.Match) -> str:
-    """Return a style attribute with the colours and fonts of the page."""
+    """Return a style attribute of a drawing with the colours and fonts of the page.
+
+    ``match`` is the attribute as matplotlib wrote it.
+    """
 
     def colour_of_page(colour: re.Match) -> str:
         return PAGE_COLOURS.get(colour[0], colour[0])

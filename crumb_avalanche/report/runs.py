@@ -157,21 +157,28 @@ class Run:
             losses.append(max(tests) - final)
         return statistics.fmean(losses) if losses else None
 
-    def accuracy_after(self, width: int) -> list[float | None]:
-        """Return the accuracy after each of ``width`` experiences, or ``None``.
+    def accuracy_after(self, n_experiences: int) -> list[float | None]:
+        """Return the accuracy after each of so many experiences, in percent.
 
-        A joint learner has one accuracy, which compares with the end of a stream.
+        It is ``None`` where the run has none. A joint learner has one accuracy, which
+        compares with the end of a stream.
         """
         accuracies: list[float | None] = []
         if self.joint:
             accuracies += [None] * (self.experiences - 1)
         accuracies += self.result["accuracy_after"]
-        return accuracies + [None] * (width - len(accuracies))
+        return accuracies + [None] * (n_experiences - len(accuracies))
 
 
 @dataclass
 class Group:
-    """Runs that differ in their seed only."""
+    """Runs that differ in their seed only.
+
+    Attributes:
+        label: of the group in tables and pictures.
+        settings: that all runs of the group have; see ``Run.compared``.
+        runs: of the group.
+    """
 
     label: str
     settings: dict[str, Any]
@@ -203,7 +210,7 @@ class Group:
         return statistics.fmean(run.ledger[entry] for run in self.runs)
 
     def label_part(self, name: str) -> str:
-        """Return what a setting adds to a label."""
+        """Return what a setting adds to the label of the group."""
         return f", {name}={cell(self.settings.get(name), LABEL_WIDTH)}"
 
 
@@ -222,7 +229,7 @@ class FoundRuns:
 
 
 def find_runs(folders: Sequence[str]) -> FoundRuns:
-    """Find the runs in and below some folders."""
+    """Find the folders of runs in and below the given folders."""
     finished: dict[Path, Path] = {}  # the folder as named first, by what it leads to
     unfinished: dict[Path, Path] = {}
     problems: list[str] = []
@@ -240,7 +247,7 @@ def find_runs(folders: Sequence[str]) -> FoundRuns:
         for path in runs_below.unfinished:
             unfinished.setdefault(path.resolve(), path)
         if not runs_below.finished:
-            problems.append(_nothing_finished(folder, runs_below.unfinished))
+            problems.append(_unfinished_message(folder, runs_below.unfinished))
     return FoundRuns(list(finished.values()), list(unfinished.values()), problems)
 
 
@@ -258,6 +265,7 @@ def _runs_below(top: Path) -> FoundRuns:
             folders.clear()  # which os.walk then does not enter
         elif CONFIG in files or ERROR in files:
             started.append(Path(path))
+    # A folder of several runs is no unfinished run itself.
     unfinished = []
     for folder in started:
         if not any(run.is_relative_to(folder) for run in finished):
@@ -265,8 +273,11 @@ def _runs_below(top: Path) -> FoundRuns:
     return FoundRuns(finished, unfinished)
 
 
-def _nothing_finished(top: Path, started: list[Path]) -> str:
-    """Say that a folder holds no finished run, and what to do."""
+def _unfinished_message(top: Path, started: list[Path]) -> str:
+    """Say that a folder holds no finished run, and what to do.
+
+    ``started`` are the folders of the runs below it that were started.
+    """
     text = (
         f"{top} holds no finished run: there is no {RESULT}, which a run writes last, "
         "in it or below it. "
@@ -277,10 +288,10 @@ def _nothing_finished(top: Path, started: list[Path]) -> str:
             "of crumb run."
         )
     text += f"Started but not finished: {', '.join(map(str, started))}. "
-    errors = [folder / ERROR for folder in started]
-    failed = [str(path) for path in errors if path.is_file()]
-    if failed:
-        text += f"The error that ended a run of a sweep is in {', '.join(failed)}. "
+    error_files = [folder / ERROR for folder in started]
+    existing = [str(path) for path in error_files if path.is_file()]
+    if existing:
+        text += f"The error that ended a run of a sweep is in {', '.join(existing)}. "
     for folder in started:
         if (folder / CONFIG).is_file():
             return f"{text}To go on: crumb run --config {folder / CONFIG}"
@@ -310,23 +321,24 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_matrix(text: str) -> list[list[float]]:
-    """Read the numbers of ``accuracy_matrix.csv``, without empty cells."""
+    """Read the accuracies of ``accuracy_matrix.csv``, without empty cells."""
     _, *lines = csv.reader(io.StringIO(text))
     matrix = []
     for line in lines:
-        matrix.append([float(accuracy) for accuracy in line[1:] if accuracy])
+        _, *cells = line  # the first is the number of the experience
+        matrix.append([float(accuracy) for accuracy in cells if accuracy])
     check(each(each(PERCENT)), matrix, "matrix")
     return matrix
 
 
 def _check_matrix(matrix: list[list[float]], result: dict[str, Any]) -> None:
-    """Raise ValueError if a matrix is not of the accuracies in a result."""
-    *rows, final_row = matrix
+    """Raise ValueError if an accuracy matrix is not of the accuracies in a result."""
+    *earlier_rows, final_row = matrix
     final_accuracies = result["final_accuracy_per_experience"]
     fits = final_row == [round(accuracy, 4) for accuracy in final_accuracies]
     fits = fits and len(matrix) == len(result["accuracy_after"])
     # Row n has n accuracies, or none where it was not tested.
-    for experience, row in enumerate(rows, 1):
+    for experience, row in enumerate(earlier_rows, 1):
         fits = fits and len(row) in (0, experience)
     if not fits:
         raise ValueError("the matrix is not of the accuracies in the result")
@@ -368,11 +380,12 @@ def _label_differences(groups: list[Group]) -> None:
         by_label: dict[str, list[Group]] = {}
         for group in groups:
             by_label.setdefault(group.label, []).append(group)
-        for same_label in by_label.values():
-            values = {group.label_part(name) for group in same_label}
-            # Accuracies on different streams do not compare.
-            if name in ("benchmark", "protocol") or len(values) > 1:
-                for group in same_label:
+        # Accuracies on different streams do not compare.
+        is_of_stream = name in ("benchmark", "protocol")
+        for groups_of_label in by_label.values():
+            label_parts = {group.label_part(name) for group in groups_of_label}
+            if is_of_stream or len(label_parts) > 1:
+                for group in groups_of_label:
                     group.label += group.label_part(name)
 
 
@@ -386,38 +399,45 @@ def _number_equal_labels(groups: list[Group]) -> None:
 
 
 def streams_of(groups: Sequence[Group]) -> list[list[Stream]]:
-    """Return the streams under which each group is shown.
+    """Return the streams under which each group is shown, in the order of the groups.
 
     A joint learner is under every stream of its images.
     """
-    learned = dict.fromkeys(
+    streams_learned = dict.fromkeys(
         group.stream for group in groups if group.stream.protocol != JOINT
     )
-    columns = []
+    streams_of_groups = []
     for group in groups:
         streams = [group.stream]
         if group.stream.protocol == JOINT:
-            same = [stream for stream in learned if stream.has_images_of(group.stream)]
-            streams = same or streams
-        columns.append(streams)
-    return columns
+            of_same_images = [
+                stream
+                for stream in streams_learned
+                if stream.has_images_of(group.stream)
+            ]
+            streams = of_same_images or streams
+        streams_of_groups.append(streams)
+    return streams_of_groups
 
 
 def differences(groups: Sequence[Group]) -> list[str]:
-    """Names of the settings that differ between groups."""
+    """Return the names of the settings that differ between groups."""
     names = dict.fromkeys(name for group in groups for name in group.settings)
-    return [name for name in names if _differs(name, groups)]
+    return [name for name in names if _differ_in(name, groups)]
 
 
-def _differs(name: str, groups: Sequence[Group]) -> bool:
-    """Whether groups differ in a setting; in one of a method, those of this method."""
-    if not name.startswith("method."):
-        first = groups[0].settings.get(name)
-        return any(group.settings.get(name) != first for group in groups)
-    settings = [group.settings for group in groups if name in group.settings]
-    for first_settings, second_settings in combinations(settings, 2):
-        same_method = first_settings["strategy"] == second_settings["strategy"]
-        if same_method and first_settings[name] != second_settings[name]:
+def _differ_in(setting: str, groups: Sequence[Group]) -> bool:
+    """Whether groups differ in a setting.
+
+    In a setting of a method, ``method.NAME``, groups of the same method are compared.
+    """
+    if not setting.startswith("method."):
+        first_value = groups[0].settings.get(setting)
+        return any(group.settings.get(setting) != first_value for group in groups)
+    having_it = [group.settings for group in groups if setting in group.settings]
+    for first, second in combinations(having_it, 2):
+        is_same_method = first["strategy"] == second["strategy"]
+        if is_same_method and first[setting] != second[setting]:
             return True
     return False
 

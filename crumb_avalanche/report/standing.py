@@ -13,100 +13,116 @@ def standings(groups: Sequence[Group]) -> list[str]:
 
     The text names the stream where there are several.
     """
-    on_stream: dict[Stream, list[Group]] = {}
+    groups_by_stream: dict[Stream, list[Group]] = {}
     for group, streams in zip(groups, streams_of(groups)):
         for stream in streams:
-            on_stream.setdefault(stream, []).append(group)
+            groups_by_stream.setdefault(stream, []).append(group)
+    has_several_streams = len(groups_by_stream) > 1
     texts = []
-    for stream, members in on_stream.items():
-        text = _standing(members)
-        texts.append(f"{stream.name}: {text}" if len(on_stream) > 1 else text)
+    for stream, groups_of_stream in groups_by_stream.items():
+        text = _standing_text(groups_of_stream)
+        texts.append(f"{stream.name}: {text}" if has_several_streams else text)
     return texts
 
 
 def by_accuracy(groups: Sequence[Group]) -> list[Group]:
-    """Sort groups by their mean final accuracy, the best first."""
-    return sorted(groups, key=_final, reverse=True)
+    """Sort groups of runs by their mean final accuracy, the best first."""
+    return sorted(groups, key=_final_accuracy, reverse=True)
 
 
-def _final(group: Group) -> float:
-    """Mean final accuracy of a group, in percent."""
+def _final_accuracy(group: Group) -> float:
+    """Return the mean final accuracy of a group's runs, in percent."""
     return fmean(group.curve.finals)
 
 
-def _standing(groups: Sequence[Group]) -> str:
-    """Return the text about the groups on one stream."""
+def _standing_text(groups: Sequence[Group]) -> str:
+    """Return the text about the groups of runs on one stream."""
     ordered = by_accuracy(groups)
-    learners = [group for group in ordered if not group.curve.joint]
+    streamed = [group for group in ordered if not group.curve.joint]
     sentences = []
-    if len(learners) > 1:
-        sentences.append(_comparison(learners[0], learners[1]))
-    elif learners:
-        sentences.append(f"{learners[0].label} ends at {_final(learners[0]):.1f} %.")
+    if len(streamed) > 1:
+        first, second, *_ = streamed
+        sentences.append(_comparison(first, second))
+    elif streamed:
+        (only_group,) = streamed
+        accuracy = _final_accuracy(only_group)
+        sentences.append(f"{only_group.label} ends at {accuracy:.1f} %.")
     for group in ordered:
         if group.curve.joint:
             sentences.append(
                 f"{group.label} sees all images at once, in every epoch, and ends at "
-                f"{_final(group):.1f} %."
+                f"{_final_accuracy(group):.1f} %."
             )
-    chances = {group.curve.chance[-1] for group in ordered if group.curve.chance}
-    if len(chances) == 1:
-        sentences.append(f"Chance is {chances.pop():.1f} %.")
+    final_chances = {group.curve.chance[-1] for group in ordered if group.curve.chance}
+    if len(final_chances) == 1:
+        sentences.append(f"Chance is {final_chances.pop():.1f} %.")
     return " ".join(sentences)
 
 
 def _comparison(first: Group, second: Group) -> str:
-    """Say in words by how much the best method is ahead of the second."""
-    accuracies = f"{_final(first):.1f} % and {_final(second):.1f} %"
-    splits = {}
+    """Say by how much the best group of runs is ahead of the second, and how surely."""
+    accuracies = f"{_final_accuracy(first):.1f} % and {_final_accuracy(second):.1f} %"
+    splits = {}  # by number of the run
     for run in (*second.runs, *first.runs):
         splits[run.result["run"]] = run.result.get("frame_table_sha256")
-    pair = paired(
+    comparison = paired(
         reference=_final_by_run(second),
         compared=_final_by_run(first),
         splits=splits,
     )
-    if pair is None:
+    if comparison is None:
         return (
             f"{first.label} and {second.label} end at {accuracies}; they have no run "
             "number in common, so their difference is not judged."
         )
-    return _judged(first.label, second.label, accuracies, pair)
+    return _difference_text(first.label, second.label, accuracies, comparison)
 
 
 def _final_by_run(group: Group) -> dict[int, float]:
-    """Return the final accuracy of each run, by its number."""
+    """Return the final accuracy of each run of a group, by its number, in percent."""
     accuracies = {}
     for run in group.runs:
         accuracies[run.result["run"]] = run.result["final_accuracy"]
     return accuracies
 
 
-def _judged(first: str, second: str, accuracies: str, pair: Paired) -> str:
-    """Say what the difference of two methods in the same runs shows."""
-    if pair.interval is None:
+def _difference_text(
+    first_label: str, second_label: str, accuracies: str, comparison: Paired
+) -> str:
+    """Say what the difference of two groups of runs shows.
+
+    Args:
+        first_label, second_label: of the best group and of the second.
+        accuracies: of both, in words.
+        comparison: of the groups in the runs that both have.
+    """
+    points = f"{comparison.mean:.1f} points"
+    n_runs = len(comparison.differences)
+    if comparison.interval is None:
         return (
-            f"{first} is ahead of {second} by {pair.mean:.1f} points ({accuracies}) in "
-            f"{counted(len(pair.differences), 'run')}, which is too little to say how "
-            "surely."
+            f"{first_label} is ahead of {second_label} by {points} ({accuracies}) in "
+            f"{counted(n_runs, 'run')}, which is too little to say how surely."
         )
-    low, high = pair.interval
-    units = len(pair.units)
-    unit = counted(units, "run" if units == len(pair.differences) else "split")
-    bounds = f"95 % interval {low:.1f} to {high:.1f}, {unit}"
+    low, high = comparison.interval
+    n_units = len(comparison.units)
+    units = counted(n_units, "run" if n_units == n_runs else "split")
+    bounds = f"95 % interval {low:.1f} to {high:.1f}, {units}"
     if low > 0:
         return (
-            f"{first} is ahead of {second} by {pair.mean:.1f} points ({accuracies}; "
+            f"{first_label} is ahead of {second_label} by {points} ({accuracies}; "
             f"{bounds})."
         )
     return (
-        f"{first} and {second} are level: {accuracies}, a difference of "
-        f"{pair.mean:.1f} points ({bounds})."
+        f"{first_label} and {second_label} are level: {accuracies}, a difference of "
+        f"{points} ({bounds})."
     )
 
 
 def same_bytes(codes: Run, images: Run) -> str:
-    """Compare a run that replays codes with one that replays images at its bytes."""
+    """Say how a run that replays codes compares with one of images at its bytes.
+
+    Both runs have forgetting: they learn a stream of several experiences.
+    """
     return (
         f"In the same bytes CRUMB keeps {codes.ledger['buffer_items']:,.0f} memories "
         f"and image replay {images.ledger['buffer_items']:,.0f} images. CRUMB ends at "
