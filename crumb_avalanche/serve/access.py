@@ -26,16 +26,19 @@ def token_of(path: Path) -> str:
     It is kept in ``NAME.token`` beside the file, which its owner alone can read. A new
     one is made if there is none, or if others could read it.
 
+    Args:
+        path: of the learner's file.
+
     Raises:
-        OSError: it cannot be read or written.
+        OSError: the file of the token cannot be read or written.
     """
-    file = path.with_name(f"{path.name}.token")
-    if _is_private(file):
-        text = file.read_text(encoding="utf-8", errors="replace")
+    token_file = path.with_name(f"{path.name}.token")
+    if _is_private(token_file):
+        text = token_file.read_text(encoding="utf-8", errors="replace")
         if _TOKEN.fullmatch(text):
             return text.strip()
     token = secrets.token_urlsafe(16)
-    _write_private(file, f"{token}\n".encode())
+    _write_private(token_file, f"{token}\n".encode())
     return token
 
 
@@ -57,11 +60,14 @@ def own_certificate(path: Path, host: str) -> str:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise needed(error) from error
-    file = path.with_name(f"{path.name}.pem")
-    if not (_is_private(file) and _is_certificate_of(file, host)):
-        _write_private(file, _new_certificate(host))
-    return str(file)
+        raise missing_extra(error) from error
+    certificate_file = path.with_name(f"{path.name}.pem")
+    is_usable = _is_private(certificate_file) and _is_certificate_of(
+        certificate_file, host
+    )
+    if not is_usable:
+        _write_private(certificate_file, _new_certificate(host))
+    return str(certificate_file)
 
 
 def _names_of(host: str) -> "x509.SubjectAlternativeName":
@@ -75,7 +81,7 @@ def _names_of(host: str) -> "x509.SubjectAlternativeName":
 
 
 def _is_certificate_of(file: Path, host: str) -> bool:
-    """Whether a file holds a certificate for a host that lasts for another month."""
+    """Whether a PEM file holds a certificate for a host that lasts another month."""
     from cryptography import x509
 
     try:
@@ -86,14 +92,13 @@ def _is_certificate_of(file: Path, host: str) -> bool:
         ).value
     except (ValueError, x509.ExtensionNotFound):
         return False
-    lasts = certificate.not_valid_after_utc - datetime.datetime.now(
-        datetime.timezone.utc
-    )
-    return names == _names_of(host) and lasts > datetime.timedelta(days=DAYS_LEFT)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    time_left = certificate.not_valid_after_utc - now
+    return names == _names_of(host) and time_left > datetime.timedelta(days=DAYS_LEFT)
 
 
 def _new_certificate(host: str) -> bytes:
-    """Return a new key and a certificate for a host in the PEM format."""
+    """Return a new key and a certificate for a host, one behind the other, as PEM."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -115,13 +120,13 @@ def _new_certificate(host: str) -> bytes:
         .add_extension(is_no_authority, critical=True)
         .add_extension(is_of_server, critical=False)
     )
-    private = key.private_bytes(
+    key_pem = key.private_bytes(
         serialization.Encoding.PEM,
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     )
     certificate = builder.sign(key, hashes.SHA256())
-    return private + certificate.public_bytes(serialization.Encoding.PEM)
+    return key_pem + certificate.public_bytes(serialization.Encoding.PEM)
 
 
 def check_certificate(certificate: str, key: str | None) -> None:
@@ -155,13 +160,17 @@ def print_qr_code(address: str) -> None:
     try:
         import segno
     except ImportError as error:
-        raise needed(error) from error
-    blocks = (sys.stdout.encoding or "").lower().startswith("utf")
-    segno.make_qr(address, error="l").terminal(sys.stdout, border=2, compact=blocks)
+        raise missing_extra(error) from error
+    has_half_blocks = (sys.stdout.encoding or "").lower().startswith("utf")
+    code = segno.make_qr(address, error="l")
+    code.terminal(sys.stdout, border=2, compact=has_half_blocks)
 
 
-def needed(error: ImportError) -> ImportError:
-    """Return the error that says how to install a module of the extra ``serve``."""
+def missing_extra(error: ImportError) -> ImportError:
+    """Return the error that says how to install a module of the extra ``serve``.
+
+    ``error`` is Python's, which names the module.
+    """
     return ImportError(f'the server needs {error.name}: pip install -e ".[serve]"')
 
 

@@ -16,7 +16,7 @@ PART = 1 << 16  # bytes of a download that are sent at a time
 
 
 def body_of_images(most: int) -> dict[str, Any]:
-    """Describe the body of a request with at most so many images."""
+    """Describe the body of a request with at most ``most`` images, as OpenAPI does."""
     image: dict[str, Any] = {"type": "string", "format": "binary"}
     files = {"type": "array", "items": image, "maxItems": most}
     form = {"type": "object", "required": ["image"], "properties": {"image": files}}
@@ -25,16 +25,23 @@ def body_of_images(most: int) -> dict[str, Any]:
 
 
 async def read_images(request: Request) -> list[tuple[str, bytes]]:
-    """Read the images of a request, with names for errors.
+    """Read the images of a request: a name for errors, and the bytes of the file.
 
     They are its body, or all files of a multipart form.
+
+    Raises:
+        HTTPException: the form cannot be read.
+        ValueError: the form holds no file.
+        TooLargeError: see ``read_parts``.
     """
-    stream = read_parts(request)
+    body_parts = read_parts(request)
     content_type = request.headers.get("content-type", "").lower()
     if not content_type.startswith("multipart/form-data"):
-        chunks = [chunk async for chunk in stream]
+        chunks = [chunk async for chunk in body_parts]
         return [("the image", b"".join(chunks))]
-    parser = InMemory(request.headers, stream, max_files=MOST_IMAGES, max_fields=10)
+    parser = InMemoryParser(
+        request.headers, body_parts, max_files=MOST_IMAGES, max_fields=10
+    )
     try:
         form = await parser.parse()
     except MultiPartException as error:
@@ -49,7 +56,7 @@ async def read_images(request: Request) -> list[tuple[str, bytes]]:
     return images
 
 
-class InMemory(MultiPartParser):
+class InMemoryParser(MultiPartParser):
     """Reads a form without writing its images to the disk."""
 
     spool_max_size = MOST_BYTES
@@ -58,10 +65,14 @@ class InMemory(MultiPartParser):
 async def read_parts(
     request: Request, most: int = MOST_BYTES
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the parts of a body of at most so many bytes.
+    """Yield the parts of the body of a request as they come.
+
+    Args:
+        request: whose body is read.
+        most: bytes of the body at most.
 
     Raises:
-        TooLargeError: as soon as it is known to be too large.
+        TooLargeError: as soon as the body is known to have more.
     """
     too_large = TooLargeError(
         f"a request may have {most:,} bytes; send smaller images, or several lessons"
@@ -69,20 +80,20 @@ async def read_parts(
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > most:
         raise too_large
-    read = 0
+    bytes_read = 0
     async for chunk in request.stream():
-        read += len(chunk)
-        if read > most:
+        bytes_read += len(chunk)
+        if bytes_read > most:
             raise too_large
         yield chunk
 
 
 def attachment(name: str, content: bytes) -> StreamingResponse:
-    """Return a file that a browser saves under a name."""
-    quoted = quote(name)
+    """Return the answer with a file, which a browser saves under a name."""
+    quoted_name = quote(name)
     headers = {
         "Content-Disposition": (
-            f"attachment; filename=\"{quoted}\"; filename*=UTF-8''{quoted}"
+            f"attachment; filename=\"{quoted_name}\"; filename*=UTF-8''{quoted_name}"
         ),
         "Content-Length": str(len(content)),
     }

@@ -26,7 +26,13 @@ class BrokerError(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where a broker is, and what it asks for."""
+    """Where a broker is, and what it asks for.
+
+    Attributes:
+        host, port: of the broker.
+        username, password: that it asks for; ``None`` if it asks for none.
+        tls_context: how its certificate is checked; ``None`` without TLS.
+    """
 
     host: str
     port: int
@@ -74,9 +80,13 @@ class Broker:
 
     async def __aenter__(self) -> "Broker":
         loop = asyncio.get_running_loop()
+        # Refusal of the connection, empty if the broker accepts it.
         self._connected: asyncio.Future[str] = loop.create_future()
+        # Why the connection ended.
         self._lost: asyncio.Future[str] = loop.create_future()
-        self._confirmed: dict[int, asyncio.Future[str]] = {}
+        # Refusal of each call that waits, by number of its packet; empty if confirmed.
+        self._refusals: dict[int, asyncio.Future[str]] = {}
+        # Messages that arrived; ``None`` when the connection ended.
         self._arrived: asyncio.Queue[paho.MQTTMessage | None] = asyncio.Queue()
         self._listen(loop)
         try:
@@ -87,7 +97,7 @@ class Broker:
             raise BrokerError(str(error)) from error
         self._client.loop_start()
         try:
-            await self._confirmation(self._connected)
+            await self._wait_until_confirmed(self._connected)
             if self._status_topic:
                 await self.publish(self._status_topic, "online")
         except BaseException:
@@ -133,12 +143,25 @@ class Broker:
         self._client.on_message = in_loop(self._arrived.put_nowait)
 
     def _confirm(self, number: int, reasons: Iterable[Any]) -> None:
-        refusals = [str(reason) for reason in reasons if reason.is_failure]
-        if number in self._confirmed:
-            _resolve(self._confirmed.pop(number), ", ".join(refusals))
+        """End the wait for a call, by the codes with which the broker answered it.
 
-    async def _confirmation(self, refusal: "asyncio.Future[str]") -> None:
-        """Wait until the broker confirms a call; its refusal is empty if it does."""
+        Args:
+            number: of the packet of the call.
+            reasons: paho's codes, one for each topic.
+        """
+        refusals = [str(reason) for reason in reasons if reason.is_failure]
+        if number in self._refusals:
+            _resolve(self._refusals.pop(number), ", ".join(refusals))
+
+    async def _wait_until_confirmed(self, refusal: "asyncio.Future[str]") -> None:
+        """Wait until the broker answers a call.
+
+        Args:
+            refusal: gets why the broker refuses it; empty if it confirms.
+
+        Raises:
+            BrokerError: it refuses, is gone, or does not answer in time.
+        """
         await asyncio.wait(
             {refusal, self._lost},
             timeout=SECONDS,
@@ -152,28 +175,33 @@ class Broker:
         else:
             raise BrokerError(f"it does not answer in {SECONDS:g} s")
 
-    async def _call(self, error: int, number: int | None) -> None:
-        """Wait until the broker confirms the call of a number."""
+    async def _finish_call(self, error: int, number: int | None) -> None:
+        """Wait until the broker confirms a call that paho has begun.
+
+        Args:
+            error: paho's code of the call.
+            number: of its packet.
+        """
         if error != paho.MQTT_ERR_SUCCESS or number is None:
             raise BrokerError(paho.error_string(paho.MQTTErrorCode(error)))
         # The number is noted before its confirmation, which comes through the loop.
         refusal = asyncio.get_running_loop().create_future()
-        self._confirmed[number] = refusal
-        await self._confirmation(refusal)
+        self._refusals[number] = refusal
+        await self._wait_until_confirmed(refusal)
 
     async def publish(
         self, topic: str, text: str, qos: int = AT_LEAST_ONCE, retain: bool = True
     ) -> None:
         """Publish a text; return when the broker has it."""
-        info = self._client.publish(topic, text, qos, retain)
-        await self._call(info.rc, info.mid)
+        call = self._client.publish(topic, text, qos, retain)
+        await self._finish_call(call.rc, call.mid)
 
     async def subscribe(self, topics: Iterable[str]) -> None:
         """Receive the messages of topics."""
         error, number = self._client.subscribe(
             [(topic, AT_LEAST_ONCE) for topic in topics]
         )
-        await self._call(error, number)
+        await self._finish_call(error, number)
 
     async def messages(self) -> AsyncIterator[paho.MQTTMessage]:
         """Yield messages as they arrive."""
@@ -189,5 +217,6 @@ class Broker:
 
 
 def _resolve(future: "asyncio.Future[str]", text: str) -> None:
+    """Give a future its text, unless it has one already."""
     if not future.done():
         future.set_result(text)

@@ -53,7 +53,7 @@ RESPONSES["default"] = {"model": Error, "description": "The server has a bug."}
 
 
 async def answer_to(request: Request, error: Exception) -> Response:
-    """Answer an error as JSON that says what is wrong."""
+    """Return the answer to a request that raised an error: JSON, and a status."""
     if isinstance(error, ClientDisconnect):
         return error_answer(400, "the request was broken off")  # which nobody reads
     if isinstance(error, RequestValidationError):
@@ -65,8 +65,8 @@ async def answer_to(request: Request, error: Exception) -> Response:
         question = str(error).partition(";")[0]
         advice = "if it is another one, add new_class=true to the address"
         return JSONResponse({"error": f"{question}; {advice}", "near": error.near}, 409)
-    for kind, status in STATUS.items():
-        if isinstance(error, kind):
+    for error_class, status in STATUS.items():
+        if isinstance(error, error_class):
             return error_answer(status, str(error))
     return error_answer(
         500,
@@ -75,15 +75,15 @@ async def answer_to(request: Request, error: Exception) -> Response:
 
 
 def _wrong_argument(request: Request, error: RequestValidationError) -> str:
-    """Return which argument of an address is wrong, and why."""
-    problem = error.errors()[0]
-    _, name = problem["loc"][:2]  # "query", and the argument
-    reason = problem["msg"].removeprefix("Value error, ")
+    """Return which argument of a request's address is wrong, and why."""
+    first_problem = error.errors()[0]
+    _, name = first_problem["loc"][:2]  # "query", and the argument
+    reason = first_problem["msg"].removeprefix("Value error, ")
     return f"{request.url.path} needs ?{name}=... in its address: {reason}"
 
 
 def error_answer(
     status: int, text: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return an answer that says what is wrong."""
+    """Return an answer to a request that says as JSON what is wrong."""
     return JSONResponse({"error": text}, status, headers)

@@ -35,9 +35,9 @@ class EventImages:
         """
         path = str(event.get("path") or "")
         if self._is_address:
-            data = self._fetched(self._address(event, path))
+            data = self._fetch(self._address(event, path))
         elif self.source and path:
-            data = self._in_folder(path)
+            data = self._read_in_folder(path)
         else:
             raise ValueError(
                 "the event holds no image; say with --images where those of events are"
@@ -46,7 +46,11 @@ class EventImages:
             raise ValueError(f"the image has more than {MOST_BYTES:,} bytes")
         return data
 
-    def _in_folder(self, path: str) -> bytes:
+    def _read_in_folder(self, path: str) -> bytes:
+        """Return the bytes of an image below the folder of the source.
+
+        Of a larger file than ``MOST_BYTES`` one byte more is read.
+        """
         folder = Path(self.source).resolve()
         file = (folder / path).resolve()
         if not file.is_relative_to(folder) or not file.is_file():
@@ -55,18 +59,28 @@ class EventImages:
             return opened.read(MOST_BYTES + 1)
 
     def _address(self, event: dict[str, Any], path: str) -> str:
-        """Return the address of an image, which is on the host of the source."""
+        """Return the address of an event's image, which is on the host of the source.
+
+        ``path`` is what the event names, if the source has no place for its id.
+        """
         if ID in self.source:
-            address = self.source.replace(ID, quote(str(event.get("id")), safe=""))
+            event_id = quote(str(event.get("id")), safe="")
+            address = self.source.replace(ID, event_id)
         else:
             folder = self.source if self.source.endswith("/") else f"{self.source}/"
             address = urljoin(folder, quote(path))
         _check_host(address, self.source)
         return address
 
-    def _fetched(self, address: str) -> bytes:
-        """Return what a server sends, as far as it says so in time."""
-        opener = build_opener(_SameHost(self.source))
+    def _fetch(self, address: str) -> bytes:
+        """Return the bytes of an image that a web server sends.
+
+        Of a larger one than ``MOST_BYTES`` a part is returned, which has more.
+
+        Raises:
+            OSError: the server does not send all of it in time.
+        """
+        opener = build_opener(_SameHostRedirects(self.source))
         end = time.monotonic() + SECONDS
         data = b""
         try:
@@ -83,8 +97,8 @@ class EventImages:
         return data
 
 
-class _SameHost(HTTPRedirectHandler):
-    """Follows redirections on the host of a source only."""
+class _SameHostRedirects(HTTPRedirectHandler):
+    """Follows redirections on the host of a source of images only."""
 
     def __init__(self, source: str):
         self._source = source
@@ -92,15 +106,15 @@ class _SameHost(HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
+        """Return the request at a new address; refuse that of another host."""
         _check_host(newurl, self._source)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _check_host(address: str, source: str) -> None:
-    """Raise ValueError for an address of another host than that of the source."""
+    """Raise ValueError for an image's address on another host than the source's."""
     host = urlsplit(source).netloc
-    if urlsplit(address).netloc != host or urlsplit(address).scheme not in (
-        "http",
-        "https",
-    ):
+    parts = urlsplit(address)
+    is_of_web = parts.scheme in ("http", "https")
+    if parts.netloc != host or not is_of_web:
         raise ValueError(f"the image is not at {host}, where --images says it is")

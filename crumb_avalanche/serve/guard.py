@@ -50,7 +50,12 @@ class Guard:
         ]
 
     async def __call__(self, scope: Any, receive: Callable, send: Callable) -> None:
-        """Answer a request, or pass it on."""
+        """Refuse a request, or pass it on to the application, as ASGI has it.
+
+        Args:
+            scope: the request: its type, method, path and headers.
+            receive, send: coroutines for body and answer.
+        """
         if scope["type"] == "lifespan":
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
@@ -69,7 +74,7 @@ class Guard:
         return await self.app(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Any) -> Response | None:
-        """Return the answer to a request that is refused."""
+        """Return the answer to a request that is refused; ``None`` for others."""
         headers: dict[str, list[str]] = defaultdict(list)
         for name, value in scope["headers"]:
             headers[name.decode("latin-1")].append(value.decode("latin-1"))
@@ -83,9 +88,12 @@ class Guard:
         return None if reason is None else error_answer(403, reason)
 
     def _wrong_origin(self, headers: Mapping[str, list[str]]) -> str | None:
-        """Return why a request is not one of the page or of a program of the user."""
+        """Return why a request is not one of the page or of a program of the user.
+
+        ``None`` if it is; ``headers`` has the values of each header.
+        """
         hosts = headers["host"]
-        origins = headers["origin"]
+        origins = headers["origin"]  # that programs do not send
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             return f"this server answers at {self.origins[0]} only"
         if origins and (len(origins) != 1 or origins[0].lower() not in self.origins):
@@ -93,16 +101,17 @@ class Guard:
         return None
 
     def _wrong_token(self, scope: Any, headers: Mapping[str, list[str]]) -> str | None:
-        """Return why the token of a request is wrong."""
+        """Return why the token of a request is wrong; ``None`` if it is right."""
         if scope["path"] == "/health":
             return None
         tokens = headers[TOKEN_HEADER]
         if scope["path"] == "/" and not tokens:
             query = parse_qs(scope["query_string"].decode("latin-1"))
             tokens = query.get("token", [])
-        if len(tokens) == 1 and hmac.compare_digest(
+        is_right = len(tokens) == 1 and hmac.compare_digest(
             tokens[0].encode(), self.token.encode()
-        ):
+        )
+        if is_right:
             return None
         return (
             "the token is missing or wrong. Open the whole address that crumb serve "

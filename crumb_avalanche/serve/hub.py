@@ -54,6 +54,7 @@ class Share:
         """Wilson's 95 % interval of the share, in percent."""
         n = max(self.answered, 1)
         share = self.right / n
+        # Middle and half the width, before both are divided by 1 + Z^2 / n.
         middle = share + Z**2 / (2 * n)
         half_width = Z * (share * (1 - share) / n + Z**2 / (4 * n**2)) ** 0.5
         scale = 100 / (1 + Z**2 / n)
@@ -72,7 +73,7 @@ def push_to_hub(
     name: str,
     private: bool | None = None,
     token: str | None = None,
-    **how: Any,
+    **upload_options: Any,
 ) -> str:
     """Publish a learner on a model hub as ``owner/name``; return the address.
 
@@ -84,7 +85,7 @@ def push_to_hub(
         private: whether a new repository is private; default as the owner's settings
             say.
         token: of the hub; default the one that was logged in with.
-        how: see ``huggingface_hub.HfApi.upload_folder``.
+        upload_options: see ``huggingface_hub.HfApi.upload_folder``.
     """
     learner.check_teachable()
     hub = HfApi(token=token)
@@ -92,7 +93,10 @@ def push_to_hub(
         folder = Path(temporary)
         write_public(learner, name, folder)
         repository = hub.create_repo(name, private=private, exist_ok=True).repo_id
-        return str(hub.upload_folder(repo_id=repository, folder_path=folder, **how))
+        address = hub.upload_folder(
+            repo_id=repository, folder_path=folder, **upload_options
+        )
+        return str(address)
 
 
 def write_public(learner: Learner, name: str, folder: Path) -> None:
@@ -143,15 +147,15 @@ def render_model_card(learner: Learner, name: str) -> str:
     )
 
 
-def from_pretrained(name: str, **how: Any) -> Learner:
+def from_pretrained(name: str, **download_options: Any) -> Learner:
     """Fetch a learner by ``owner/name`` from a model hub, or from a folder.
 
     Args:
         name: see above.
-        how: ``revision``, ``token`` and others, see
+        download_options: ``revision``, ``token`` and others, see
             ``huggingface_hub.hf_hub_download``.
     """
     folder = Path(name)
     if folder.is_dir():
         return Learner.load(folder / FILE)
-    return Learner.load(hf_hub_download(name, FILE, **how))
+    return Learner.load(hf_hub_download(name, FILE, **download_options))

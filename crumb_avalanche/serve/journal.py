@@ -12,7 +12,7 @@ TABLE = """CREATE TABLE IF NOT EXISTS answers
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """A message that was taken, and its answer.
 
     Attributes:
@@ -48,50 +48,51 @@ class Journal:
         try:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(TABLE)
-            state = self._database.execute("PRAGMA quick_check").fetchone()[0]
-            self.unsent()
+            check_result = self._database.execute("PRAGMA quick_check").fetchone()[0]
+            self.unsent()  # raises if the table has other columns
         except sqlite3.DatabaseError as error:
-            state = str(error)
-        if state != "ok":
+            check_result = str(error)
+        if check_result != "ok":
             raise ValueError(
-                f"{path} is not a journal of answers, or is damaged ({state}); move it "
-                "away, and answers that were under way may be given again"
+                f"{path} is not a journal of answers, or is damaged ({check_result}); "
+                "move it away, and answers that were under way may be given again"
             )
 
-    def find(self, key: str) -> Entry | None:
-        """Return the entry of a message."""
+    def find(self, key: str) -> JournalEntry | None:
+        """Return the entry of a message; ``None`` if it has none."""
         row = self._database.execute(
             "SELECT key, source, lesson, topic, text, state FROM answers WHERE key = ?",
             (key,),
         ).fetchone()
-        return None if row is None else Entry(*row)
+        return None if row is None else JournalEntry(*row)
 
-    def unsent(self) -> list[Entry]:
+    def unsent(self) -> list[JournalEntry]:
         """Return the answers of which it is not known whether they arrived."""
         rows = self._database.execute(
             "SELECT key, source, lesson, topic, text, state FROM answers "
             "WHERE state = 'made' ORDER BY rowid"
         )
-        return [Entry(*row) for row in rows]
+        return [JournalEntry(*row) for row in rows]
 
-    def begin(self, key: str, lesson: int = 0) -> Entry:
-        """Note that a change begins."""
+    def note_begun(self, key: str, lesson: int = 0) -> JournalEntry:
+        """Note that the change of a message begins; ``lesson`` is taken back by it."""
         source = f"mqtt {secrets.token_hex(8)}"
-        return self._write(Entry(key, source, lesson, "", "", "begun"))
+        return self._write(JournalEntry(key, source, lesson, "", "", "begun"))
 
-    def answer(self, key: str, topic: str, text: str) -> Entry:
-        """Note the answer to a message."""
-        return self._write(Entry(key, "", 0, topic, text, "made"))
+    def note_answer(self, key: str, topic: str, text: str) -> JournalEntry:
+        """Note the answer to a message, which is not sent yet."""
+        return self._write(JournalEntry(key, "", 0, topic, text, "made"))
 
-    def _write(self, entry: Entry) -> Entry:
-        row = tuple(vars(entry).values())
+    def _write(self, entry: JournalEntry) -> JournalEntry:
+        """Write an entry in the place of an earlier one of the same message."""
+        row = tuple(vars(entry).values())  # in the order of the columns
         self._database.execute(
             "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row
         )
         return entry
 
-    def sent(self, key: str) -> None:
-        """Note that an answer arrived, and drop the oldest ones."""
+    def note_sent(self, key: str) -> None:
+        """Note that an answer arrived, and drop the oldest entries."""
         self._database.execute(
             "UPDATE answers SET state = 'sent', text = '' WHERE key = ?", (key,)
         )
@@ -100,7 +101,7 @@ class Journal:
             (MOST_ANSWERS,),
         )
 
-    def release(self, prefix: str) -> None:
+    def drop_keys(self, prefix: str) -> None:
         """Drop the entries whose keys begin so, but for answers under way."""
         self._database.execute(
             "DELETE FROM answers WHERE state != 'made' AND substr(key, 1, ?) = ?",

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from crumb_avalanche.serve.access import needed
+from crumb_avalanche.serve.access import missing_extra
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 # each may hold an upload; uvicorn would run out of file descriptors and log without end
@@ -60,12 +60,12 @@ class Connection:
         return self.accepted is not None and self.accepted.fileno() >= 0
 
     @property
-    def waits(self) -> bool:
-        """Whether the server waits for the client."""
+    def waits_for_client(self) -> bool:
+        """Whether the server waits for a request, or for an answer to be read."""
         return self.blocked or self.requests == 0
 
     def end(self) -> None:
-        """End it; asyncio closes the socket."""
+        """End the connection; asyncio closes the socket."""
         if self.transport is not None:
             self.transport.abort()
         elif self.accepted is not None:
@@ -80,6 +80,9 @@ class Listener(socket.socket):
     waits for the client: of the address that has most connections, the one that waits
     longest. One that just began gives way only to an address that has fewer. If there
     is none to take the place of, the new one is closed.
+
+    Attributes:
+        connections: by address and port of the client.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any):
@@ -87,17 +90,19 @@ class Listener(socket.socket):
         self.connections: dict[tuple[str, int], Connection] = {}
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection, as ``socket.accept``."""
+        """Accept a connection within the bounds, as ``socket.accept`` does."""
         while True:
             accepted, address = super().accept()
             self._drop_closed()
-            if len(self.connections) < MOST_CONNECTIONS or self._make_room(address[0]):
+            has_room = len(self.connections) < MOST_CONNECTIONS
+            if has_room or self._make_room(address[0]):
                 client = address[:2]  # without flow and scope of IPv6
                 self.connections[client] = Connection(client, accepted)
                 return accepted, address
             accepted.close()
 
     def _drop_closed(self) -> None:
+        """Forget the connections that ended."""
         self.connections = {
             client: connection
             for client, connection in self.connections.items()
@@ -119,7 +124,7 @@ class Listener(socket.socket):
         def gives_way(connection: Connection) -> bool:
             has_more = counts[connection.address] > counts[address]
             just_began = now - connection.waits_since < SECONDS_OF_GRACE
-            return connection.waits and (has_more or not just_began)
+            return connection.waits_for_client and (has_more or not just_began)
 
         def precedence(connection: Connection) -> tuple[int, float]:
             return -counts[connection.address], connection.waits_since
@@ -133,7 +138,10 @@ class Listener(socket.socket):
         return True
 
     def connection(self, client: Any) -> Connection:
-        """Return the connection of a client, by its address and port."""
+        """Return the connection of a client, by its address and port.
+
+        It is a new one, which nothing counts, if the connection gave way.
+        """
         client = tuple(client[:2])
         return self.connections.get(client) or Connection(client)
 
@@ -149,7 +157,7 @@ def load_server() -> Any:
         import python_multipart  # noqa: F401
         import uvicorn
     except ImportError as error:
-        raise needed(error) from error
+        raise missing_extra(error) from error
     return uvicorn
 
 
@@ -171,12 +179,12 @@ def listen(host: str, port: int, secure: bool) -> tuple[Listener, list[str]]:
             "192.168.1.20"
         )
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
+        first_address, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = first_address
         opened = socket.create_server(address[:2], family=family)
     except (OSError, OverflowError) as error:
-        reason = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        text = str(getattr(error, "strerror", None) or error)
+        reason, _, _ = text.partition(" (while")  # create_server adds what it did
         raise ValueError(
             f"cannot listen at {host}, port {port} ({reason}); give another --port or "
             "--host"
@@ -190,7 +198,7 @@ def listen(host: str, port: int, secure: bool) -> tuple[Listener, list[str]]:
 
 
 def _origins(host: str, port: int, secure: bool) -> list[str]:
-    """Return the addresses of a port as browsers name them."""
+    """Return the addresses of the server's port as browsers name them."""
     scheme = "https" if secure else "http"
     usual_port = 443 if secure else 80
     suffix = "" if port == usual_port else f":{port}"
@@ -211,7 +219,7 @@ def run(
     certificate: str | None = None,
     key: str | None = None,
 ) -> None:
-    """Serve until the process is interrupted.
+    """Serve an application until the process is interrupted.
 
     Args:
         app: ASGI application.
@@ -221,8 +229,8 @@ def run(
     """
     uvicorn = load_server()
     config = uvicorn.Config(
-        _counted(app, listener),
-        http=_protocol(listener),
+        _counting_requests(app, listener),
+        http=_protocol_class(listener),
         log_config=None,
         log_level="error",  # anybody can make it warn
         access_log=False,  # addresses hold the token
@@ -234,7 +242,7 @@ def run(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    loop = _Loop()
+    loop = _ListenerLoop()
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(uvicorn.Server(config).serve(sockets=[listener]))
@@ -245,29 +253,30 @@ def run(
 
 
 async def _cancel_tasks() -> None:
-    """Cancel what still runs, such as requests, and wait for their ends."""
+    """Cancel what still runs in the loop, such as requests, and wait for their ends."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _ListenerLoop(asyncio.SelectorEventLoop):
     """A loop, which accepts connections by ``Listener``, with a time for handshakes.
 
     uvicorn has no setting for it, and calls ``create_server`` of the running loop.
     """
 
     async def create_server(self, *arguments: Any, **keywords: Any) -> Any:
+        """Serve at a socket, with a limit of the time of TLS handshakes."""
         if isinstance(keywords.get("ssl"), ssl.SSLContext):
             keywords["ssl_handshake_timeout"] = SECONDS_TO_ASK
         return await super().create_server(*arguments, **keywords)
 
 
-def _counted(app: Any, listener: Listener) -> Any:
+def _counting_requests(app: Any, listener: Listener) -> Any:
     """Return an ASGI application that counts the requests of each connection."""
 
-    async def counted(scope: Any, receive: Callable, send: Callable) -> None:
+    async def count_and_answer(scope: Any, receive: Callable, send: Callable) -> None:
         connection = listener.connection(scope["client"])
         connection.requests += 1
         try:
@@ -276,10 +285,10 @@ def _counted(app: Any, listener: Listener) -> Any:
             connection.requests -= 1
             connection.waits_since = time.monotonic()
 
-    return counted
+    return count_and_answer
 
 
-def _protocol(listener: Listener) -> type:
+def _protocol_class(listener: Listener) -> type:
     """Return uvicorn's HTTP protocol with a time to ask and a time to read.
 
     Only methods of ``asyncio.Protocol`` are overridden.
@@ -288,16 +297,17 @@ def _protocol(listener: Listener) -> type:
 
     class Protocol(H11Protocol):
         def connection_made(self, transport: Any) -> None:
+            """Begin to watch a connection."""
             super().connection_made(transport)
             transport.set_write_buffer_limits(high=WRITE_BUFFER)
             client = transport.get_extra_info("peername")
             self._connection = listener.connection(client)
             self._connection.transport = transport
             self._loop = asyncio.get_running_loop()
-            self._watch = self._loop.call_later(SECONDS_TO_ASK, self._watched)
-            self._reading: asyncio.TimerHandle | None = None
+            self._idle_timer = self._loop.call_later(SECONDS_TO_ASK, self._end_if_idle)
+            self._read_timer: asyncio.TimerHandle | None = None
 
-        def _watched(self) -> None:
+        def _end_if_idle(self) -> None:
             """End a connection that asks nothing, or look again when it may be due."""
             waited = time.monotonic() - self._connection.waits_since
             if self._connection.requests:
@@ -305,26 +315,30 @@ def _protocol(listener: Listener) -> type:
             if waited >= SECONDS_TO_ASK:
                 self._connection.end()
             else:
-                self._watch = self._loop.call_later(
-                    SECONDS_TO_ASK - waited, self._watched
-                )
+                time_left = SECONDS_TO_ASK - waited
+                self._idle_timer = self._loop.call_later(time_left, self._end_if_idle)
 
         def pause_writing(self) -> None:
+            """Limit the time in which the client has to read more of its answer."""
             super().pause_writing()
             self._connection.blocked = True
             self._connection.waits_since = time.monotonic()
-            self._reading = self._loop.call_later(SECONDS_TO_READ, self._connection.end)
+            self._read_timer = self._loop.call_later(
+                SECONDS_TO_READ, self._connection.end
+            )
 
         def resume_writing(self) -> None:
+            """Note that the client reads again."""
             super().resume_writing()
             self._connection.blocked = False
-            if self._reading is not None:
-                self._reading.cancel()
+            if self._read_timer is not None:
+                self._read_timer.cancel()
 
         def connection_lost(self, error: Exception | None) -> None:
+            """Watch the connection no more."""
             super().connection_lost(error)
-            self._watch.cancel()
-            if self._reading is not None:
-                self._reading.cancel()
+            self._idle_timer.cancel()
+            if self._read_timer is not None:
+                self._read_timer.cancel()
 
     return Protocol

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.serve.broker import Address, Broker, BrokerError
 from crumb_avalanche.serve.event_images import EventImages
-from crumb_avalanche.serve.journal import Entry, Journal
+from crumb_avalanche.serve.journal import Journal, JournalEntry
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
 MOST_RECENT = 16  # images that can be corrected
@@ -68,7 +68,10 @@ class Message:
 
     @property
     def box(self) -> Any:
-        """Part of the image of an event that is looked at; ``None`` for all of it."""
+        """Part of the image of an event that is looked at; ``None`` for all of it.
+
+        Only an event that names its image by ``path`` may have a box.
+        """
         return self.event.get("box") if "path" in self.event else None
 
     @property
@@ -110,7 +113,7 @@ class Bridge:
         return f"{self.name}/status"
 
     def log(self, text: str) -> None:
-        """Log a line."""
+        """Log a line about a message or the broker."""
         self._log(printable(text))
 
     async def answer(self, broker: Any, received: Any) -> None:
@@ -125,7 +128,7 @@ class Bridge:
         if message.topic in self._own_topics() or not message.has_image:
             return
         if not received.dup:  # the broker uses the number of the packet again
-            self.journal.release(_packet_key(received.mid))
+            self.journal.drop_keys(_packet_key(received.mid))
         entry = self.journal.find(message.key)
         if entry is None or entry.state == "begun":
             entry = await self._carry_out(message, entry)
@@ -137,29 +140,32 @@ class Bridge:
         if message.command:
             await self.announce(broker)
 
-    async def _send(self, broker: Any, entry: Entry) -> None:
+    async def _send(self, broker: Any, entry: JournalEntry) -> None:
+        """Publish the answer to a message, and note in the journal that it arrived."""
         await broker.publish(entry.topic, entry.text, qos=1, retain=True)
         try:
-            self.journal.sent(entry.key)
+            self.journal.note_sent(entry.key)
         except sqlite3.Error as error:
             self.log(f"the journal of answers cannot be written: {error}")
 
-    async def send_unsent(self, broker: Any, arrived: Callable[[Entry], Any]) -> None:
+    async def send_unsent(
+        self, broker: Any, has_arrived: Callable[[JournalEntry], Any]
+    ) -> None:
         """Publish the answers that did not arrive before the last connection ended.
 
         Args:
             broker: what publishes, as ``Broker``.
-            arrived: coroutine that says whether the broker has an answer.
+            has_arrived: coroutine that says whether the broker has an answer.
         """
         for entry in self.journal.unsent():
-            if await arrived(entry):
-                self.journal.sent(entry.key)
+            if await has_arrived(entry):
+                self.journal.note_sent(entry.key)
             else:
                 await self._send(broker, entry)
 
     def begin_session(self) -> None:
         """Forget the numbers of packets, which begin again in a new session."""
-        self.journal.release(_packet_key(None))
+        self.journal.drop_keys(_packet_key(None))
 
     def read(self, received: Any) -> Message:
         """Take a message of the broker apart: command, label, event and key.
@@ -179,12 +185,12 @@ class Bridge:
         event_id = str(event.get("id") or "")
         if command:
             label = label or str(event.get("label") or "")
-        refused = bool(command and received.retain)
-        if event_id and not refused:
+        is_refused = bool(command and received.retain)
+        if event_id and not is_refused:
             # JSON has only ASCII characters, whatever the event is.
-            text = json.dumps([topic, label, event_id])
-            key = f"event {hashlib.sha256(text.encode()).hexdigest()}"
-        elif received.qos and not refused:
+            event_names = json.dumps([topic, label, event_id])
+            key = f"event {hashlib.sha256(event_names.encode()).hexdigest()}"
+        elif received.qos and not is_refused:
             key = f"{_packet_key(received.mid)}{topic} {digest}"
         else:  # never delivered again
             key = f"message {secrets.token_hex(16)}"
@@ -200,13 +206,15 @@ class Bridge:
         )
 
     def _command_of(self, topic: str) -> tuple[str, str]:
-        """Return the command of a topic and its label; empty for a question."""
+        """Return the command of a topic and its label; both empty for a question."""
         command, _, label = topic.removeprefix(f"{self.name}/").partition("/")
         if topic.startswith(f"{self.name}/") and command in COMMANDS:
             return command, label.lstrip("/")
         return "", ""
 
-    async def _carry_out(self, message: Message, begun_entry: Entry | None) -> Entry:
+    async def _carry_out(
+        self, message: Message, begun_entry: JournalEntry | None
+    ) -> JournalEntry:
         """Do what a message asks for, and write the answer to the journal.
 
         An error is an answer, too.
@@ -234,14 +242,17 @@ class Bridge:
         text = json.dumps({"id": message.id, "from": message.topic, **reply})
         self.log(f"{message.topic} {text}")
         try:
-            return self.journal.answer(message.key, topic, text)
+            return self.journal.note_answer(message.key, topic, text)
         except sqlite3.Error as error:
             self.log(f"the journal of answers cannot be written: {error}")
-            return Entry(message.key, "", 0, topic, text, "made")
+            return JournalEntry(message.key, "", 0, topic, text, "made")
 
     async def _predict(self, message: Message) -> dict[str, Any]:
-        """Answer what an image shows, and hold the image for a correction."""
-        image = await self._image(message)
+        """Answer what the image of a message shows, and hold it for a correction.
+
+        Returns the members of the answer's JSON.
+        """
+        image = await self._image_of(message)
         self._recent.pop(message.id, None)  # the same image as before is the last now
         self._recent[message.id] = image, message.box
         if len(self._recent) > MOST_RECENT:
@@ -250,9 +261,12 @@ class Bridge:
         return answer.model_dump()
 
     async def _change(
-        self, message: Message, begun_entry: Entry | None
+        self, message: Message, begun_entry: JournalEntry | None
     ) -> dict[str, Any]:
-        """Change the learner as a command asks, unless that was done before a stop."""
+        """Change the learner as a command asks, unless that was done before a stop.
+
+        Returns the members of the answer's JSON.
+        """
         if message.retained:
             raise ValueError(
                 "a retained command is not carried out, as it would be again at each "
@@ -260,8 +274,10 @@ class Bridge:
             )
         if begun_entry is not None and self._is_done(message, begun_entry):
             return {"version": self.shared.version}
-        lesson = self._lesson_to_undo(message) if message.command == "undo" else 0
-        entry = begun_entry or self.journal.begin(message.key, lesson)
+        undone_lesson = 0
+        if message.command == "undo":
+            undone_lesson = self._lesson_to_undo(message)
+        entry = begun_entry or self.journal.note_begun(message.key, undone_lesson)
         if message.command == "forget":
             forgotten = await self.shared.forget(message.label or message.text)
             return forgotten.model_dump()
@@ -269,18 +285,18 @@ class Bridge:
             undone = await self.shared.undo(entry.lesson or None)
             return undone.model_dump()
         if message.command == "correct":
-            label, image, box = self._corrected(message)
+            label, image, box = self._correction(message)
         else:
             label = message.label
-            image = await self._image(message)
+            image = await self._image_of(message)
             box = message.box
         learned = await self.shared.teach(
             label, [("the image", image)], source=entry.source, box=box
         )
         return learned.model_dump()
 
-    def _is_done(self, message: Message, begun_entry: Entry) -> bool:
-        """Whether the learner holds a change that was begun before a stop."""
+    def _is_done(self, message: Message, begun_entry: JournalEntry) -> bool:
+        """Whether the learner holds a command's change that was begun before a stop."""
         lessons = self.shared.lessons()
         if message.command == "forget":
             names = [info.name for info in self.shared.classes().classes]
@@ -290,13 +306,16 @@ class Bridge:
         return any(lesson.source == begun_entry.source for lesson in lessons)
 
     def _lesson_to_undo(self, message: Message) -> int:
-        """Return the number of the lesson to take back; 0 if there is none."""
+        """Return the number of the lesson that a message takes back.
+
+        It is the number in the message, else that of the last lesson; 0 without any.
+        """
         if message.text:
             return int(message.text)
         numbers = [lesson.number for lesson in self.shared.lessons() if lesson.can_undo]
         return numbers[-1] if numbers else 0
 
-    def _corrected(self, message: Message) -> tuple[str, bytes, Any]:
+    def _correction(self, message: Message) -> tuple[str, bytes, Any]:
         """Return the right label of an answer that was wrong, its image and its box.
 
         The message names the event of the answer, or means the last answer.
@@ -316,7 +335,7 @@ class Bridge:
         image, box = self._recent[event_id or next(reversed(self._recent))]
         return label, image, box
 
-    async def _image(self, message: Message) -> bytes:
+    async def _image_of(self, message: Message) -> bytes:
         """Return the bytes of an image: the message itself, or what its event names."""
         if not message.event:
             return message.data
@@ -340,27 +359,29 @@ class Bridge:
             "options": [info.name for info in self.shared.classes().classes],
             "qos": 1,
         }
-        for kind, config in (("sensor", sensor), ("select", select)):
+        for component, config in (("sensor", sensor), ("select", select)):
             common = {
-                "device": {"identifiers": [self._node], "name": self.name},
+                "device": {"identifiers": [self._node_id], "name": self.name},
                 "availability_topic": self.status_topic,
-                "unique_id": f"{self._node}_{kind}",
+                "unique_id": f"{self._node_id}_{component}",
             }
             text = json.dumps({**config, **common})
-            await broker.publish(self._config_topic(kind), text, qos=1, retain=True)
+            topic = self._config_topic(component)
+            await broker.publish(topic, text, qos=1, retain=True)
 
     @property
-    def _node(self) -> str:
-        """The name, as a part of Home Assistant's topics."""
+    def _node_id(self) -> str:
+        """The name of the bridge, as a part of Home Assistant's topics."""
         return self.name.replace("/", "_")
 
-    def _config_topic(self, kind: str) -> str:
-        return f"homeassistant/{kind}/{self._node}/config"
+    def _config_topic(self, component: str) -> str:
+        """Return the topic by which Home Assistant learns of a sensor or a list."""
+        return f"homeassistant/{component}/{self._node_id}/config"
 
     def _own_topics(self) -> set[str]:
-        """Return the topics of the bridge, which ``--topic`` may include."""
-        topics = {f"{self.name}/{kind}" for kind in ("answer", "result", "status")}
-        return topics | {self._config_topic(kind) for kind in ("sensor", "select")}
+        """Return the topics that the bridge publishes; ``--topic`` may include them."""
+        topics = {f"{self.name}/{last}" for last in ("answer", "result", "status")}
+        return topics | {self._config_topic(name) for name in ("sensor", "select")}
 
 
 def _topic_of(received: Any) -> str:
@@ -372,7 +393,7 @@ def _topic_of(received: Any) -> str:
 
 
 def _packet_key(number: int | None) -> str:
-    """Return how the keys of a packet begin; of ``None``, those of all packets."""
+    """Return how the journal's keys of a packet begin; of all packets for ``None``."""
     return "packet " if number is None else f"packet {number} "
 
 
@@ -422,12 +443,12 @@ async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
 async def _serve(
     bridge: Bridge, topics: Sequence[str], broker: Broker, address: Address
 ) -> None:
-    """Answer the messages of a connection until it ends."""
+    """Answer the messages of a connection to the broker until it ends."""
 
-    async def arrived(entry: Entry) -> bool:
-        return await _retained(address, entry.topic) == entry.text.encode()
+    async def has_arrived(entry: JournalEntry) -> bool:
+        return await _retained_message(address, entry.topic) == entry.text.encode()
 
-    await bridge.send_unsent(broker, arrived)
+    await bridge.send_unsent(broker, has_arrived)
     if not broker.session_kept:
         bridge.begin_session()
     commands = [f"{bridge.name}/{command}/#" for command in COMMANDS]
@@ -440,7 +461,7 @@ async def _serve(
         broker.acknowledge(received)
 
 
-async def _retained(address: Address, topic: str) -> bytes:
+async def _retained_message(address: Address, topic: str) -> bytes:
     """Return the message of a topic that a broker retains; empty if there is none."""
     async with Broker(address) as broker:
         await broker.subscribe([topic])

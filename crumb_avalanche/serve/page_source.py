@@ -33,6 +33,7 @@ def page() -> tuple[str, str]:
 
 
 def _part_of_page(name: str) -> str:
+    """Return the text of a file that the page is made of."""
     return (PAGE / name).read_text(encoding="utf-8").strip()
 
 

@@ -54,22 +54,25 @@ TOKEN = APIKeyHeader(
 api = APIRouter(dependencies=[Security(TOKEN)])
 
 
-async def _shared(request: Request) -> SharedLearner:
+async def _served_learner(request: Request) -> SharedLearner:
+    """Return the learner that a request asks or changes."""
     return request.app.state.shared
 
 
-def _name(text: str) -> str:
-    if "\ufffd" in text:
+def _class_name(text: str) -> str:
+    """Return the name of a class in a request's address, if a class may have it."""
+    has_replaced_bytes = "\ufffd" in text
+    if has_replaced_bytes:
         raise ValueError(
             "the name is not UTF-8; encode it as UTF-8 before it is quoted"
         )
     return check_name(text)
 
 
-Shared = Annotated[SharedLearner, Depends(_shared)]
+Shared = Annotated[SharedLearner, Depends(_served_learner)]
 Name = Annotated[
     str,
-    AfterValidator(_name),
+    AfterValidator(_class_name),
     Query(
         description="name of a class",
         json_schema_extra={"minLength": 1, "maxLength": LONGEST_NAME},
@@ -324,6 +327,6 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
         StarletteHTTPException,
         RequestValidationError,
     )
-    for kind in (*framework_errors, *STATUS, Exception):
-        app.add_exception_handler(kind, answer_to)
+    for error_class in (*framework_errors, *STATUS, Exception):
+        app.add_exception_handler(error_class, answer_to)
     return Guard(app, token, origins, policy)

@@ -3,7 +3,7 @@
 import asyncio
 import copy
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,13 +91,13 @@ class SharedLearner:
         self._working_network = learner.network
         self._answering_network = copy.deepcopy(learner.network)
         self._working = learner
-        self._answering = _copy(learner, self._answering_network)
+        self._answering = _copy_learner(learner, self._answering_network)
         # The learner that answered before the last change, for ``revert``.
         self._previous: Learner | None = None
         self._answer_lock = Lock()
         self._stops = False
-        self._changes = _Queue()
-        self._answers = _Queue()
+        self._changes = _CallQueue()
+        self._answers = _CallQueue()
 
     @property
     def learner(self) -> Learner:
@@ -115,7 +115,7 @@ class SharedLearner:
             can_undo=bool(learner.undoable),
             nothing=learner.nothing,
             strict=learner.strict,
-            rates=_rates(learner),
+            rates=_error_rates(learner),
             version=self.version,
             learning=self.learning,
         )
@@ -124,7 +124,7 @@ class SharedLearner:
         """Describe the lessons, in order."""
         answering = self._answering
         undoable = answering.undoable
-        return [_listed(lesson, undoable) for lesson in answering.lessons]
+        return [_lesson_of_list(lesson, undoable) for lesson in answering.lessons]
 
     def picture(self, number: int) -> bytes:
         """Return a JPEG of a lesson; empty if there is none."""
@@ -151,6 +151,7 @@ class SharedLearner:
         return await self._answers(self._predict, images, box, all_classes)
 
     def _predict(self, images: NamedImages, box: Box, all_classes: bool) -> Found:
+        """Answer in the thread of answers; see ``predict``."""
         notes: list[str] = []
         with self._answer_lock:
             clip = Clip("the image", None, self._frames(images, notes))
@@ -208,7 +209,7 @@ class SharedLearner:
                 self.learning = None
             return replace(lesson, notes=(*lesson.notes, *notes))
 
-        return _learned(await self.change(teach))
+        return _lesson_of_change(await self.change(teach))
 
     async def forget(self, name: str) -> Forgotten:
         """Remove a class; see ``Learner.forget``."""
@@ -216,16 +217,24 @@ class SharedLearner:
         return Forgotten(remains=change.result, version=change.version)
 
     async def undo(self, lesson: int | None = None) -> Learned:
-        """Take a lesson back; see ``Learner.undo``."""
-        return _learned(await self.change(lambda learner: learner.undo(lesson)))
+        """Take a lesson back, the last one by default; see ``Learner.undo``."""
+        change = await self.change(lambda learner: learner.undo(lesson))
+        return _lesson_of_change(change)
 
     async def changed(self, action: Callable[[Learner], None]) -> Changed:
         """Change the learner as ``change`` does, by an action that returns nothing."""
         change = await self.change(action)
         return Changed(version=change.version)
 
-    def _frames(self, images: Iterable[tuple[str, bytes]], notes: list[str]) -> Frames:
-        """Decode images one at a time; add to ``notes`` what of them is not used."""
+    def _frames(self, images: NamedImages, notes: list[str]) -> Frames:
+        """Yield the decoded images of a request, one at a time, with their names.
+
+        Adds to ``notes`` what of them is not used.
+
+        Raises:
+            BusyError: the server stops.
+            ImageError, TooLargeError: see ``decoded``.
+        """
         for name, data in images:
             self._check_running()
             image, unused = decoded(name, data)
@@ -247,12 +256,12 @@ class SharedLearner:
                 raise ValueError(
                     "this cannot be taken back: something else was changed meanwhile"
                 )
-            self._working = _copy(self._previous, self._working_network)
+            self._working = _copy_learner(self._previous, self._working_network)
 
         return await self.changed(revert)
 
     async def change(self, action: Callable[[Learner], Result]) -> Change[Result]:
-        """Change the learner and save it.
+        """Change the learner by an action and save it.
 
         Raises:
             SaveError: the file cannot be written; the learner is as it was.
@@ -271,18 +280,21 @@ class SharedLearner:
             raise BusyError("the server stops; nothing was changed")
 
     def _change(self, action: Callable[[Learner], Result]) -> Change[Result]:
-        """Change the learner that is taught; let it answer once it is saved."""
+        """Change the learner that is taught; let it answer once it is saved.
+
+        In the thread of changes; see ``change``.
+        """
         try:
             result = action(self._working)
             if self._working.classes:
                 # Solves the statistics here, not in the next answer.
                 self._working.predict(Image.new("RGB", (8, 8)))
-            answering = _copy(self._working, self._answering_network)
+            answering = _copy_learner(self._working, self._answering_network)
             self._check_running()
             self._save()
         except BaseException:
             with self._answer_lock:
-                self._working = _copy(self._answering, self._working_network)
+                self._working = _copy_learner(self._answering, self._working_network)
             raise
         with self._answer_lock:
             self._previous = self._answering
@@ -291,7 +303,7 @@ class SharedLearner:
         return Change(result, self.version)
 
     def _save(self) -> None:
-        """Save the learner that is taught."""
+        """Save the learner that is taught; SaveError if its file cannot be written."""
         try:
             self._working.save(self.path, self._weights, pictures=True, locked=True)
         except OSError as error:
@@ -323,7 +335,7 @@ class SharedLearner:
                     f"{learner.network.backbone}, {learner.network.source}: end crumb "
                     "serve, and start it with that file"
                 )
-            self._working = _copy(learner, self._working_network)
+            self._working = _copy_learner(learner, self._working_network)
             self._working.take_over(opened)
 
         return await self.changed(take_over)
@@ -335,7 +347,7 @@ class SharedLearner:
             ImportError: onnx or onnxruntime is not installed.
             ExportError: see ``export_onnx``.
         """
-        return await asyncio.to_thread(_exported, self._answering)
+        return await asyncio.to_thread(_onnx_bytes, self._answering)
 
     async def copied(self) -> bytes:
         """Return the bytes of a file of the learner that answers.
@@ -346,9 +358,10 @@ class SharedLearner:
             OSError: there is no room for a temporary file.
             BusyError: too many calls are waiting.
         """
-        return await self._answers(self._copied)
+        return await self._answers(self._file_bytes)
 
-    def _copied(self) -> bytes:
+    def _file_bytes(self) -> bytes:
+        """Return the bytes of a learner's file, in the thread of answers."""
         with tempfile.TemporaryDirectory() as folder, self._answer_lock:
             path = Path(folder) / self.path.name
             self._answering.save(path, self._weights)
@@ -366,42 +379,46 @@ class SharedLearner:
         self._answers.close()
 
 
-class _Queue:
-    """A thread that calls functions one after the other."""
+class _CallQueue:
+    """A thread that calls functions one after the other, in the order of the calls."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
-        self._waiting = 0
+        self._n_calls = 0  # that run or wait
 
     async def __call__(
         self, function: Callable[..., Result], *arguments: Any
     ) -> Result:
-        if self._waiting >= MOST_WAITING:
+        """Return what a function returns in the thread; BusyError if many wait."""
+        if self._n_calls >= MOST_WAITING:
             raise BusyError(
-                f"{self._waiting} requests are waiting; try again in some seconds"
+                f"{self._n_calls} requests are waiting; try again in some seconds"
             )
-        self._waiting += 1
+        self._n_calls += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(
                 self._thread, function, *arguments
             )
         finally:
-            self._waiting -= 1
+            self._n_calls -= 1
 
     def close(self) -> None:
         """Drop the calls that wait, and wait for the one that runs."""
         self._thread.shutdown(cancel_futures=True)
 
 
-def _rates(learner: Learner) -> ErrorRates | None:
-    """Describe how often a learner errs about what it knows."""
+def _error_rates(learner: Learner) -> ErrorRates | None:
+    """Return how often a learner errs about what it knows; ``None`` without classes."""
     if learner.rates is None:
         return None
     return ErrorRates(**learner.rates._asdict())
 
 
-def _listed(lesson: Lesson, undoable: Sequence[int]) -> Listed:
-    """Describe a lesson for the list."""
+def _lesson_of_list(lesson: Lesson, undoable: Sequence[int]) -> Listed:
+    """Describe a lesson for the list.
+
+    ``undoable`` has the numbers of the lessons that can be taken back.
+    """
     values = vars(lesson) | {
         "picture": bool(lesson.picture),
         "can_undo": lesson.number in undoable,
@@ -409,24 +426,24 @@ def _listed(lesson: Lesson, undoable: Sequence[int]) -> Listed:
     return Listed.model_validate(values)
 
 
-def _learned(change: Change[Lesson]) -> Learned:
-    """Describe a lesson that was learned or taken back."""
+def _lesson_of_change(change: Change[Lesson]) -> Learned:
+    """Describe the lesson that a change learned or took back."""
     return Learned.model_validate({**vars(change.result), "version": change.version})
 
 
-def _exported(learner: Learner) -> bytes:
+def _onnx_bytes(learner: Learner) -> bytes:
     """Return the bytes of an ONNX file of a learner, which may be asked meanwhile."""
     from crumb_avalanche.learner.export import export_onnx
 
-    private_copy = _copy(learner, copy.deepcopy(learner.network))
+    private_copy = _copy_learner(learner, copy.deepcopy(learner.network))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "learner.onnx"
         export_onnx(private_copy, path)
         return path.read_bytes()
 
 
-def _copy(learner: Learner, network: FrozenNetwork) -> Learner:
-    """Copy a learner with another copy of its network.
+def _copy_learner(learner: Learner, network: FrozenNetwork) -> Learner:
+    """Copy a learner, with ``network`` in the place of a copy of its network.
 
     What it knows of its file is the same for all.
     """

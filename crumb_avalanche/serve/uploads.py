@@ -29,7 +29,7 @@ class TooLargeError(ValueError):
     """An image or an upload is above the limit."""
 
 
-class _Watched(io.BytesIO):
+class _TimedBytes(io.BytesIO):
     """Bytes of an image that cannot be read on once its decoding took too long."""
 
     def __init__(self, data: bytes):
@@ -37,7 +37,7 @@ class _Watched(io.BytesIO):
         self._end = time.thread_time() + SECONDS_TO_DECODE
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """Read as any file."""
+        """Read as any file; TooManyPixelsError when the time of the image is over."""
         if time.thread_time() > self._end:
             raise TooManyPixelsError(
                 f"it takes more than {SECONDS_TO_DECODE:g} s to decode; reduce it"
@@ -65,22 +65,23 @@ def decoded(name: str, data: bytes) -> tuple[Image.Image, list[str]]:
         f"{', '.join(FORMATS)}"
     )
     try:
-        image = open_image(_Watched(data), MOST_PIXELS, formats=FORMATS)
+        image = open_image(_TimedBytes(data), MOST_PIXELS, formats=FORMATS)
         _check_scans(image, data)
         reason = "it is damaged; send it again, or another one"
-        unused = other_images(image)
+        unused = other_images(image)  # such as the other images of an animation
         pixels = to_rgb(image, upright=True)
     except TooManyPixelsError as error:
         raise TooLargeError(f"{name}: {error}") from error
     except Exception as error:  # Pillow raises far more than OSError on damaged bytes
-        if type(error) is ValueError:  # ours, which says why
+        says_why = type(error) is ValueError  # ours
+        if says_why:
             reason = str(error)
         raise ImageError(f"{name}: {reason}") from error
     return pixels, [f"{name}: {unused}"] if unused else []
 
 
 def _check_scans(image: Image.Image, data: bytes) -> None:
-    """Raise TooManyPixelsError for a JPEG that is decoded again and again."""
+    """Raise TooManyPixelsError for a JPEG of so many scans that decoding takes long."""
     scanned = data.count(START_OF_SCAN) * image.width * image.height
     if scanned > MOST_SCANNED and image.format in ("JPEG", "MPO"):
         raise TooManyPixelsError(

@@ -193,7 +193,7 @@ def test_a_full_disk_is_no_end(broker, monkeypatch, log):
     def fails(*_):
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr(broker.bridge.journal, "answer", fails)
+    monkeypatch.setattr(broker.bridge.journal, "note_answer", fails)
     assert broker.answer("cam", photo("red"))["label"] == "red"
     assert "database or disk is full" in log[-1]
 
@@ -445,7 +445,7 @@ def test_a_saved_change_is_not_repeated(broker, monkeypatch, topic, payload, lef
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(broker.bridge.journal, "answer", stopped)
+        patched.setattr(broker.bridge.journal, "note_answer", stopped)
         with pytest.raises(KeyboardInterrupt):
             broker.send(topic, payload, mid=9)
     assert broker.classes() == left
