@@ -70,7 +70,7 @@ class Asker:
                 self.unread.append(BadImage(str(source), reason))
 
     def _prepared_calls(self) -> list[tuple[str | Clip, Callable[[], Any]]]:
-        """Return each source with a call without arguments that answers for it.
+        """Return each source with a function without arguments that answers for it.
 
         Sources are those of the command line, then the camera, then images with boxes.
         """
@@ -95,14 +95,14 @@ def main(settings: PredictSettings) -> None:
     """Print an answer for each image and clip.
 
     Raises:
-        ValueError: some files could not be read; the answers for all others were
-            printed.
+        ValueError: settings do not go together or with the learner. Or some files could
+            not be read; then the answers for all others were printed.
     """
     check_settings(settings)
     keep_freed_memory()
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    learner = opened(settings)
+    learner = loaded_learner(settings)
     if settings.watch is not None:
         watch(learner, settings)
         return
@@ -116,7 +116,8 @@ def main(settings: PredictSettings) -> None:
         answers = print_answers(asker.answers(), settings)
     else:
         answers = print_and_write_page(learner, settings, unread)
-    if not settings.json and not settings.csv:
+    is_for_people = not settings.json and not settings.csv
+    if is_for_people:
         labelled = [answer for answer in answers if answer.truth is not None]
         summarize(labelled, {info.name for info in learner.classes})
     if unread:
@@ -147,19 +148,36 @@ def check_settings(settings: PredictSettings) -> None:
         )
 
 
-def opened(settings: PredictSettings) -> Learner:
+def loaded_learner(settings: PredictSettings) -> Learner:
     """Load a learner, or what a run of any strategy learned.
 
     What to know of its answers is said on stderr.
+
+    Raises:
+        DamagedRunError: a file of the run's folder was changed.
+        LearnerError: the file is no learner, is damaged or needs weights.
+        ValueError: ``--strict`` is given, and the learner names a class always.
     """
     if (Path(settings.model) / "result.json").exists():
         from crumb_avalanche.runs.run_folder import read_result
 
-        read_result(Path(settings.model))
+        read_result(Path(settings.model))  # which checks the files of the run
     learner = Learner.load(settings.model, settings.weights)
     if learner.note:
         print(f"{learner.method}: {learner.note}", file=sys.stderr)
+    if settings.strict is not None:
+        check_strict_counts(learner)
+        learner.set_strict(settings.strict)
     return learner
+
+
+def check_strict_counts(learner: Learner) -> None:
+    """Raise ValueError for a learner that names a class whatever its confidence is."""
+    if learner.strict == 0:
+        raise ValueError(
+            f"--strict decides what is called unknown, and {learner.method} of a run "
+            "always names a class: leave --strict out"
+        )
 
 
 def watch(learner: Learner, settings: PredictSettings) -> None:
@@ -206,15 +224,18 @@ def read_boxes(file: Path) -> dict[str, Any]:
     """Read the boxes of images, by path.
 
     The file is JSON with the names of images, from the folder of the file on, and lists
-    of boxes.
+    of boxes: left, top, right and bottom in pixels.
     """
     try:
-        boxes_of = json.loads(
+        boxes_by_name = json.loads(
             file.read_text(encoding="utf-8-sig"), object_pairs_hook=_without_repeats
         )
-        if None in boxes_of.values():
+        if None in boxes_by_name.values():
             raise ValueError("null is no list of boxes: write [] for none")
-        return {str(file.parent / name): boxes for name, boxes in boxes_of.items()}
+        boxes_by_path = {}
+        for name, boxes in boxes_by_name.items():
+            boxes_by_path[str(file.parent / name)] = boxes
+        return boxes_by_path
     except (AttributeError, RecursionError, ValueError) as error:
         raise ValueError(
             f'--boxes {file} is not JSON as {{"photo.jpg": [[10, 20, 110, 220]]}} '
@@ -222,13 +243,13 @@ def read_boxes(file: Path) -> dict[str, Any]:
         ) from error
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members of a JSON object, of which none may be there twice."""
-    counts = Counter(name for name, _ in pairs)
+def _without_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object of boxes, of which none may be twice."""
+    counts = Counter(name for name, _ in members)
     for name, count in counts.items():
         if count > 1:
             raise ValueError(f"it has {name!r} twice: write one list of its boxes")
-    return dict(pairs)
+    return dict(members)
 
 
 def print_answers(answers: Answers, settings: PredictSettings) -> list[Answer]:
@@ -269,8 +290,8 @@ def csv_row(answer: Answer) -> tuple[object, ...]:
 def line_of(answer: Answer) -> str:
     """Return an answer as a line for people.
 
-    That something is unknown has no probability: those of the classes hold if one of
-    them is shown.
+    It has the class, its probability and two runners-up. That something is unknown has
+    no probability: those of the classes hold if one of them is shown.
     """
     line = f"{printable(answer.place)}  {answer.shown}"
     if answer.unknown:
@@ -294,9 +315,10 @@ def summarize(answers: list[Answer], taught: set[str]) -> None:
     if not answers:
         return
     print(f"\n{headline(answers)}")
-    for truth, of_truth in of_other_classes(answers, taught).items():
-        unknown = sum(answer.unknown for answer in of_truth)
-        print(f"  {truth} was not taught: {unknown} of {len(of_truth)} unknown")
+    for truth, answers_for_it in answers_for_untaught(answers, taught).items():
+        n_unknown = sum(answer.unknown for answer in answers_for_it)
+        n_answers = len(answers_for_it)
+        print(f"  {truth} was not taught: {n_unknown} of {n_answers} unknown")
     wrong = [answer for answer in answers if answer.wrong]
     confusions = Counter((answer.truth, answer.label) for answer in wrong)
     for (true_class, label), count in confusions.most_common(WORST):
@@ -310,17 +332,17 @@ def summarize(answers: list[Answer], taught: set[str]) -> None:
 
 def headline(answers: list[Answer]) -> str:
     """Return how many answers are right, unknown and wrong."""
-    right = sum(answer.right for answer in answers)
-    unknown = sum(answer.unknown for answer in answers)
-    wrong = sum(answer.wrong for answer in answers)
-    percent = f"{100 * right / len(answers):.1f} %"
+    n_right = sum(answer.right for answer in answers)
+    n_unknown = sum(answer.unknown for answer in answers)
+    n_wrong = sum(answer.wrong for answer in answers)
+    percent = f"{100 * n_right / len(answers):.1f} %"
     return (
-        f"{right} of {len(answers)} right ({percent}), {unknown} unknown, {wrong} "
-        "taken for another class"
+        f"{n_right} of {len(answers)} right ({percent}), {n_unknown} unknown, "
+        f"{n_wrong} taken for another class"
     )
 
 
-def of_other_classes(
+def answers_for_untaught(
     answers: list[Answer], taught: set[str]
 ) -> dict[str, list[Answer]]:
     """Return the answers for classes that were not taught, by the true class."""

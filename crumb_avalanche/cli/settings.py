@@ -125,7 +125,7 @@ class NewLearnerSettings(ranges.InRange):
     runtime: RuntimeName = "auto"
     threads: ranges.Threads = 0
     looks: str | None = None
-    strict: Annotated[float, ranges.Range(0.01, 0.99)] | None = None
+    strict: ranges.Strict | None = None
 
 
 @dataclass
@@ -198,6 +198,8 @@ class PredictSettings(ranges.InRange):
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat
             maps, mistakes first.
+        strict: confidence from which on a class is named, in these answers alone, such
+            as 0.9 to name less; default what MODEL has.
         weights: for a MODEL without weights: 'torchvision' or 'timm' (both download),
             'package' or a weight file.
         runtime: what runs the network's frozen layers: torch, compiled, onnxruntime, or
@@ -213,6 +215,7 @@ class PredictSettings(ranges.InRange):
     json: bool = False
     csv: bool = False
     html: str | None = None
+    strict: ranges.Strict | None = None
     weights: str | None = None
     runtime: RuntimeName = "auto"
     threads: ranges.Threads = 0

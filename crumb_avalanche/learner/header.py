@@ -31,6 +31,7 @@ from crumb_avalanche.system.file_metadata import (
     loaded_json,
     read_metadata,
 )
+from crumb_avalanche.system.setting_ranges import LEAST_STRICT, MOST_STRICT
 from crumb_avalanche.system.value_types import (
     StateError,
     check,
@@ -44,9 +45,6 @@ from crumb_avalanche.system.value_types import (
 )
 
 FORMAT = "crumb-learner-1"
-# Of the confidence from which on a class is named.
-LEAST_STRICT = 0.01
-MOST_STRICT = 0.99
 MOST_FEATURES = 10**6  # more make every answer slower
 # Closed forms that are tested as learners; ``recommended`` is the first.
 CLOSED_FORMS = ("rda", "slda", "ncm", "ranpac")

@@ -27,7 +27,7 @@ from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.classifier import Classifier, form_of
 from crumb_avalanche.learner.confidence import STRICT
 from crumb_avalanche.learner.file import read_learner, write_learner
-from crumb_avalanche.learner.header import CLOSED_FORMS, LEAST_STRICT, MOST_STRICT
+from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.history import History
 from crumb_avalanche.learner.known_files import KnownFiles
 from crumb_avalanche.learner.lesson import check_not_empty, learn, name_of
@@ -46,6 +46,7 @@ from crumb_avalanche.methods.run_header import DAMAGED, LearnerError
 from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.system.file_metadata import digest_of
 from crumb_avalanche.system.folder_lock import locked_file
+from crumb_avalanche.system.setting_ranges import LEAST_STRICT, MOST_STRICT
 
 LOOKS = shares_of(RECOMMENDED_LOOKS)  # see ``Learner``
 

@@ -114,6 +114,10 @@ MOST_MEMORIES = 10**7
 Memories = Annotated[int, Range(0, MOST_MEMORIES)]
 Bytes = Annotated[int, Range(0, 10**12)]
 Upper = Annotated[int, Range(0, NEVER)]  # of a count, such as images of each class
+# A confidence from which on a learner names a class.
+LEAST_STRICT = 0.01
+MOST_STRICT = 0.99
+Strict = Annotated[float, Range(LEAST_STRICT, MOST_STRICT)]
 KIND_NAMES = {
     int: "a whole number",
     float: "a number",

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from fake_runs import Page
@@ -15,6 +16,7 @@ from fake_videos import write_video
 
 from crumb_avalanche.cli.predict import (
     COLUMNS,
+    check_strict_counts,
     csv_row,
     line_of,
     print_answers,
@@ -85,6 +87,23 @@ def test_each_answer_comes_at_once(tmp_path, monkeypatch):
     with path.open("w") as out:
         monkeypatch.setattr(sys, "stdout", out)
         assert len(print_answers(answers(), PredictSettings("mine"))) == 2
+
+
+# What is named
+
+
+@pytest.mark.parametrize("strict", [0.01, 0.99])
+def test_a_strictness_of_these_answers(answers, mine, place, strict):
+    content = mine.read_bytes()
+    for answer in answers(place / "photos", "--strict", strict):
+        assert answer["known"] == (answer["confidence"] >= strict)
+    assert mine.read_bytes() == content
+
+
+def test_no_strictness_of_a_run():
+    learner = SimpleNamespace(strict=0.0, method="er")
+    with pytest.raises(ValueError, match="er of a run always names a class"):
+        check_strict_counts(learner)
 
 
 # Cameras and videos
