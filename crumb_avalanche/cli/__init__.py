@@ -18,8 +18,8 @@ from crumb_avalanche.system.process import limit_openmp_spin
 
 CLOSED_PIPE = 128 + 13  # of SIGPIPE, as shells have it; Windows has no such signal
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
-# Commands whose work is what they print.
-ANSWERS = {
+# Commands whose work is what they print; "" is ``crumb`` alone, which prints its help.
+PRINTING_COMMANDS = {
     "",
     "backbones",
     "learner show",
@@ -28,7 +28,8 @@ ANSWERS = {
     "serve",
     "strategies",
 }
-STOPPED = {
+# What to do after an interrupt, by command.
+STOPPED_ADVICE = {
     **dict.fromkeys(
         ("demo", "prepare", "pretrain"),
         "what was finished is kept, and the same command resumes there",
@@ -44,7 +45,7 @@ STOPPED = {
     ),
 }
 # Module and function of the commands that have no module of their own here.
-ELSEWHERE = {
+FUNCTIONS_ELSEWHERE = {
     "connect": ("crumb_avalanche.cli.serve", "connect"),
     "demo": ("crumb_avalanche.cli.run", "demo"),
     "export": ("crumb_avalanche.cli.learner", "export"),
@@ -57,7 +58,7 @@ LOST_WORKER = re.compile(
     r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed|exited unexpectedly)"
 )
 # in errors of a loader process, whose traceback torch adds to their text
-OF_WORKER = "in DataLoader worker process"
+WORKER_TRACEBACK = "in DataLoader worker process"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -76,8 +77,11 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             code = run_command(arguments)
         except SystemExit as end:  # of the parser; --help is an answer of any command
-            if not end.code and (lost := lost_output([])):
-                return lost
+            if end.code:
+                raise
+            lost_code = lost_output([])
+            if lost_code:
+                return lost_code
             raise
         return lost_output(arguments) or code
 
@@ -100,7 +104,12 @@ def open_standard_streams() -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run a subcommand as ``main`` does."""
+    """Run a subcommand, print its error if it has one, and return the exit code.
+
+    Raises:
+        SystemExit: of the parser, after ``--help`` or a wrong argument.
+        Exception: a bug, whose traceback helps to find it.
+    """
     name = arguments[0] if arguments else ""
     try:
         with interrupted_later():
@@ -114,7 +123,7 @@ def run_command(arguments: list[str]) -> int:
             command_function(name)(settings)
         return 0
     except KeyboardInterrupt as error:
-        advice = STOPPED.get(name, "the same command starts again")
+        advice = STOPPED_ADVICE.get(name, "the same command starts again")
         print(f"crumb {name}: stopped; {advice}", file=sys.stderr)
         if isinstance(error, TerminatedError):
             return 128 + signal.SIGTERM
@@ -127,8 +136,11 @@ def run_command(arguments: list[str]) -> int:
         RuntimeError,
         MemoryError,
     ) as error:
-        if isinstance(error, OSError) and (lost := lost_output(arguments)):
-            return lost
+        lost_code = 0
+        if isinstance(error, OSError):
+            lost_code = lost_output(arguments)
+        if lost_code:
+            return lost_code
         text = words_for(error)
         if text is None:
             raise  # a bug, not bad input: show the traceback
@@ -139,12 +151,12 @@ def run_command(arguments: list[str]) -> int:
 
 
 def command_function(name: str) -> Callable[[Any], None]:
-    """Import the function of a command."""
-    main_of_module = (f"crumb_avalanche.cli.{name}", "main")
-    module_name, function = ELSEWHERE.get(name, main_of_module)
+    """Import the function of a command, which takes its settings."""
+    usual_names = (f"crumb_avalanche.cli.{name}", "main")
+    module_name, function_name = FUNCTIONS_ELSEWHERE.get(name, usual_names)
     with interrupted_later():
         module = import_module(module_name)
-    return getattr(module, function)
+    return getattr(module, function_name)
 
 
 def lost_output(arguments: list[str]) -> int:
@@ -170,41 +182,50 @@ def lost_output(arguments: list[str]) -> int:
         with suppress(OSError):  # Python's own flush at the end would fail, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         name = arguments[0] if arguments else ""
-        is_answer = not ANSWERS.isdisjoint({name, " ".join(arguments[:2])})
-        is_closed = isinstance(error, BrokenPipeError)
-        if not (is_closed and is_answer):
+        name_and_action = " ".join(arguments[:2])
+        prints_answer = not PRINTING_COMMANDS.isdisjoint({name, name_and_action})
+        is_closed_pipe = isinstance(error, BrokenPipeError)
+        reader_has_enough = is_closed_pipe and prints_answer
+        if not reader_has_enough:
             command = f"crumb {name}".rstrip()
             print(
                 f"{command}: standard output takes no more ({error.strerror}): what it "
                 "says is lost, what it saves is saved",
                 file=sys.stderr,
             )
-        return CLOSED_PIPE if is_closed else OUTPUT_LOST
+        return CLOSED_PIPE if is_closed_pipe else OUTPUT_LOST
     return 0
 
 
 def words_for(error: Exception) -> str | None:
     """Return what to print for an error that the user can cure; ``None`` for a bug."""
     text = str(error)
-    kind = type(error)
-    if isinstance(error, MemoryError) or (kind is RuntimeError and NO_MEMORY in text):
+    error_class = type(error)
+    is_runtime_error = error_class is RuntimeError
+    if isinstance(error, MemoryError) or (is_runtime_error and NO_MEMORY in text):
         return (
             "there is too little memory; close other programs, or lower --batch-size, "
             "--image-size or --workers"
         )
-    if kind is RuntimeError and LOST_WORKER.search(text):
+    if is_runtime_error and LOST_WORKER.search(text):
         return (
             "a loader process was killed, perhaps for want of memory; what was "
             "finished is kept: give the same command again, with fewer --workers or a "
             "smaller --batch-size"
         )
-    is_foreign = kind.__module__ != "builtins"
-    if is_foreign and OF_WORKER in text:
-        return text.strip().splitlines()[-1].partition(": ")[2]
-    if isinstance(error, OSError) and (cure := cured(error)) is not None:
-        return cure
-    is_ours = isinstance(error, FileNotFoundError) and error.errno is None
-    if is_foreign or is_ours:
+    # Errors of libraries and of this package say what to do; Python's own may be bugs.
+    is_of_package = error_class.__module__ != "builtins"
+    if is_of_package and WORKER_TRACEBACK in text:
+        last_line = text.strip().splitlines()[-1]
+        _, _, message = last_line.partition(": ")
+        return message
+    if isinstance(error, OSError):
+        cure = cured(error)
+        if cure is not None:
+            return cure
+    # The system's own has a number.
+    is_missing_by_us = isinstance(error, FileNotFoundError) and error.errno is None
+    if is_of_package or is_missing_by_us:
         return text
     if isinstance(error, ValueError | ImportError | FileExistsError):
         return text
@@ -216,12 +237,14 @@ def short_warnings() -> Iterator[None]:
     """Print warnings to the user as one line, without the line of code that warns."""
     default_format = warnings.formatwarning
 
-    def short(message: Warning | str, category: type[Warning], *position: Any) -> str:
+    def short_format(
+        message: Warning | str, category: type[Warning], *position: Any
+    ) -> str:
         if category is UserWarning:
             return f"warning: {printable(message)}\n"
         return default_format(message, category, *position)
 
-    warnings.formatwarning = short  # type: ignore[assignment]
+    warnings.formatwarning = short_format  # type: ignore[assignment]
     try:
         with warnings.catch_warnings():
             # Pillow's, about images that open_image decodes at a reduced size or
@@ -237,31 +260,31 @@ class TerminatedError(KeyboardInterrupt):
 
 
 @contextmanager
-def _handlers(
+def _signals_handled_by(
     handler: Callable[[int, FrameType | None], object], *signals: int
 ) -> Iterator[None]:
     """Call a handler for signals in a ``with`` block, and restore what was set before.
 
     Signals that the process ignores stay ignored; only a main thread can handle any.
     """
-    replaced: dict[int, Any] = {}
+    earlier_handlers: dict[int, Any] = {}  # by number of the signal
     if threading.current_thread() is threading.main_thread():
         for number in signals:
-            present_handler = signal.getsignal(number)
-            if present_handler not in (None, signal.SIG_IGN):
-                replaced[number] = present_handler
-    for number in replaced:
+            earlier_handler = signal.getsignal(number)
+            if earlier_handler not in (None, signal.SIG_IGN):
+                earlier_handlers[number] = earlier_handler
+    for number in earlier_handlers:
         signal.signal(number, handler)
     try:
         yield
     finally:
-        for number, replaced_handler in replaced.items():
-            signal.signal(number, replaced_handler)
+        for number, earlier_handler in earlier_handlers.items():
+            signal.signal(number, earlier_handler)
 
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Raise ``TerminatedError`` in the block on SIGTERM.
+    """Raise ``TerminatedError`` in the ``with`` block on SIGTERM.
 
     As Python raises ``KeyboardInterrupt`` on SIGINT.
     """
@@ -269,22 +292,22 @@ def terminated_as_interrupted() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise TerminatedError
 
-    with _handlers(stop, signal.SIGTERM):
+    with _signals_handled_by(stop, signal.SIGTERM):
         yield
 
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM to the end of the block.
+    """Delay SIGINT and SIGTERM to the end of the ``with`` block.
 
     For imports: modules written in C turn an interrupt into other errors, or into none.
     """
-    received: list[int] = []
+    received_signals: list[int] = []
 
-    def note(number: int, frame: FrameType | None) -> None:
-        received.append(number)
+    def note_signal(number: int, frame: FrameType | None) -> None:
+        received_signals.append(number)
 
-    with _handlers(note, signal.SIGINT, signal.SIGTERM):
+    with _signals_handled_by(note_signal, signal.SIGINT, signal.SIGTERM):
         yield
-    if received:
-        signal.raise_signal(received[0])
+    if received_signals:
+        signal.raise_signal(received_signals[0])

@@ -54,14 +54,14 @@ def main(settings: BackbonesSettings) -> None:
     if not names and not settings.measure and settings.image_size is None:
         print(table_of(list(recorded_backbones().values())))
         return
-    blocks = []
+    descriptions = []
     for name in names or recorded_backbones():
-        blocks.append(described(name, settings))
-    print("\n\n".join(blocks))
+        descriptions.append(describe_backbone(name, settings))
+    print("\n\n".join(descriptions))
 
 
 def table_of(records: list[BackboneRecord]) -> str:
-    """Format records as a table of at most 80 columns, with its legend."""
+    """Format records of backbones as a table of at most 80 columns, with its legend."""
     rows = [row_of(record) for record in records]
     splits = max(record.splits for record in records)
     lines = [table(COLUMNS, rows)]
@@ -71,8 +71,9 @@ def table_of(records: list[BackboneRecord]) -> str:
 
 
 def row_of(record: BackboneRecord) -> list[str]:
-    """Return the cells of a record."""
-    codes = accuracy = ""
+    """Return the record of a backbone as cells of the table, one for each column."""
+    codes = ""
+    accuracy = ""
     if record.code_bytes:
         codes = f"{record.code_bytes:,}"
     if record.eth80 is not None:
@@ -90,13 +91,18 @@ def row_of(record: BackboneRecord) -> list[str]:
     ]
 
 
-def described(name: str, settings: BackbonesSettings) -> str:
+def describe_backbone(name: str, settings: BackbonesSettings) -> str:
     """Say all of a backbone, in lines of at most 80 columns.
 
     What is recorded is read, unless the settings ask for another size or for speed.
+
+    Raises:
+        ImportError: timm is needed and not installed.
+        ValueError: unknown name, or a network that cannot be cut.
     """
     record = recorded_backbones().get(name)
-    if record is None or settings.measure or settings.image_size is not None:
+    asks_for_other = settings.measure or settings.image_size is not None
+    if record is None or asks_for_other:
         from crumb_avalanche.runs.backbone_measures import measure_backbone
 
         record = measure_backbone(name, settings.image_size)
@@ -106,22 +112,22 @@ def described(name: str, settings: BackbonesSettings) -> str:
     speed = f"{record.images_per_second:,.1f} images/s ({speed_of}), "
     lines = [name]
     lines += _labelled("images", f"{record.pixels} x {record.pixels} pixels")
-    lines += _labelled("stored", _stored(record))
+    lines += _labelled("stored", _stored_text(record))
     lines += _labelled("trained", f"{record.trained:.1f} MB behind it, and the head")
     lines += _labelled("size", f"{record.megabytes:.1f} MB without the head")
     lines += _labelled("speed", f"{speed}{record.gflops:.2f} GFLOP an image")
     lines += _labelled("features", f"{record.features:,} for --preset recommended")
     if record.eth80 is not None:
-        text = f"{record.eth80:.1f} % with --preset recommended, {record.splits} splits"
-        lines += _labelled("ETH-80", text)
+        accuracy = f"{record.eth80:.1f} % with --preset recommended"
+        lines += _labelled("ETH-80", f"{accuracy}, {record.splits} splits")
     weights = weights_of(name)
     if weights:
         lines += _labelled("weights", weights)
     return "\n".join(lines)
 
 
-def _stored(record: BackboneRecord) -> str:
-    """Say what is stored of an image."""
+def _stored_text(record: BackboneRecord) -> str:
+    """Say what a backbone lets one store of an image."""
     if not record.code_bytes:
         return "images, since the whole network is trained"
     return (
@@ -132,7 +138,7 @@ def _stored(record: BackboneRecord) -> str:
 
 
 def _labelled(label: str, text: str) -> list[str]:
-    """Wrap a text behind a label."""
+    """Return lines of at most 80 columns: a text behind a label."""
     return textwrap.wrap(
         text,
         WIDTH,

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Usage:
-    """The arguments of an action.
+    """The arguments of an action of ``crumb learner``.
 
     Attributes:
-        names: how many there are after the learner's file.
-        text: them, as a message shows them.
+        n_names: number of arguments after the learner's file.
+        text: these arguments as a message shows them, with a space before each.
     """
 
-    names: int = 0
+    n_names: int = 0
     text: str = ""
 
 
@@ -51,7 +51,7 @@ USAGES = {
 
 
 def main(settings: LearnerSettings) -> None:
-    """Do what is asked and print it."""
+    """Do an action of ``crumb learner`` and print what was done."""
     check_settings(settings)
     path = Path(settings.model)
     if settings.action == "show":
@@ -68,9 +68,9 @@ def check_settings(settings: LearnerSettings) -> None:
     """Raise ValueError for settings that do not go together."""
     action = settings.action
     usage = USAGES[action]
-    if len(settings.names) != usage.names:
-        names = counted(1 + len(settings.names), "name")
-        raise ValueError(f"{action} needs MODEL{usage.text}; got {names}")
+    if len(settings.names) != usage.n_names:
+        given_names = counted(1 + len(settings.names), "name")
+        raise ValueError(f"{action} needs MODEL{usage.text}; got {given_names}")
     if (action == "merge") != (settings.output is not None):
         raise ValueError("merge needs --output FILE, and only merge has one")
     if settings.lesson is not None and action not in ("undo", "move"):
@@ -119,7 +119,10 @@ def change(settings: LearnerSettings) -> str:
 
 
 def apply_change(learner: "Learner", settings: LearnerSettings) -> str:
-    """Change a learner as an action asks, and return what was done, in words."""
+    """Change a learner as an action asks, and return what was done, in words.
+
+    The action is rename, move, undo or forget.
+    """
     action = settings.action
     names = settings.names
     if action == "rename":
@@ -186,7 +189,9 @@ def read_lessons(settings: LearnerSettings) -> tuple[list[Lesson], list[int]]:
     if settings.pictures is None and not isinstance(header, LearnerHeader):
         lessons = [Lesson.of_state(lesson, None) for lesson in header["lessons"]]
         numbers = [lesson.number for lesson in lessons]
-        return lessons, numbers[len(numbers) - header["undoable"] :]
+        # The last lessons can be taken back; the header has their number.
+        first_undoable = len(numbers) - header["undoable"]
+        return lessons, numbers[first_undoable:]
     from crumb_avalanche.learner.learner import Learner
 
     learner = Learner.load(settings.model, settings.weights, network=False)
@@ -195,7 +200,7 @@ def read_lessons(settings: LearnerSettings) -> tuple[list[Lesson], list[int]]:
 
 def write_pictures(lessons: list[Lesson], folder: Path) -> None:
     """Write the pictures of lessons to a folder, and print how many there are."""
-    pictures = {}
+    pictures = {}  # JPEG files by name
     for lesson in lessons:
         if lesson.picture:
             pictures[f"lesson-{lesson.number}.jpg"] = lesson.picture
@@ -215,15 +220,18 @@ def show(path: Path) -> None:
     """Print all that a file holds, which ``crumb teach`` or a run wrote."""
     header = read_header(file_of(path))
     if isinstance(header, LearnerHeader):
-        lines = _of_run(header)
+        lines = _lines_of_run(header)
     else:
-        lines = _of_learner(header)
+        lines = _lines_of_learner(header)
     for line in lines:
         print_line(line)
 
 
-def _of_learner(header: dict[str, Any]) -> Iterator[str]:
-    """Yield what ``crumb teach`` wrote, in lines."""
+def _lines_of_learner(header: dict[str, Any]) -> Iterator[str]:
+    """Yield lines that describe a learner which ``crumb teach`` wrote.
+
+    ``header`` is that of its file.
+    """
     network = header["network"]
     arguments = network["arguments"]
     included = "in the file" if network["included"] else "not in the file"
@@ -236,10 +244,10 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
     if header["rates"] is not None:
         yield f"errors    {error_rates(**header['rates'])}"
     names = [name for name in header["names"] if name is not None]
-    images: Counter[str] = Counter(dict.fromkeys(names, 0))
+    image_counts: Counter[str] = Counter(dict.fromkeys(names, 0))
     for lesson in header["lessons"]:
-        images.update(lesson["images"])
-    yield from _origin_lines(header["written"], header["versions"], images)
+        image_counts.update(lesson["images"])
+    yield from _lines_of_origin(header["written"], header["versions"], image_counts)
     yield "lessons"
     for lesson in header["lessons"]:
         images_text = shown_images(lesson["images"], lesson["nothing"])
@@ -252,15 +260,15 @@ def _of_learner(header: dict[str, Any]) -> Iterator[str]:
     yield "It holds no images and no paths of images."
 
 
-def _of_run(header: LearnerHeader) -> Iterator[str]:
-    """Describe a learner that ``crumb run`` left, line by line."""
+def _lines_of_run(header: LearnerHeader) -> Iterator[str]:
+    """Yield lines that describe a learner which ``crumb run`` left."""
     size = header.transform["size"]
     yield f"method    {header.strategy}, of a run"
     yield f"network   {header.network['name']} at {size} pixels"
     yield f"weights   in the file, SHA-256 of the frozen layers {header.weights_sha256}"
     yield f"memories  {header.mem_size} at most; left out of the file"
-    images = {info["name"]: info["images"] for info in header.classes}
-    yield from _origin_lines(header.written, header.versions, images)
+    image_counts = {info["name"]: info["images"] for info in header.classes}
+    yield from _lines_of_origin(header.written, header.versions, image_counts)
     yield (
         "It holds what the method answers with, no replay memories, and no paths of "
         "images."
@@ -269,14 +277,20 @@ def _of_run(header: LearnerHeader) -> Iterator[str]:
     yield f"It can predict; it {teaching}."
 
 
-def _origin_lines(
-    when: str, versions: Mapping[str, str], images: Mapping[str, int]
+def _lines_of_origin(
+    when: str, versions: Mapping[str, str], image_counts: Mapping[str, int]
 ) -> Iterator[str]:
-    """Yield when a file was written and by what, and the images of each class."""
+    """Yield when a learner file was written and by what, and the images of each class.
+
+    Args:
+        when: date and time.
+        versions: of the programs that wrote it, by name.
+        image_counts: number of images by class.
+    """
     programs = ", ".join(f"{name} {version}" for name, version in versions.items())
     yield f"written   {when} by {programs}"
     yield "classes"
-    for name, count in images.items():
+    for name, count in image_counts.items():
         yield f"  {name}: {counted(count, 'image')}"
 
 
@@ -286,9 +300,9 @@ def print_line(text: str) -> None:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write the learner in another format.
+    """Write a learner in the format of other programs.
 
-    Prints how well the result agrees with it.
+    Prints how well the result agrees with the learner.
     """
     import torch
 

@@ -48,7 +48,10 @@ def opened(settings: NewLearnerSettings, path: Path) -> Learner:
 
 
 def looks_of(text: str) -> tuple[float, ...]:
-    """Return the shares of the text of ``--looks``."""
+    """Return the looks in the text of ``--looks``: sides of squares, from 0.1 to 1.
+
+    ValueError names the flag.
+    """
     try:
         return shares_of(text)
     except ValueError as error:
@@ -112,5 +115,6 @@ def start_runtime(learner: Learner, name: str, *sources: str | Clip | None) -> N
 
 
 def _is_photo(source: str | Clip | None) -> bool:
+    """Whether a source of a command is the file of a single image."""
     file = Path(str(source))
     return file.is_file() and not is_video(file)

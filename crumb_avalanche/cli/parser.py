@@ -70,10 +70,10 @@ TERMINAL_WIDTH = 100  # at most, of the list of commands
 
 
 class Parser(argparse.ArgumentParser):
-    """Prints what is wrong in one line, without the usage."""
+    """Parses arguments; prints what is wrong in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        """Print it and end."""
+        """Print what is wrong with the arguments and end with exit code 2."""
         self.exit(2, f"{self.prog}: {printable(message)}\n")
 
 
@@ -109,16 +109,18 @@ def parser(name: str, every_flag: bool = True) -> Parser:
             help=_escaped(help_texts[argument]),
             nargs=nargs,
         )
-    groups = _groups(name, command_parser)
+    groups = _flag_groups(name, command_parser)
     for flag in flags:
         help_text = argparse.SUPPRESS
         if every_flag or flag in short_help:
             help_text = _escaped(help_texts[flag])
-        groups.get(_group_of(flag), command_parser).add_argument(
+        # A command without groups has its flags in the parser itself.
+        group = groups.get(_group_title(flag), command_parser)
+        group.add_argument(
             flag_of(flag),
             dest=flag,
             help=help_text,
-            **_value_of_flag(flag),
+            **_value_keywords(flag),
         )
     return command_parser
 
@@ -128,22 +130,26 @@ def _escaped(help_text: str) -> str:
     return help_text.replace("%", "%%")
 
 
-def _groups(name: str, command_parser: Parser) -> dict[str, Any]:
-    """Add the groups of flags that a command has, by title."""
+def _flag_groups(name: str, command_parser: Parser) -> dict[str, Any]:
+    """Add the groups of flags of a command to its parser, and return them by title.
+
+    Only ``crumb run`` has groups.
+    """
     if name != "run":
         return {}
     titles = [*GROUPS, EXPERT]
     return {title: command_parser.add_argument_group(title) for title in titles}
 
 
-def _group_of(flag: str) -> str:
-    for title, members in GROUPS.items():
-        if flag in members:
+def _group_title(flag: str) -> str:
+    """Return the title of the group of flags that a flag of ``crumb run`` is in."""
+    for title, flags in GROUPS.items():
+        if flag in flags:
             return title
     return EXPERT
 
 
-def _value_of_flag(flag: str) -> dict[str, Any]:
+def _value_keywords(flag: str) -> dict[str, Any]:
     """Return the keywords of ``add_argument`` for the value of a flag."""
     if flag == "print_config":
         return {"action": "store_true"}
@@ -216,18 +222,22 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     if name == "run":
         _add_flags_of_method(command_parser, words)
     values = vars(command_parser.parse_intermixed_args(words))
-    prints = values.pop("print_config", False)
-    values = _settings_of(name, values)
-    missing = [flag_of(key) for key in _needed(name) if key not in values]
-    if missing:
-        command_parser.error(f"give {' and '.join(missing)}")
-    if prints:
+    prints_config = values.pop("print_config", False)
+    values = _settings_of_command(name, values)
+    missing_flags = []
+    for setting in _required_flags(name):
+        if setting not in values:
+            missing_flags.append(flag_of(setting))
+    if missing_flags:
+        command_parser.error(f"give {' and '.join(missing_flags)}")
+    if prints_config:
         _print_config(name, values)
         raise SystemExit(0)
     return name, values
 
 
 def _print_help_or_version(flag: str) -> None:
+    """Print the help of ``crumb``, or its version for ``--version``."""
     from crumb_avalanche import __version__
 
     if flag == "--version":
@@ -237,12 +247,14 @@ def _print_help_or_version(flag: str) -> None:
 
 
 def _print_unknown_command(name: str) -> None:
+    """Print that there is no such command, and which may be meant."""
     suggestion = ""
     for near in difflib.get_close_matches(name.lower(), COMMANDS, n=1, cutoff=0.5):
         suggestion = f"did you mean crumb {near}? "
-    quoted = repr(printable(name)[:60])
+    quoted_name = repr(printable(name)[:60])
     print(
-        f"crumb: {quoted} is no command; {suggestion}crumb --help lists all of them",
+        f"crumb: {quoted_name} is no command; {suggestion}crumb --help lists all of "
+        "them",
         file=sys.stderr,
     )
 
@@ -254,35 +266,43 @@ def _add_flags_of_method(command_parser: Parser, words: list[str]) -> None:
         command_parser.add_argument(flag, type=partial(value_of, hint=Value))
 
 
-def _settings_of(name: str, values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a command line and the file of its ``--config`` give."""
+def _settings_of_command(name: str, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a command line and the file of its ``--config`` give.
+
+    Args:
+        name: of the command.
+        values: texts of the command line by setting, those of a method as
+            ``method.NAME``.
+    """
     path = values.pop("config", None)
-    method = {}
-    for key in [*values]:
-        if key.startswith("method."):
-            method[key.removeprefix("method.")] = values.pop(key)
+    method_settings = {}
+    for setting in [*values]:
+        if setting.startswith("method."):
+            method_settings[setting.removeprefix("method.")] = values.pop(setting)
     command = COMMANDS[name]
     if path is not None:
         values = settings_in(path, command.flagged()) | values
     hints = get_type_hints(command.settings)
-    values = {key: value_of(value, hints[key]) for key, value in values.items()}
+    settings = {}
+    for setting, value in values.items():
+        settings[setting] = value_of(value, hints[setting])
     # A method that is no mapping is refused by RunSettings, which says what to give.
-    if method and isinstance(values.setdefault("method", {}), dict):
-        values["method"] = values["method"] | method
-    return values
+    if method_settings and isinstance(settings.setdefault("method", {}), dict):
+        settings["method"] = settings["method"] | method_settings
+    return settings
 
 
-def _needed(name: str) -> list[str]:
-    """Return the names of the flags that a command cannot do without."""
+def _required_flags(name: str) -> list[str]:
+    """Return the settings with a flag that a command cannot do without."""
     flagged = COMMANDS[name].flagged()
-    needed = []
+    required = []
     for setting in fields(COMMANDS[name].settings):
         has_default = (
             setting.default is not MISSING or setting.default_factory is not MISSING
         )
         if setting.name in flagged and not has_default:
-            needed.append(setting.name)
-    return needed
+            required.append(setting.name)
+    return required
 
 
 def _print_config(name: str, values: dict[str, Any]) -> None:
@@ -333,7 +353,11 @@ def value_of(text: Any, hint: Any) -> Any:
 
 
 def settings_in(path: str, known: list[str]) -> dict[str, Any]:
-    """Return the settings in a YAML file.
+    """Return the settings in a YAML file, by name.
+
+    Args:
+        path: of the file.
+        known: names of the settings that the command has.
 
     Raises:
         ValueError: the file cannot be read, or holds anything else.
@@ -360,22 +384,28 @@ def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: a path is empty, or holds a zero byte.
     """
-    usable = dict(values)
+    settings = dict(values)
     for name in PATHS & values.keys():
         value = values[name]
         if isinstance(value, list):
-            usable[name] = [_usable_path(name, path) for path in value]
+            settings[name] = [_usable_path(name, path) for path in value]
         else:
-            usable[name] = _usable_path(name, value)
-    return usable
+            settings[name] = _usable_path(name, value)
+    return settings
 
 
-def _usable_path(name: str, path: Any) -> Any:
+def _usable_path(setting: str, path: Any) -> Any:
+    """Return the path of a setting with ``~`` expanded; see ``usable_paths``.
+
+    A value that is no text is returned as it is: the settings say what is wrong.
+    """
     if path == "":
-        raise ValueError(f"{name} is empty; give a path, or '.' for the current folder")
+        raise ValueError(
+            f"{setting} is empty; give a path, or '.' for the current folder"
+        )
     if "\0" in str(path):
         raise ValueError(
-            f"{name} is {path!r}, but a path holds no zero byte; give another one"
+            f"{setting} is {path!r}, but a path holds no zero byte; give another one"
         )
     if isinstance(path, str):
         return os.path.expanduser(path)

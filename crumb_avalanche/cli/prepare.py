@@ -37,7 +37,7 @@ def main(settings: PrepareSettings) -> None:
 
 
 def print_check(settings: PrepareSettings) -> None:
-    """Print what a folder holds of a data set.
+    """Print what the folder of ``--dataset-root`` holds of a data set.
 
     Raises:
         ListedError: files are missing.
@@ -54,10 +54,10 @@ def print_check(settings: PrepareSettings) -> None:
 
 @contextmanager
 def sole_writer(root: Path) -> Iterator[None]:
-    """Lock a root.
+    """Lock the folder of a data set in the ``with`` block.
 
     Two processes that write the same unfinished file could damage it without changing
-    its size.
+    its size. A folder that is new, and empty at the end, is removed.
     """
     is_new = not root.exists()
     try:

@@ -37,6 +37,7 @@ def main(settings: RunCommandSettings) -> None:
 
     if not is_here:
         do_on_engine(settings, engine)
+    # After an engine, all runs are finished, and this prints their summary.
     main(plan, page_of_mistakes, default_preset=settings.preset is None)
 
 
@@ -79,7 +80,7 @@ def do_on_engine(settings: RunCommandSettings, engine: EngineSettings) -> None:
 
 
 def one_run(settings: RunSettings) -> None:
-    """Do a run in a worker."""
+    """Do a run in a worker of an engine."""
     from crumb_avalanche.runs.run import run_once
 
     run_once(RunPlan.of(settings), finished=page_of_mistakes)

@@ -73,7 +73,7 @@ def check_certificate_settings(settings: ServeSettings) -> None:
 
 
 def print_address(address: str, settings: ServeSettings, is_reachable: bool) -> None:
-    """Print the address of the page; where devices reach it, as a QR code, too."""
+    """Print the address of the page, and as a QR code if other devices reach it."""
     print(f"Open {address}")
     if not is_reachable:
         return
@@ -139,7 +139,7 @@ def connect(settings: ConnectSettings) -> None:
 
 
 def address_of(settings: ConnectSettings) -> "Address":
-    """Return where the broker is, with what it asks for.
+    """Return where the MQTT broker is, with what it asks for.
 
     Raises:
         ValueError: a setting cannot be used.
@@ -165,7 +165,7 @@ def address_of(settings: ConnectSettings) -> "Address":
 
 
 def tls_context(authority: str) -> ssl.SSLContext:
-    """Return how the certificate of a broker is checked.
+    """Return how the certificate of an MQTT broker is checked.
 
     Args:
         authority: a PEM file of the authority, or ``system`` for those of the system.
@@ -182,7 +182,7 @@ def tls_context(authority: str) -> ssl.SSLContext:
 
 
 async def until_terminated(work: Coroutine[Any, Any, None]) -> None:
-    """Do something until SIGTERM cancels it, as an interrupt does.
+    """Serve a broker until SIGTERM cancels it, as an interrupt does.
 
     A program in the background may ignore interrupts, and an exception would leave the
     work undone where it is.

@@ -15,14 +15,14 @@ LABELS = 10  # columns of "  stores  "
 def main(settings: StrategiesSettings) -> None:
     """Print the description of one method with its settings, or of all without."""
     if settings.name is None:
-        blocks = [described(method) for method in descriptions().values()]
+        blocks = [describe_method(method) for method in descriptions().values()]
         print("\n\n".join(blocks))
         print("\ncrumb strategies NAME shows the settings of a method, too.")
         return
     print(with_settings(settings.name))
 
 
-def described(method: Description) -> str:
+def describe_method(method: Description) -> str:
     """Format the description of a method, in lines of at most 80 columns."""
     lines = textwrap.wrap(
         f"{method.name}: {method.summary}", WIDTH, subsequent_indent="  "
@@ -34,7 +34,7 @@ def described(method: Description) -> str:
 
 
 def labelled(label: str, text: str) -> list[str]:
-    """Wrap a text behind a label."""
+    """Return lines of at most 80 columns: a text behind a label."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -49,16 +49,16 @@ def with_settings(name: str) -> str:
     Raises:
         ValueError: the name is unknown.
     """
-    entry = get_strategy(name)
-    method = Description(**attributes(entry, field_names(Description)))
-    lines = [described(method)]
-    settings = []
-    for setting, default in asdict(entry.settings()).items():
-        settings.append(f"{setting} {default!r}")
-    if settings:
+    strategy_entry = get_strategy(name)
+    method = Description(**attributes(strategy_entry, field_names(Description)))
+    lines = [describe_method(method)]
+    setting_texts = []
+    for setting, default in asdict(strategy_entry.settings()).items():
+        setting_texts.append(f"{setting} {default!r}")
+    if setting_texts:
         lines.append("  own settings, --method.NAME VALUE")
         lines += textwrap.wrap(
-            ", ".join(settings),
+            ", ".join(setting_texts),
             WIDTH,
             initial_indent=" " * LABELS,
             subsequent_indent=" " * LABELS,
