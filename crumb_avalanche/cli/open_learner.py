@@ -80,19 +80,19 @@ def check_made_with(settings: NewLearnerSettings, learner: Learner, path: Path) 
         "looks": (text_of(learner.looks),),
     }
     for name, accepted in accepted_values.items():
-        value = getattr(settings, name)
+        asked_value = getattr(settings, name)
         default = getattr(type(settings), name)
-        if value == default:
+        if asked_value == default:
             continue
         if name == "backbone":
-            value = full_name(value)
+            asked_value = full_name(asked_value)
         elif name == "looks":
-            value = text_of(looks_of(value))
-        if value not in accepted:
+            asked_value = text_of(looks_of(asked_value))
+        if asked_value not in accepted:
             flag = f"--{name.replace('_', '-')}"
             raise ValueError(
                 f"{path} was made with {flag} {accepted[0]} and keeps it: leave {flag} "
-                f"{value} out, or name a new file"
+                f"{asked_value} out, or name a new file"
             )
 
 

@@ -345,10 +345,10 @@ def value_of(text: Any, hint: Any) -> Any:
         return None
     if bool in types and text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for number in (int, float):
-        if number in types:
+    for number_type in (int, float):
+        if number_type in types:
             with suppress(ValueError):
-                return number(text)
+                return number_type(text)
     return load_yaml(text) if get_origin(hint) is dict else text
 
 

@@ -125,9 +125,10 @@ def main(settings: PredictSettings) -> None:
 
 
 def check_settings(settings: PredictSettings) -> None:
-    """Raise ValueError for settings that do not go together."""
+    """Raise ValueError for settings of ``crumb predict`` that do not go together."""
     has_sources = settings.sources or settings.camera or settings.boxes
-    if settings.watch is not None and (has_sources or settings.csv or settings.html):
+    has_other_form = settings.csv or settings.html
+    if settings.watch is not None and (has_sources or has_other_form):
         raise ValueError(
             "--watch stands alone, or with --json: leave sources, --camera, --boxes, "
             "--csv and --html out"
@@ -271,11 +272,11 @@ def print_answers(answers: Answers, settings: PredictSettings) -> list[Answer]:
 
 
 def csv_row(answer: Answer) -> tuple[object, ...]:
-    """Return an answer as the values of ``COLUMNS``."""
+    """Return an answer as a line of ``--csv``, the values of ``COLUMNS``."""
     runner_up = ""
-    probability = 0.0
+    runner_up_confidence = 0.0
     if answer.runners_up:
-        runner_up, probability = answer.runners_up[0]
+        runner_up, runner_up_confidence = answer.runners_up[0]
     return (
         answer.place,
         answer.label,
@@ -283,7 +284,7 @@ def csv_row(answer: Answer) -> tuple[object, ...]:
         answer.known,
         answer.unknown,
         runner_up,
-        f"{probability:.6f}",
+        f"{runner_up_confidence:.6f}",
     )
 
 

@@ -14,7 +14,7 @@ from crumb_avalanche.system.folder_lock import locked
 
 
 def main(settings: PrepareSettings) -> None:
-    """Prepare or check a data set.
+    """Convert a downloaded data set, or check the folder of one.
 
     Raises:
         ListedError: files are missing, or failed.

@@ -104,7 +104,10 @@ def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
 
 
 def demo(settings: DemoSettings) -> None:
-    """Do the runs, report them, and say what they show."""
+    """Do the runs of the demo, report them, and say what they show.
+
+    It compares codes with images in the same bytes.
+    """
     from crumb_avalanche.report.report import WIDTH
     from crumb_avalanche.report.report import main as report
     from crumb_avalanche.report.runs import read_run
@@ -115,6 +118,6 @@ def demo(settings: DemoSettings) -> None:
         folders = demonstrate(settings)
     # The report takes the lock itself.
     report(ReportSettings([str(folder) for folder in folders], settings.output))
-    codes = read_run(Path(settings.output) / "crumb")
-    images = read_run(Path(settings.output) / "image_replay")
-    print("\n" + fill(same_bytes(codes, images), WIDTH))
+    run_of_codes = read_run(Path(settings.output) / "crumb")
+    run_of_images = read_run(Path(settings.output) / "image_replay")
+    print("\n" + fill(same_bytes(run_of_codes, run_of_images), WIDTH))

@@ -37,7 +37,7 @@ TERMINATED = 128 + signal.SIGTERM  # the exit code, as shells have it
 
 
 def main(settings: ServeSettings) -> None:
-    """Serve until interrupted; print the address."""
+    """Serve a learner over HTTP until interrupted; print the address."""
     load_server()
     from crumb_avalanche.serve.server import application  # which needs the extra
 
@@ -91,7 +91,7 @@ def print_address(address: str, settings: ServeSettings, is_reachable: bool) -> 
 def shared_learner(
     settings: ConnectSettings | ServeSettings,
 ) -> Iterator[SharedLearner]:
-    """Hold a learner that several ask and change.
+    """Hold a learner in the ``with`` block that several ask and change.
 
     Its file is locked meanwhile, and made if it is absent.
     """
@@ -112,7 +112,7 @@ def shared_learner(
 
 
 def connect(settings: ConnectSettings) -> None:
-    """Answer messages until interrupted; print each."""
+    """Answer the messages of an MQTT broker until interrupted; print each."""
     from crumb_avalanche.serve import mqtt  # which needs the extra
 
     if not settings.topic:

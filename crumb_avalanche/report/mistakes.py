@@ -439,17 +439,19 @@ def _advice_on_few_objects(classes: Sequence[ClassCounts]) -> list[str]:
     Their accuracy is below that of all classes together, and they have fewer objects
     than the median class.
     """
-    tested = sum(counts.tested for counts in classes)
-    right = sum(counts.right for counts in classes)
-    accuracy = right / tested if tested else 1.0
+    n_tested = sum(counts.tested for counts in classes)
+    n_right = sum(counts.right for counts in classes)
+    accuracy = n_right / n_tested if n_tested else 1.0
     median_objects = median(counts.objects for counts in classes)
-    bad = [counts for counts in classes if counts.share < accuracy]
-    few = max(FEW_OBJECTS, median_objects)
-    bad_and_few = [counts for counts in bad if counts.objects < few]
-    bad_and_few.sort(key=lambda counts: (counts.share, counts.objects))
+    enough_objects = max(FEW_OBJECTS, median_objects)
+    bad_classes = []
+    for counts in classes:
+        if counts.share < accuracy and counts.objects < enough_objects:
+            bad_classes.append(counts)
+    bad_classes.sort(key=lambda counts: (counts.share, counts.objects))
     unit = "object" if median_objects == 1 else "objects"
     lines = []
-    for counts in bad_and_few[:MOST_NAMED]:
+    for counts in bad_classes[:MOST_NAMED]:
         objects = counted(counts.objects, "object")
         clips = counted(counts.clips, "clip")
         images = counted(counts.images, "image")

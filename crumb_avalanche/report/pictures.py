@@ -227,9 +227,9 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
     colours = []
     hatches = []  # for colours that repeat
     for row, curve in enumerate(curves):
-        repeats, colour = divmod(row, len(COLOURS))
+        repeats, index = divmod(row, len(COLOURS))
         finals.append(curve.mean[-1])
-        colours.append(COLOURS[colour])
+        colours.append(COLOURS[index])
         hatches.append("/" * (2 * repeats))
     bars = axes.barh(
         rows,
@@ -284,15 +284,15 @@ def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:
     artists: list[Artist] = []
     mean = curve.mean[-1]
     spread = 0.0
-    text = f"{mean:.1f}"
+    mean_text = f"{mean:.1f}"
     if curve.std:
         spread = curve.std[-1]
-        text += f" ± {spread:.1f}"
+        mean_text += f" ± {spread:.1f}"
         line = axes.errorbar(
             mean, row - 0.12, xerr=spread, color="0.15", capsize=4, lw=1.2
         )
         artists += [artist for artist in line.get_children() if artist is not None]
-    heights = np.zeros(1)
+    heights = np.zeros(1)  # of the dots, below the middle of the bar
     if len(curve.finals) > 1:
         heights = np.linspace(0.05, 0.22, len(curve.finals))
     artists += axes.plot(
@@ -306,7 +306,7 @@ def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:
         zorder=3,
     )
     right_end = max(*curve.finals, mean + spread)
-    artists.append(axes.text(right_end + 2, row, text, va="center"))
+    artists.append(axes.text(right_end + 2, row, mean_text, va="center"))
     return artists
 
 

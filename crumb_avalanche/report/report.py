@@ -205,12 +205,12 @@ def print_run(group: Group) -> None:
     defaults = default_settings(
         settings["benchmark"], settings["preset"], settings["strategy"]
     )
-    names = list(MAIN_SETTINGS)
+    shown_settings = list(MAIN_SETTINGS)
     for name, value in settings.items():
         if name not in NOT_COMPARED and value != defaults.get(name):
-            names.append(name)
+            shown_settings.append(name)
     rows = []
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(shown_settings):
         if settings.get(name) is not None:
             rows.append([name, cell(settings[name])])
     print(run.folder)
@@ -317,8 +317,8 @@ def report_page(
         runs: a line for each run.
         left_out: folders and runs that cannot be reported, and why, a line for each.
     """
-    total = sum(len(group.runs) for group in groups)
-    counts = f"{counted(total, 'finished run')} in {counted(len(groups), 'group')}"
+    n_runs = sum(len(group.runs) for group in groups)
+    counts = f"{counted(n_runs, 'finished run')} in {counted(len(groups), 'group')}"
     lead = (
         f"{' '.join(standings(groups))} {counts}; the runs of a group differ in their "
         "seed only. Accuracy is in percent of the test images, mean ± standard "
@@ -333,7 +333,7 @@ def report_page(
         classes = group_tables.classes_of_experiences(group)
         matrices.append(MatrixPart(group, matrix, classes))
     return ReportPage(
-        title=f"{_streams_name(groups)}: {counted(total, 'run')}",
+        title=f"{_streams_name(groups)}: {counted(n_runs, 'run')}",
         lead=lead,
         group_numbers=list(range(len(groups))),
         group_of_runs=group_of_runs,

@@ -235,9 +235,9 @@ def find_runs(folders: Sequence[str]) -> FoundRuns:
     problems: list[str] = []
     for folder in map(Path, dict.fromkeys(folders)):
         if not folder.is_dir():
-            state = "is a file" if folder.exists() else "does not exist"
+            reason = "is a file" if folder.exists() else "does not exist"
             problems.append(
-                f"{folder} {state}; crumb report takes folders, each the --output of "
+                f"{folder} {reason}; crumb report takes folders, each the --output of "
                 "crumb run"
             )
             continue
@@ -373,8 +373,9 @@ def _label_differences(groups: list[Group]) -> None:
     another setting only to groups that have the same label without it.
     """
     varying = differences(groups)
-    ordered = dict.fromkeys([*IDENTITY, *varying])
-    for name in ordered:
+    names_in_order = dict.fromkeys([*IDENTITY, *varying])
+    for name in names_in_order:
+        # Every label begins with the strategy.
         if name not in varying or name == "strategy":
             continue
         by_label: dict[str, list[Group]] = {}

@@ -89,16 +89,17 @@ def sweep(
         Folders of the failed runs with the last line of the error; see ``do_all``, also
         for what is raised.
     """
+    is_on_cluster = settings.engine != "processes"
     cells = [replace(cell, threads=cell.threads or settings.threads) for cell in cells]
-    if settings.engine != "processes":
+    if is_on_cluster:
         cells = [replace(cell, checkpoint=True) for cell in cells]
-    by_folder = {Path(cell.output): cell for cell in cells}
+    cell_by_folder = {Path(cell.output): cell for cell in cells}
 
     def report_finished(unit: WorkUnit) -> None:
         if finished is not None:
-            finished(by_folder[unit.folder])
+            finished(cell_by_folder[unit.folder])
 
-    if settings.engine != "processes":
+    if is_on_cluster:
         fill_caches(cells, settings, folder, progress)
     units = [unit_of(cell, work, is_done) for cell in cells]
     engine = engine_of(settings, folder)

@@ -131,25 +131,23 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
         output.with_name(output.name + CHECKPOINTS),
         _compared_settings(settings, images, model),
     )
+    training_settings = PretrainingSettings(**part_for(PretrainingSettings, settings))
     # Rows count the whole data set: pretrainings on other choices of its images share
     # the cache file. Without a cache folder, maps are kept until the end: a resumed
     # pretraining does not compute them again.
+    images_key = _images_key(settings, images)
     with MapStore(
         settings.feature_cache or checkpoints.folder / "maps",
         model,
         len(images),
-        f"{_images_key(settings, images)} {len(images)} {transform_of(settings)!r}",
+        f"{images_key} {len(images)} {transform_of(settings)!r}",
         settings.workers,
         settings.progress,
         half=settings.cache_precision == "fp16",
     ) as store:
         maps = store.dataset(chosen_images, rows, labels[rows].tolist())
         history = pretrain(
-            model,
-            maps,
-            PretrainingSettings(**part_for(PretrainingSettings, settings)),
-            settings.progress,
-            checkpoints,
+            model, maps, training_settings, settings.progress, checkpoints
         )
     made_with = {
         **vars(settings),
@@ -233,16 +231,20 @@ def open_images(settings: PretrainSettings) -> Any:
 def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
     """Open the training images of a data set of torchvision.
 
-    It is downloaded if it is not in the folder.
+    It is downloaded if it is not in the folder ``root``.
+
+    Raises:
+        ValueError: there is no such data set, or it cannot be downloaded.
     """
     from torchvision import datasets
 
     dataset_class = getattr(datasets, name, None)
     # Other data sets select training images and store labels in various ways.
-    if (
-        not isinstance(dataset_class, type)
-        or "train" not in inspect.signature(dataset_class).parameters
-    ):
+    takes_train = (
+        isinstance(dataset_class, type)
+        and "train" in inspect.signature(dataset_class).parameters
+    )
+    if not takes_train:
         raise ValueError(
             f"torchvision has no data set {name!r} with train=True, as CIFAR10, "
             "CIFAR100 and FashionMNIST have; "
@@ -262,7 +264,11 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
 
 
 def _open_folder(folder: str, transform: PixelTransform) -> Any:
-    """Open an image folder with one folder per class."""
+    """Open an image folder with one folder per class.
+
+    Raises:
+        ValueError: it is no folder, or holds no class folders with images.
+    """
     from torchvision import datasets
 
     if not Path(folder).is_dir():

@@ -112,9 +112,9 @@ class Resume:
         start: float,
         experiences: int,
     ):
-        self.files = CheckpointFolder(
-            folder / RESUME, {**result_settings(vars(plan)), **inputs}
-        )
+        # A checkpoint with other values is refused.
+        compared = {**result_settings(vars(plan)), **inputs}
+        self.files = CheckpointFolder(folder / RESUME, compared)
         self.plan = plan
         self.experiences = experiences
         self.position = Position(0)
@@ -206,7 +206,8 @@ class Resume:
     def _restore(self, strategy: StreamStrategy, checkpoint: Checkpoint) -> None:
         """Load a checkpoint into the strategy, its evaluator and the RNGs.
 
-        CheckpointError if it does not fit.
+        Raises:
+            CheckpointError: it does not fit; the strategy may be changed in part.
         """
         try:
             state = checkpoint.state["strategy"]

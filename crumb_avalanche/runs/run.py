@@ -82,8 +82,9 @@ def _do_only_run(plan: RunPlan, finished: Finished | None) -> None:
 def _do_several_runs(plan: RunPlan, finished: Finished | None) -> None:
     """Do the runs that are not finished yet; write and print a summary of all."""
     output = Path(plan.output)
+    summary_mark = '"final_accuracy_mean"'  # by which the file of a summary is known
     run_folder.refuse_foreign_files(
-        output, [run_folder.SUMMARY], {run_folder.SUMMARY: '"final_accuracy_mean"'}
+        output, [run_folder.SUMMARY], {run_folder.SUMMARY: summary_mark}
     )
     numbers = plan.run_numbers()
     accuracies = []
@@ -196,7 +197,7 @@ def _do_steps_of_run(
         progress = resume.progress
         ledger = recorder.write(folder, session, progress)
         n_learned = len(progress.ledgers)
-        if progress.diverged is not None:
+        if progress.diverged is not None:  # ledgers of what it left out follow
             n_learned = progress.diverged + 1
         keep_learner(folder, session, n_learned)
         result = run_result(plan, session, resume)
@@ -308,7 +309,8 @@ def learn_stream(
                 raise
             print(f"{error}; the run ends here and counts")
             progress.diverged = number
-            # The experiences that are left out, but for the last, have no test.
+            # No test of this and the next experiences, but one after the last, as if
+            # the run had come to it.
             n_untested = last_number - number
             progress.matrix += [[]] * n_untested
             progress.accuracy_after += [None] * n_untested
@@ -318,7 +320,7 @@ def learn_stream(
         if is_first_or_last or (number + 1) % plan.evaluate_every == 0:
             accuracy = evaluate(session, number)
         else:
-            accuracy = SeenAccuracy()
+            accuracy = SeenAccuracy()  # not tested
         progress.matrix.append(accuracy.of_each)
         progress.accuracy_after.append(accuracy.of_all)
         progress.ledgers.append(ledger.result())

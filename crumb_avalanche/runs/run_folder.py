@@ -128,7 +128,7 @@ def read_result(folder: Path) -> dict[str, Any]:
         DamagedRunError: a file of the run is missing, or not what the run wrote; says
             which.
     """
-    path = folder / RESULT
+    path = folder / RESULT  # the file that is checked, for the error
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(result, dict):
@@ -263,12 +263,14 @@ def provenance(plan: RunPlan) -> dict[str, str]:
         of a clip folder, also those taken out of videos; ``images``: their content.
     """
     hashes = {}
-    for name in ("weights", "pretrained"):
-        value = getattr(plan, name)
+    for setting in ("weights", "pretrained"):
+        value = getattr(plan, setting)
         if value is not None and Path(value).is_file():
             path = Path(value).resolve()
             status = path.stat()
-            hashes[name] = _weights_hash(str(path), status.st_mtime_ns, status.st_size)
+            hashes[setting] = _weights_hash(
+                str(path), status.st_mtime_ns, status.st_size
+            )
     if plan.benchmark == CLIPS:
         hashes |= _clip_hashes(plan)
     return hashes
@@ -351,10 +353,10 @@ def commit_of_checkout() -> str:
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
     command += ["--abbrev=8", "--exclude=*"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return answer.stdout.strip()
+    return process.stdout.strip()
 
 
 @lru_cache(maxsize=64)
@@ -369,9 +371,10 @@ def _weights_hash(path: str, changed: int, size: int) -> str:
         # Of a safetensors file, the metadata, whose order is random, are left out. Its
         # first 8 bytes are the length of the header.
         if path.endswith(".safetensors"):
-            length = int.from_bytes(file.read(8), "little")
+            header_length = int.from_bytes(file.read(8), "little")
             try:
-                header = json.loads(file.read(length) if length < size else b"")
+                is_damaged = header_length >= size
+                header = json.loads(b"" if is_damaged else file.read(header_length))
                 header.pop("__metadata__", None)
                 digest.update(json.dumps(header, sort_keys=True).encode())
             except (ValueError, TypeError, AttributeError, RecursionError):

@@ -148,7 +148,7 @@ def describe_stream(stream: Stream) -> tuple[dict[str, Any], str]:
             zip(table.class_name, table.object_name, table.session, strict=True)
         )
         counts += [counted(len(objects), "object"), counted(len(clips), "clip")]
-        held_out = held_out_of(table)
+        held_out = held_out_of(table)  # a description by class
         values["held_out"] = held_out
         held_out_text = _held_out_text(held_out)
     if len(table.classes) == 1:
@@ -257,7 +257,7 @@ class Session:
             first_dataset = OneLook(first_dataset, 0)
         if not plan.pretrained:
             calibrate(model, first_dataset, plan.codebook_init, plan.run)
-        elif model.codebook is not None:
+        elif model.codebook is not None:  # which has its memory blocks already
             measure_codes(model, first_dataset)
         calibration_seconds = time.perf_counter() - start
         runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
@@ -403,11 +403,12 @@ def build_model(
     if not pretrained:
         weights = None if settings.weights == "none" else settings.weights
         return split_backbone(weights=weights, n_classes=n_classes, **arguments)
-    state, made_with = read_pretrained(pretrained)
-    compared = ["backbone", "cut_layer", "head_kernel"]
+    # Tensors by name, and the settings of the pretraining.
+    tensors, made_with = read_pretrained(pretrained)
+    compared_settings = ["backbone", "cut_layer", "head_kernel"]
     if codebook:
-        compared += CODEBOOK_SETTINGS
-    for name in compared:
+        compared_settings += CODEBOOK_SETTINGS
+    for name in compared_settings:
         pretrained_value = made_with.get(name, getattr(PretrainSettings, name))
         value = getattr(settings, name)
         if pretrained_value != value:
@@ -417,10 +418,10 @@ def build_model(
             )
     model = split_backbone(weights=None, n_classes=made_with["classes"], **arguments)
     if not codebook:
-        for name in [*state]:
+        for name in [*tensors]:
             if name.startswith("codebook."):
-                del state[name]
-    check_and_load(model, state, pretrained)
+                del tensors[name]
+    check_and_load(model, tensors, pretrained)
     model.reset_head(n_classes)
     return model
 

@@ -104,21 +104,22 @@ def _new_certificate(host: str) -> bytes:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "crumb serve")])
+    issuer = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "crumb serve")])
     now = datetime.datetime.now(datetime.timezone.utc)
-    is_no_authority = x509.BasicConstraints(ca=False, path_length=None)
-    is_of_server = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
+    # It proves who a server is, and signs no other certificate.
+    constraints = x509.BasicConstraints(ca=False, path_length=None)
+    usage = x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH])
     builder = (
         x509.CertificateBuilder()
-        .issuer_name(name)
-        .subject_name(name)
+        .issuer_name(issuer)
+        .subject_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=DAYS))
         .add_extension(_names_of(host), critical=False)
-        .add_extension(is_no_authority, critical=True)
-        .add_extension(is_of_server, critical=False)
+        .add_extension(constraints, critical=True)
+        .add_extension(usage, critical=False)
     )
     key_pem = key.private_bytes(
         serialization.Encoding.PEM,

@@ -88,7 +88,7 @@ class Broker:
         self._refusals: dict[int, asyncio.Future[str]] = {}
         # Messages that arrived; ``None`` when the connection ended.
         self._arrived: asyncio.Queue[paho.MQTTMessage | None] = asyncio.Queue()
-        self._listen(loop)
+        self._forward_reports(loop)
         try:
             await asyncio.to_thread(
                 self._client.connect, self._address.host, self._address.port
@@ -113,8 +113,12 @@ class Broker:
         self._client.disconnect()
         await asyncio.to_thread(self._client.loop_stop)
 
-    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let what the client's thread reports be done in the thread of the loop."""
+    def _forward_reports(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Let what paho reports in its own thread be done in the thread of the loop.
+
+        The functions get what paho reports but for its first two arguments, and resolve
+        the futures of ``__aenter__``.
+        """
 
         def in_loop(function: Callable[..., None]) -> Callable[..., None]:
             def call(client: object, userdata: object, *arguments: Any) -> None:
@@ -122,24 +126,24 @@ class Broker:
 
             return call
 
-        def connected(flags: Any, reason: Any, properties: object) -> None:
+        def on_connect(flags: Any, reason: Any, properties: object) -> None:
             self.session_kept = flags.session_present
-            _resolve(self._connected, str(reason) if reason.is_failure else "")
+            _resolve_once(self._connected, str(reason) if reason.is_failure else "")
 
-        def disconnected(flags: object, reason: Any, properties: object) -> None:
-            _resolve(self._lost, str(reason))
+        def on_disconnect(flags: object, reason: Any, properties: object) -> None:
+            _resolve_once(self._lost, str(reason))
             self._arrived.put_nowait(None)
 
-        def published(number: int, reason: Any, properties: object) -> None:
+        def on_publish(number: int, reason: Any, properties: object) -> None:
             self._confirm(number, [reason])
 
-        def subscribed(number: int, reasons: Any, properties: object) -> None:
+        def on_subscribe(number: int, reasons: Any, properties: object) -> None:
             self._confirm(number, reasons)
 
-        self._client.on_connect = in_loop(connected)
-        self._client.on_disconnect = in_loop(disconnected)
-        self._client.on_publish = in_loop(published)
-        self._client.on_subscribe = in_loop(subscribed)
+        self._client.on_connect = in_loop(on_connect)
+        self._client.on_disconnect = in_loop(on_disconnect)
+        self._client.on_publish = in_loop(on_publish)
+        self._client.on_subscribe = in_loop(on_subscribe)
         self._client.on_message = in_loop(self._arrived.put_nowait)
 
     def _confirm(self, number: int, reasons: Iterable[Any]) -> None:
@@ -151,7 +155,7 @@ class Broker:
         """
         refusals = [str(reason) for reason in reasons if reason.is_failure]
         if number in self._refusals:
-            _resolve(self._refusals.pop(number), ", ".join(refusals))
+            _resolve_once(self._refusals.pop(number), ", ".join(refusals))
 
     async def _wait_until_confirmed(self, refusal: "asyncio.Future[str]") -> None:
         """Wait until the broker answers a call.
@@ -216,7 +220,7 @@ class Broker:
         self._client.ack(message.mid, message.qos)
 
 
-def _resolve(future: "asyncio.Future[str]", text: str) -> None:
-    """Give a future its text, unless it has one already."""
+def _resolve_once(future: "asyncio.Future[str]", text: str) -> None:
+    """Give a future of a connection its text, unless it has one already."""
     if not future.done():
         future.set_result(text)

@@ -62,7 +62,7 @@ async def answer_to(request: Request, error: Exception) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}"
         return error_answer(error.status_code, text, error.headers)
     if isinstance(error, DoubtfulNameError):
-        question = str(error).partition(";")[0]
+        question, _, _ = str(error).partition(";")  # behind it is advice for Python
         advice = "if it is another one, add new_class=true to the address"
         return JSONResponse({"error": f"{question}; {advice}", "near": error.near}, 409)
     for error_class, status in STATUS.items():

@@ -35,16 +35,16 @@ class EventImages:
         """
         path = str(event.get("path") or "")
         if self._is_address:
-            data = self._fetch(self._address(event, path))
+            content = self._fetch(self._address(event, path))
         elif self.source and path:
-            data = self._read_in_folder(path)
+            content = self._read_in_folder(path)
         else:
             raise ValueError(
                 "the event holds no image; say with --images where those of events are"
             )
-        if len(data) > MOST_BYTES:
+        if len(content) > MOST_BYTES:
             raise ValueError(f"the image has more than {MOST_BYTES:,} bytes")
-        return data
+        return content
 
     def _read_in_folder(self, path: str) -> bytes:
         """Return the bytes of an image below the folder of the source.
@@ -81,20 +81,26 @@ class EventImages:
             OSError: the server does not send all of it in time.
         """
         opener = build_opener(_SameHostRedirects(self.source))
-        end = time.monotonic() + SECONDS
-        data = b""
+        deadline = time.monotonic() + SECONDS
+        content = b""
         try:
-            with opener.open(address, timeout=SECONDS) as answer:
-                while len(data) <= MOST_BYTES and (chunk := answer.read1(_CHUNK)):
-                    data += chunk
-                    if time.monotonic() > end:
+            with opener.open(address, timeout=SECONDS) as response:
+                while len(content) <= MOST_BYTES:
+                    chunk = response.read1(_CHUNK)
+                    if not chunk:
+                        break
+                    content += chunk
+                    if time.monotonic() > deadline:
                         raise TimeoutError(f"it takes more than {SECONDS:g} s")
-                if answer.length and len(data) <= MOST_BYTES:
-                    raise OSError(f"{answer.length:,} bytes of it are missing")
+                n_missing = (
+                    response.length
+                )  # bytes that were announced and did not come
+                if n_missing and len(content) <= MOST_BYTES:
+                    raise OSError(f"{n_missing:,} bytes of it are missing")
         except (HTTPException, OSError) as error:
             reason = str(error) or type(error).__name__
             raise OSError(f"the image cannot be fetched: {reason}") from error
-        return data
+        return content
 
 
 class _SameHostRedirects(HTTPRedirectHandler):

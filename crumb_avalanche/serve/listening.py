@@ -130,11 +130,11 @@ class Listener(socket.socket):
             return -counts[connection.address], connection.waits_since
 
         candidates = filter(gives_way, self.connections.values())
-        ended = min(candidates, key=precedence, default=None)
-        if ended is None:
+        connection = min(candidates, key=precedence, default=None)
+        if connection is None:
             return False
-        ended.end()
-        del self.connections[ended.client]
+        connection.end()
+        del self.connections[connection.client]
         return True
 
     def connection(self, client: Any) -> Connection:
@@ -181,7 +181,7 @@ def listen(host: str, port: int, secure: bool) -> tuple[Listener, list[str]]:
     try:
         first_address, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = first_address
-        opened = socket.create_server(address[:2], family=family)
+        server_socket = socket.create_server(address[:2], family=family)
     except (OSError, OverflowError) as error:
         text = str(getattr(error, "strerror", None) or error)
         reason, _, _ = text.partition(" (while")  # create_server adds what it did
@@ -189,7 +189,7 @@ def listen(host: str, port: int, secure: bool) -> tuple[Listener, list[str]]:
             f"cannot listen at {host}, port {port} ({reason}); give another --port or "
             "--host"
         ) from error
-    listener = Listener(family, fileno=opened.detach())
+    listener = Listener(family, fileno=server_socket.detach())
     # Connections inherit it. asyncio sets it only for sockets that it opens itself;
     # without it, the body of an answer waits 40 ms for the client to acknowledge the
     # header.

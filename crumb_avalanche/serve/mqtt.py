@@ -327,12 +327,14 @@ class Bridge:
         if message.label and not message.event:
             event_id = message.text
         label = message.label or message.text
-        if not self._recent or (event_id and event_id not in self._recent):
+        is_gone = event_id and event_id not in self._recent
+        if is_gone or not self._recent:
             raise ValueError(
                 f"the image of {event_id or 'the last answer'} is gone; teach it as "
                 f"{label}"
             )
-        image, box = self._recent[event_id or next(reversed(self._recent))]
+        last_id = next(reversed(self._recent))
+        image, box = self._recent[event_id or last_id]
         return label, image, box
 
     async def _image_of(self, message: Message) -> bytes:
@@ -413,7 +415,7 @@ def _event_in(data: bytes) -> dict[str, Any]:
 
 
 async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
-    """Serve until cancelled; connect again whenever the broker was gone.
+    """Answer a broker's messages until cancelled; connect again when it was gone.
 
     Args:
         bridge: takes the messages.
@@ -424,15 +426,15 @@ async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
         ValueError: the broker cannot be reached at first, or refuses the user.
     """
     broker_name = f"broker {address.host}:{address.port}"
-    reached = False
+    was_reached = False
     while True:
         broker = Broker(address, f"crumb-{bridge.name}", bridge.status_topic)
         try:
             async with broker:
-                reached = True
+                was_reached = True
                 await _serve(bridge, topics, broker, address)
         except BrokerError as error:
-            if not reached:
+            if not was_reached:
                 raise ValueError(
                     f"{broker_name}: {error}; check --broker, --user and --ca"
                 ) from error

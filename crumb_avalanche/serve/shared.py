@@ -189,27 +189,28 @@ class SharedLearner:
             label = check_name(label)
         source = printable(source)[:LONGEST_NAME] or counted(len(images), "image")
 
-        def teach(learner: Learner) -> Lesson:
+        def learn_images(learner: Learner) -> Lesson:
             """Learn the images as one lesson; ``learning`` shows how many are done."""
-            notes: list[str] = []
-            self.learning = learning = Learning(label or "the empty scene", len(images))
+            notes: list[str] = []  # what of the images is not used
+            learning = Learning(label or "the empty scene", len(images))
+            self.learning = learning
 
-            def progress(count: int) -> None:
-                learning.done += count
+            def count_done(n_images: int) -> None:
+                learning.done += n_images
 
             try:
                 clip = Clip(source, label, self._frames(images, notes))
                 if label is None:
-                    lesson = learner.teach_nothing(clip, progress=progress)
+                    lesson = learner.teach_nothing(clip, progress=count_done)
                 else:
                     lesson = learner.teach(
-                        clip, box=box, progress=progress, new_class=new_class
+                        clip, box=box, progress=count_done, new_class=new_class
                     )
             finally:
                 self.learning = None
             return replace(lesson, notes=(*lesson.notes, *notes))
 
-        return _lesson_of_change(await self.change(teach))
+        return _lesson_of_change(await self.change(learn_images))
 
     async def forget(self, name: str) -> Forgotten:
         """Remove a class; see ``Learner.forget``."""
@@ -251,14 +252,15 @@ class SharedLearner:
             SaveError, BusyError: see the classes.
         """
 
-        def revert(_: Learner) -> None:
+        def put_back(_: Learner) -> None:
+            """Teach on with the learner that answered before the last change."""
             if self._previous is None or version != self.version:
                 raise ValueError(
                     "this cannot be taken back: something else was changed meanwhile"
                 )
             self._working = _copy_learner(self._previous, self._working_network)
 
-        return await self.changed(revert)
+        return await self.changed(put_back)
 
     async def change(self, action: Callable[[Learner], Result]) -> Change[Result]:
         """Change the learner by an action and save it.

@@ -77,7 +77,10 @@ def decoded(name: str, data: bytes) -> tuple[Image.Image, list[str]]:
         if says_why:
             reason = str(error)
         raise ImageError(f"{name}: {reason}") from error
-    return pixels, [f"{name}: {unused}"] if unused else []
+    notes = []
+    if unused:
+        notes.append(f"{name}: {unused}")
+    return pixels, notes
 
 
 def _check_scans(image: Image.Image, data: bytes) -> None:
