@@ -65,7 +65,7 @@ def main(settings: LearnerSettings) -> None:
 
 
 def check_settings(settings: LearnerSettings) -> None:
-    """Raise ValueError for settings that do not go together."""
+    """Raise ValueError for settings of ``crumb learner`` that do not go together."""
     action = settings.action
     usage = USAGES[action]
     if len(settings.names) != usage.n_names:

@@ -262,6 +262,7 @@ class ContactSheet:
     def predict_boxes(self, source: Any, boxes: Any) -> Iterator[Answer]:
         """Answer for boxes of an image, as ``predict`` does, and draw each."""
         answers = self.learner.predict(source, boxes)
+        # The source is a single image.
         (clip,) = clips_to_ask(source, ())
         ((_, image),) = clip.frames
         for answer in answers:

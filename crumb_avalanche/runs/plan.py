@@ -160,7 +160,7 @@ class RunPlan(RunSettings):
 
     @property
     def learning(self) -> LearningSettings:
-        """Settings that all strategies share."""
+        """Settings of training that all strategies share, taken from the plan."""
         values = part_for(LearningSettings, self)
         values["clamp_gradients"] = self.clamp_gradients or None
         # A method that takes no gradient steps, in a family that tunes the rate.

@@ -314,7 +314,8 @@ def _table_hash(
 ) -> str | None:
     """Hash the frame table of a run; ``None`` if its images are not on this machine.
 
-    Cached for sweeps.
+    Cached for sweeps. The arguments are settings of the run; ``run`` is its number,
+    and ``reference`` whether the stream is that of the paper's published code.
     """
     catalog_entry = get_benchmark(benchmark)
     if catalog_entry.needs_root and not (root and Path(root).is_dir()):

@@ -176,12 +176,15 @@ def missing_extra(error: ImportError) -> ImportError:
 
 
 def _is_private(file: Path) -> bool:
-    """Whether a file exists and its owner alone can read it, where the system tells."""
+    """Whether the file of a token or a key exists and its owner alone can read it.
+
+    Other systems than POSIX do not tell; there, every file counts as private.
+    """
     return file.is_file() and (os.name != "posix" or not file.stat().st_mode & 0o077)
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Write a file that its owner alone can read.
+    """Write the file of a token or a key, which its owner alone can read.
 
     A link is replaced, not followed, as others may have made it.
     """

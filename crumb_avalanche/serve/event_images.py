@@ -55,8 +55,8 @@ class EventImages:
         file = (folder / path).resolve()
         if not file.is_relative_to(folder) or not file.is_file():
             raise ValueError(f"there is no file {path} in {self.source}")
-        with file.open("rb") as opened:
-            return opened.read(MOST_BYTES + 1)
+        with file.open("rb") as image_file:
+            return image_file.read(MOST_BYTES + 1)
 
     def _address(self, event: dict[str, Any], path: str) -> str:
         """Return the address of an event's image, which is on the host of the source.
