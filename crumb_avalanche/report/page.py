@@ -83,7 +83,7 @@ class Table:
 
     @property
     def lines(self) -> str:
-        """Aligned columns for a terminal, in ASCII where the cells are."""
+        """The table as aligned columns for a terminal, in ASCII where the cells are."""
         rows = []
         for row in self.rows:
             rows.append([table_cell.text.replace("±", "+-") for table_cell in row])
@@ -91,7 +91,7 @@ class Table:
 
     @property
     def csv(self) -> str:
-        """CSV with the names of columns and the values for programs."""
+        """The table as CSV, with the names of columns and the values for programs."""
         rows = [list(self.columns)]
         for row in self.rows:
             rows.append([table_cell.plain for table_cell in row])

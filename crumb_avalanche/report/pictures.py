@@ -363,7 +363,7 @@ def comparison_picture(title: str, curves: Sequence[Curve]) -> Figure:
 
 
 def _add_legend(figure: Figure, axes: Axes) -> None:
-    """Put the legend of axes below the figure."""
+    """Put the legend of the curves in axes below the figure."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3)
 

@@ -391,7 +391,7 @@ def _label_differences(groups: list[Group]) -> None:
 
 
 def _number_equal_labels(groups: list[Group]) -> None:
-    """Add its number to a group whose label an earlier one has."""
+    """Add to the label of a group its number if an earlier group has the label."""
     labels: set[str] = set()
     for number, group in enumerate(groups, 1):
         if group.label in labels:

@@ -32,7 +32,7 @@ class PredictionsPlugin(StatefulPlugin):
         self.confidence = []
 
     def after_eval_iteration(self, strategy, **kwargs):
-        """Add the answers for a batch."""
+        """Add labels, answers and probabilities of a batch."""
         logits = strategy.mb_output
         self.labels += strategy.mb_y.tolist()
         self.answers += logits.argmax(1).tolist()
@@ -62,7 +62,7 @@ class PredictionsPlugin(StatefulPlugin):
         }
 
     def load_state_dict(self, state):
-        """Load what ``state_dict`` returned."""
+        """Load the latest evaluation, as ``state_dict`` returned it."""
         self.labels = state["labels"].tolist()
         self.answers = state["answers"].tolist()
         self.confidence = state["confidence"].tolist()

@@ -196,19 +196,19 @@ class Broker:
     async def publish(
         self, topic: str, text: str, qos: int = AT_LEAST_ONCE, retain: bool = True
     ) -> None:
-        """Publish a text; return when the broker has it."""
+        """Publish a text on a topic; return when the broker has it."""
         call = self._client.publish(topic, text, qos, retain)
         await self._finish_call(call.rc, call.mid)
 
     async def subscribe(self, topics: Iterable[str]) -> None:
-        """Receive the messages of topics."""
+        """Let the broker send the messages of topics."""
         error, number = self._client.subscribe(
             [(topic, AT_LEAST_ONCE) for topic in topics]
         )
         await self._finish_call(error, number)
 
     async def messages(self) -> AsyncIterator[paho.MQTTMessage]:
-        """Yield messages as they arrive."""
+        """Yield the broker's messages as they arrive."""
         while True:
             message = await self._arrived.get()
             if message is None or self._lost.done():

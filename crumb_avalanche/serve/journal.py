@@ -59,7 +59,7 @@ class Journal:
             )
 
     def find(self, key: str) -> JournalEntry | None:
-        """Return the entry of a message; ``None`` if it has none."""
+        """Return the journal's entry of a message; ``None`` if it has none."""
         row = self._database.execute(
             "SELECT key, source, lesson, topic, text, state FROM answers WHERE key = ?",
             (key,),
@@ -67,7 +67,7 @@ class Journal:
         return None if row is None else JournalEntry(*row)
 
     def unsent(self) -> list[JournalEntry]:
-        """Return the answers of which it is not known whether they arrived."""
+        """Return the journal's answers that may not have arrived."""
         rows = self._database.execute(
             "SELECT key, source, lesson, topic, text, state FROM answers "
             "WHERE state = 'made' ORDER BY rowid"
@@ -84,7 +84,7 @@ class Journal:
         return self._write(JournalEntry(key, "", 0, topic, text, "made"))
 
     def _write(self, entry: JournalEntry) -> JournalEntry:
-        """Write an entry in the place of an earlier one of the same message."""
+        """Write an entry to the journal in the place of one of the same message."""
         row = tuple(vars(entry).values())  # in the order of the columns
         self._database.execute(
             "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row
@@ -92,7 +92,7 @@ class Journal:
         return entry
 
     def note_sent(self, key: str) -> None:
-        """Note that an answer arrived, and drop the oldest entries."""
+        """Note that an answer arrived, and drop the journal's oldest entries."""
         self._database.execute(
             "UPDATE answers SET state = 'sent', text = '' WHERE key = ?", (key,)
         )
@@ -102,7 +102,7 @@ class Journal:
         )
 
     def drop_keys(self, prefix: str) -> None:
-        """Drop the entries whose keys begin so, but for answers under way."""
+        """Drop the journal's entries whose keys begin so, but for answers under way."""
         self._database.execute(
             "DELETE FROM answers WHERE state != 'made' AND substr(key, 1, ?) = ?",
             (len(prefix), prefix),
