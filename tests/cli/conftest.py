@@ -2,10 +2,13 @@
 
 import shutil
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from crumb_avalanche.cli import main
 
 NEW = [
     "--backbone",
@@ -45,18 +48,25 @@ def place(tmp_path_factory, weights_file):
     return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def new(place):
     """The options of a new learner."""
     return ["--weights", place / "weights.safetensors", *NEW]
 
 
-@pytest.fixture
-def mine(place, new, tmp_path, done):
-    """A learner of three classes."""
-    path = tmp_path / "mine.safetensors"
-    done("teach", path, place / "tree", *new)
+@pytest.fixture(scope="module")
+def taught_once(place, new):
+    """The file of a learner of three classes, not to be changed."""
+    path = place / "taught" / "mine.safetensors"
+    path.parent.mkdir()
+    assert main(list(map(str, ["teach", path, place / "tree", *new]))) == 0
     return path
+
+
+@pytest.fixture
+def mine(taught_once, tmp_path):
+    """A learner of three classes."""
+    return Path(shutil.copy(taught_once, tmp_path))
 
 
 @pytest.fixture

@@ -26,6 +26,7 @@ from crumb_avalanche.serve.access import (
     print_qr_code,
     token_of,
 )
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked_file
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -81,6 +82,8 @@ def path(tmp_path):
 def test_it_serves_until_it_is_interrupted(serve, path, tmp_path):
     process, address, token = serve()
     assert get(f"{address}/classes", token)["classes"] == []
+    with pytest.raises(FolderInUseError), locked_file(path):
+        pytest.fail("the learner is not locked")
     process.send_signal(signal.SIGINT)
     assert process.wait(120) == 130
     assert Learner.load(path).classes == []
@@ -91,13 +94,13 @@ def test_it_serves_until_it_is_interrupted(serve, path, tmp_path):
     assert token_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_one_serves_a_learner(serve, path, capsys, monkeypatch):
+def test_one_serves_a_learner(path, capsys, monkeypatch):
     def second(*_):
         pytest.fail("a second one serves beside it")
 
     monkeypatch.setattr("crumb_avalanche.cli.serve.run", second)
-    serve()
-    assert main(["serve", str(path), "--port", "0"]) == 1
+    with locked_file(path):  # as a server does
+        assert main(["serve", str(path), "--port", "0"]) == 1
     assert "is being changed by another process" in capsys.readouterr().err
 
 

@@ -27,9 +27,10 @@ def test_work_that_waits_is_cancelled():
 
     async def work():
         threading.Timer(0.2, kill).start()
+        # Wakes the loop if the signal does not.
+        asyncio.get_running_loop().call_later(5, ends.append, "no signal")
         try:
-            await asyncio.sleep(5)
-            ends.append("the whole wait")
+            await asyncio.sleep(10)
         finally:
             ends.append("cleanup")
 
