@@ -13,7 +13,7 @@ def network(weights_file):
     return FrozenNetwork.build("small_cnn", weights_file, SIZE)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make(network):
     """A function that makes a learner with random weights, always the same."""
 

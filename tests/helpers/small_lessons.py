@@ -2,6 +2,8 @@
 learners are the same.
 """
 
+import copy
+
 import numpy as np
 import torch
 
@@ -27,6 +29,11 @@ def taught(learner, classes=4, count=6):
     for number in range(classes):
         learner.teach(images(number, count), f"c{number}")
     return learner
+
+
+def copied(learner):
+    """A copy of a learner, with the same network."""
+    return copy.deepcopy(learner, {id(learner.network): learner.network})
 
 
 def tensors(learner):

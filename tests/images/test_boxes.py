@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from small_lessons import copied
 
 from crumb_avalanche.images.boxes import boxes_of, cut_out
 
@@ -24,14 +25,19 @@ def picture(*colours):
     return image
 
 
-@pytest.fixture
-def taught(make):
+@pytest.fixture(scope="module")
+def taught_once(make):
     """A learner that was taught three times what is red and what is green."""
     learner = make()
     for seed, (name, colour) in enumerate([("red", RED), ("green", GREEN)] * 3):
         noise = np.random.default_rng(seed).normal(0, 20, (4, 40, 40, 3))
         learner.teach(np.clip(noise + colour, 0, 255).astype(np.uint8), name)
     return learner
+
+
+@pytest.fixture
+def taught(taught_once):
+    return copied(taught_once)
 
 
 def labels_of(predictions):

@@ -1,6 +1,7 @@
 """A lesson in shards makes the learner that one pass makes, bit by bit."""
 
 import os
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,15 @@ from crumb_avalanche.system.tensor_file import TensorFileError
 def make():
     """Makes equal learners."""
     return partial(Learner, backbone="small_cnn", weights=None, image_size=32)
+
+
+@pytest.fixture(scope="module")
+def clips(clips, tmp_path_factory):
+    """Two classes of two objects each, with two clips of five frames."""
+    folder = tmp_path_factory.mktemp("few")
+    for path in sorted(clips.glob("[ac]*/object[01]")):
+        shutil.copytree(path, folder / path.relative_to(clips))
+    return folder
 
 
 def computed(plan):
@@ -95,8 +105,6 @@ def test_nothing_is_shown_in_shards(make, clips, tmp_path):
 @pytest.fixture
 def damaged(clips, tmp_path):
     """Clips of which one image cannot be read."""
-    import shutil
-
     folder = tmp_path / "damaged"
     shutil.copytree(clips, folder)
     files = sorted(path for path in folder.rglob("*") if path.is_file())

@@ -11,16 +11,21 @@ import pytest
 import torch
 from fake_videos import write_video
 from PIL import Image
-from small_lessons import images, taught
+from small_lessons import copied, images, taught
 
 from crumb_avalanche.images.camera import CameraError
 from crumb_avalanche.learner import watch
 from crumb_avalanche.learner.predictor import NothingTaughtError
 
 
-@pytest.fixture
-def learner(make):
+@pytest.fixture(scope="module")
+def taught_once(make):
     return taught(make(), 3)
+
+
+@pytest.fixture
+def learner(taught_once):
+    return copied(taught_once)
 
 
 @pytest.fixture
