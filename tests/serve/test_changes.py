@@ -74,10 +74,13 @@ def test_teachers_queue(taught, held_lesson, monkeypatch):
 def test_a_stop_breaks_a_lesson_off(taught, shared, monkeypatch):
     started = threading.Event()
     end = threading.Event()
+    teach_learner = Learner.teach
 
-    def slow(self, *_, **__):
+    def slow(self, *arguments, **keywords):
+        lesson = teach_learner(self, *arguments, **keywords)
         started.set()
         assert end.wait(120)
+        return lesson
 
     monkeypatch.setattr(Learner, "teach", slow)
     content = shared.path.read_bytes()

@@ -3,7 +3,7 @@
 import socket
 import ssl
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -32,9 +32,9 @@ async def app(scope, receive, send):
         )
 
 
-@pytest.fixture
-def serve(monkeypatch):
-    """A function that serves ``app`` in a thread, and returns the port."""
+@contextmanager
+def serving():
+    """Yield a function that serves ``app`` in a thread, and returns the port."""
     servers = []
     threads = []
 
@@ -43,8 +43,6 @@ def serve(monkeypatch):
             super().__init__(config)
             servers.append(self)
 
-    monkeypatch.setattr(uvicorn, "Server", Server)
-
     def served(certificate=None, app=app):
         listener, _ = listen("127.0.0.1", 0, secure=certificate is not None)
         thread = threading.Thread(target=run, args=(app, listener, certificate))
@@ -52,11 +50,20 @@ def serve(monkeypatch):
         thread.start()
         return listener.getsockname()[1]
 
-    yield served
-    for server in servers:
-        server.should_exit = server.force_exit = True
-    for thread in threads:
-        thread.join(120)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(uvicorn, "Server", Server)
+        yield served
+        for server in servers:
+            server.should_exit = server.force_exit = True
+        for thread in threads:
+            thread.join(120)
+
+
+@pytest.fixture
+def serve():
+    """A function that serves ``app`` in a thread, and returns the port."""
+    with serving() as served:
+        yield served
 
 
 @pytest.fixture
@@ -98,21 +105,34 @@ def is_answered(connect):
     return False
 
 
-@pytest.mark.parametrize(
-    ("request_data", "answers"),
-    [
-        (b"", 0),
-        (b"GET / HT", 0),
-        (b"GET / HTTP/1.1\r\nHost: x\r\nX: ", 0),
-        (REQUEST, 1),
-        (REQUEST + b"GET /", 1),
-        (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nhalf", 1),
-        (3 * REQUEST, 3),
-    ],
-)
-def test_who_asks_nothing_is_disconnected(serve, monkeypatch, request_data, answers):
-    monkeypatch.setattr(listening, "SECONDS_TO_ASK", 2.0)
-    assert answer(connected(serve(), request_data)).count(b"\r\n\r\nxx") == answers
+# What a client sends before it waits, and the number of answers.
+REQUESTS = {
+    b"": 0,
+    b"GET / HT": 0,
+    b"GET / HTTP/1.1\r\nHost: x\r\nX: ": 0,
+    REQUEST: 1,
+    REQUEST + b"GET /": 1,
+    b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nhalf": 1,
+    3 * REQUEST: 3,
+}
+
+
+@pytest.fixture(scope="module")
+def answers_before_the_end():
+    """What clients that wait together get until they are disconnected, by request."""
+    with pytest.MonkeyPatch.context() as patched, serving() as served:
+        patched.setattr(listening, "SECONDS_TO_ASK", 2.0)
+        port = served()
+        clients = {request: connected(port, request) for request in REQUESTS}
+        return {request: answer(client) for request, client in clients.items()}
+
+
+@pytest.mark.parametrize(("request_data", "answers"), REQUESTS.items())
+def test_who_asks_nothing_is_disconnected(
+    answers_before_the_end, request_data, answers
+):
+    data = answers_before_the_end[request_data]
+    assert data.count(b"\r\n\r\nxx") == answers
 
 
 def test_who_reads_nothing_is_disconnected(serve, monkeypatch):

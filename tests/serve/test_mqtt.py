@@ -3,10 +3,12 @@
 import asyncio
 import http.server
 import json
+import shutil
 import signal
 import socket
 import sqlite3
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -73,15 +75,21 @@ class Broker:
         return {info.name: info.images for info in classes}
 
 
-@pytest.fixture
-def learner_file(weights_file, tmp_path):
-    path = tmp_path / "mine.safetensors"
+@pytest.fixture(scope="module")
+def taught_file(weights_file, tmp_path_factory):
+    """The file of a learner of two classes, not to be changed."""
+    path = tmp_path_factory.mktemp("taught") / "mine.safetensors"
     learner = Learner("recommended", "small_cnn", weights_file, 32)
     for colour in ("red", "green"):
         images = [opened(photo(colour, seed)) for seed in range(4)]
         learner.teach(images, colour)
     learner.save(path)
     return path
+
+
+@pytest.fixture
+def learner_file(taught_file, tmp_path):
+    return Path(shutil.copy(taught_file, tmp_path))
 
 
 @pytest.fixture
