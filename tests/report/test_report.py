@@ -2,7 +2,7 @@
 
 import csv
 import io
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,12 @@ FILES = ("report.png", "report.svg", "report.html", "report.csv", "comparison.cs
 
 def lines_of(capsys) -> list[str]:
     """The printed lines, with single spaces."""
-    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    return single_spaced(capsys.readouterr().out)
+
+
+def single_spaced(text: str) -> list[str]:
+    """The lines of a text, with single spaces."""
+    return [" ".join(line.split()) for line in text.splitlines()]
 
 
 def check_files(folder: Path) -> None:
@@ -29,12 +34,14 @@ def check_files(folder: Path) -> None:
     assert not list(folder.glob(".*"))
 
 
-@pytest.fixture
-def one_run(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory):
     """The printed lines about a run."""
     settings = {"replay_weight": 3.0, "method": {"freeze_codebook": True}}
-    report(fake_run(tmp_path / "a", **settings))
-    return lines_of(capsys)
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        report(fake_run(tmp_path_factory.mktemp("runs") / "a", **settings))
+    return single_spaced(printed.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -274,16 +281,24 @@ def test_an_unfinished_run_says_how_to_go_on(tmp_path):
         report(folder)
 
 
-@pytest.fixture
-def damaged(tmp_path, capsys):
+@pytest.fixture(scope="module")
+def damaged_folder(tmp_path_factory):
+    """A folder of runs of which three are damaged."""
+    folder = tmp_path_factory.mktemp("damaged")
+    sweep(folder)
+    (folder / "crumb/run2/result.json").write_text("{")
+    fake_run(folder / "odd", rows=["0,x,", "1,9,9"])
+    fake_run(folder / "text", result={"final_accuracy": "x"})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def damaged(damaged_folder):
     """The error of a report on runs of which three are damaged, and what it printed."""
-    sweep(tmp_path)
-    (tmp_path / "crumb/run2/result.json").write_text("{")
-    fake_run(tmp_path / "odd", rows=["0,x,", "1,9,9"])
-    fake_run(tmp_path / "text", result={"final_accuracy": "x"})
-    with pytest.raises(ValueError) as error:
-        report(tmp_path)
-    return str(error.value), lines_of(capsys)
+    printed = io.StringIO()
+    with redirect_stdout(printed), pytest.raises(ValueError) as error:
+        report(damaged_folder)
+    return str(error.value), single_spaced(printed.getvalue())
 
 
 @pytest.mark.parametrize(
@@ -301,18 +316,19 @@ def test_damaged_runs_are_named(damaged, words):
     assert words in error
 
 
-def test_damaged_runs_do_not_stop_the_report(damaged, tmp_path):
+def test_damaged_runs_do_not_stop_the_report(damaged, damaged_folder):
     _, lines = damaged
     # 60 and 70: mean 65, deviation sqrt(2 * 25)
     assert any(line.startswith("crumb 2 65.00 +- 7.07") for line in lines)
-    check_files(tmp_path)
+    check_files(damaged_folder)
 
 
-@pytest.fixture
-def sweep_lines(tmp_path):
+@pytest.fixture(scope="module")
+def sweep_lines(tmp_path_factory):
     """The lines of a sweep's ``report.csv``."""
-    report(sweep(tmp_path / "runs"), output=tmp_path / "out")
-    return csv_of(tmp_path / "out")
+    folder = tmp_path_factory.mktemp("sweep")
+    report(sweep(folder / "runs"), output=folder / "out")
+    return csv_of(folder / "out")
 
 
 def test_a_line_for_each_run(sweep_lines):
