@@ -1,7 +1,10 @@
 """Interrupted runs resume with the same bits; what does not fit is refused."""
 
+import contextlib
+import io
 import json
 import re
+import shutil
 import warnings
 from functools import partial
 from types import SimpleNamespace
@@ -11,6 +14,7 @@ import yaml
 from fake_runs import tensors_of
 from flags import flags
 
+from crumb_avalanche.cli import main
 from crumb_avalanche.runs import run, session
 from crumb_avalanche.runs.resume import Resume
 from crumb_avalanche.system.folder_lock import in_use
@@ -25,24 +29,19 @@ class PowerCut(BaseException):
     """Stands for the sudden end of the process."""
 
 
-@pytest.fixture
-def cut_off(crumb, monkeypatch):
+def cut_off(steps, *arguments):
     """Give a command whose training ends at the n-th step."""
+    take_step = StreamStrategy.optimizer_step
+    left = iter(range(steps))
 
-    def cut(steps, *arguments):
-        take_step = StreamStrategy.optimizer_step
-        left = iter(range(steps))
+    def counted(strategy):
+        if next(left, None) is None:
+            raise PowerCut
+        take_step(strategy)
 
-        def counted(strategy):
-            if next(left, None) is None:
-                raise PowerCut
-            take_step(strategy)
-
-        with monkeypatch.context() as patch, pytest.raises(PowerCut):
-            patch.setattr(StreamStrategy, "optimizer_step", counted)
-            crumb(*arguments)
-
-    return cut
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(StreamStrategy, "optimizer_step", counted)
+        main(list(map(str, arguments)))
 
 
 def bits(folder):
@@ -59,29 +58,45 @@ def read_json(folder, name):
     return json.loads((folder / f"{name}.json").read_text())
 
 
-@pytest.fixture
-def command(tiny, tmp_path):
-    """The command of a run in a folder of a name."""
-
-    def of(name):
-        cache = tmp_path / f"cache {name}"
-        settings = flags(mem_size=8, feature_cache=cache, output=tmp_path / name)
-        return (*tiny, *settings)
-
-    return of
+def command_in(folder, tiny):
+    """The command of a run in a folder, with a feature cache beside it."""
+    cache = folder.with_name(f"cache {folder.name}")
+    return (*tiny, *flags(mem_size=8, feature_cache=cache, output=folder))
 
 
-@pytest.fixture
-def whole(done, command, tmp_path):
+@pytest.fixture(scope="module")
+def whole(tiny, tmp_path_factory):
     """The folder of a run that was not cut off."""
-    done(*command("whole"))
-    return tmp_path / "whole"
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert main(list(map(str, command_in(folder, tiny)))) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cut_once(tiny, tmp_path_factory):
+    """The folder of a run that was cut off in its second experience."""
+    folder = tmp_path_factory.mktemp("runs") / "cut"
+    cut_off(IN_THE_SECOND, *command_in(folder, tiny))
+    return folder
 
 
 @pytest.fixture
 def cut(tmp_path):
     """The folder of the run that is cut off."""
     return tmp_path / "cut"
+
+
+@pytest.fixture
+def command(tiny, cut):
+    """The command of the run that is cut off."""
+    return command_in(cut, tiny)
+
+
+@pytest.fixture
+def interrupted(command, cut_once, cut):
+    """The command of a run that was cut off in its second experience."""
+    shutil.copytree(cut_once, cut)
+    return command
 
 
 def flip_a_bit(path):
@@ -91,9 +106,9 @@ def flip_a_bit(path):
 
 
 @pytest.fixture
-def after_power_cuts(done, command, cut_off, cut):
+def after_power_cuts(done, command, cut):
     """The folder of a run that was cut off at four steps, with a damaged checkpoint."""
-    every_step = (*command("cut"), *flags(checkpoint_every=1))
+    every_step = (*command, *flags(checkpoint_every=1))
     for steps in (3, IN_THE_SECOND, 2, 1):
         cut_off(steps, *every_step)
         assert not (cut / "result.json").exists()
@@ -115,14 +130,15 @@ def test_the_same_bits_after_power_cuts(after_power_cuts, whole):
     assert ledger["feature_cache_seconds"] > 0
 
 
-@pytest.fixture
-def resumed(done, command, cut_off, whole, cut):
-    """The folder of a run that was cut off in its second experience, and what it
-    printed.
-    """
-    cut_off(IN_THE_SECOND, *command("cut"))
-    out = done(*command("cut"))
-    return cut, out
+@pytest.fixture(scope="module")
+def resumed(tiny, cut_once, tmp_path_factory):
+    """The folder of a run that was cut off and went on, and what it printed then."""
+    folder = tmp_path_factory.mktemp("runs") / "resumed"
+    shutil.copytree(cut_once, folder)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(list(map(str, command_in(folder, tiny)))) == 0
+    return folder, out.getvalue()
 
 
 def test_a_resumed_run_has_the_same_bits(resumed, whole):
@@ -146,7 +162,7 @@ def test_metrics_of_earlier_processes_are_kept(resumed, whole):
         assert line == expected or line.startswith("Ledger")
 
 
-def test_seconds_add_up_over_processes(done, command, cut_off, cut, monkeypatch):
+def test_seconds_add_up_over_processes(done, command, cut, monkeypatch):
     clock = SimpleNamespace(perf_counter=lambda: clock.now)
     save = Resume.save
 
@@ -159,9 +175,9 @@ def test_seconds_add_up_over_processes(done, command, cut_off, cut, monkeypatch)
     monkeypatch.setattr("crumb_avalanche.runs.resume.time", clock)
     monkeypatch.setattr(Resume, "save", save_after_a_minute)
     clock.now = 1000.0  # each process has a zero of its own
-    cut_off(IN_THE_SECOND, *command("cut"))
+    cut_off(IN_THE_SECOND, *command)
     clock.now = 5.0
-    done(*command("cut"))
+    done(*command)
     assert read_json(cut, "result")["seconds"] == 120
 
 
@@ -219,16 +235,15 @@ def other_class_seen(notes, state):
     ],
 )
 def test_a_checkpoint_of_other_values_is_refused(
-    refused, command, cut_off, cut, change, words
+    refused, interrupted, cut, change, words
 ):
-    cut_off(IN_THE_SECOND, *command("cut"))
     [path] = (cut / "resume").glob("*.safetensors")
     state, metadata = read_state(path)
     notes = json.loads(metadata["notes"])
     change(notes, state)
     write_state(path, state, metadata | {"notes": json.dumps(notes)})
     with warnings.catch_warnings(record=True, action="always") as caught:
-        error = refused("remove that", *command("cut"))
+        error = refused("remove that", *interrupted)
     warned = " ".join(str(warning.message) for warning in caught)
     assert re.search(words, error + warned)
     assert path.exists()
@@ -264,21 +279,13 @@ def test_a_tuned_rate_is_not_tuned_again(crumb, done, tiny, tmp_path, monkeypatc
     assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
 
 
-@pytest.fixture
-def interrupted(cut_off, tiny, tmp_path):
-    """The command of a run that was cut off in its second experience."""
-    command = (*tiny, *flags(mem_size=8, output=tmp_path))
-    cut_off(IN_THE_SECOND, *command)
-    return command
-
-
-def test_other_settings_are_refused(refused, interrupted, tmp_path):
+def test_other_settings_are_refused(refused, interrupted, cut):
     words = (
         "holds checkpoints made with learning_rate=0.001, not 0.002; resume with the "
         "same settings"
     )
     refused(words, *interrupted, *flags(learning_rate=0.002))
-    settings = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    settings = yaml.safe_load((cut / "config.yaml").read_text())
     assert settings["learning_rate"] == 0.001
 
 
@@ -287,9 +294,7 @@ def test_overwrite_starts_over(done, interrupted):
     assert "after experience 1/2" in out
 
 
-def test_a_resumed_run_keeps_its_runtime(
-    done, ran, tiny, tmp_path, cut_off, monkeypatch
-):
+def test_a_resumed_run_keeps_its_runtime(done, ran, tiny, tmp_path, monkeypatch):
     version = pytest.importorskip("onnxruntime").__version__
     faster = f"onnxruntime {version}"
     settings = flags(mem_size=8, first_epochs=1, checkpoint_every=2, runtime="auto")
