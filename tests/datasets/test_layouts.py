@@ -5,6 +5,7 @@ Places, counts, misfits, errors and its generator.
 
 import os
 import re
+from functools import cache
 from itertools import chain
 
 import fake_data as fake
@@ -76,6 +77,12 @@ def table_of(name, root, *arguments, **keywords):
     return make(root, *arguments, **keywords)
 
 
+@cache
+def whole_table(name):
+    """Make the table of a whole data set once."""
+    return table_of(name, "nowhere", WHOLE[name]())
+
+
 def counted(table):
     """Return the numbers that a layout may state, by its keys."""
     split_of = {}  # by clip
@@ -106,14 +113,14 @@ def test_the_whole_data_set_has_the_numbers_of_the_paper(name, reference):
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_classes_have_equal_numbers(name):
-    table = table_of(name, "nowhere", WHOLE[name]())
+    table = whole_table(name)
     counts = [tuple(count.values()) for count in table.counts().values()]
     assert len(set(counts)) == 1
 
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_groups_of_classes(name):
-    table = table_of(name, "nowhere", WHOLE[name]())
+    table = whole_table(name)
     groups = BENCHMARKS[name].class_groups(table, False)
     assert (groups is None) == (name != "ilab_core50")
 

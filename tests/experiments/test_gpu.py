@@ -9,6 +9,8 @@ from called_script import called
 from gpu import Figure, Sizes, flops_of, peak, waits_of
 from played_device import CPU, DEVICE, PlayedDevice
 
+from benchmarks_toybox_ilab.catalog import BENCHMARKS
+
 SMALL = Sizes("small_cnn", pixels=32, batch=4, batches=2, f_batch=4, repeats=1)
 
 
@@ -60,9 +62,13 @@ def test_parts_are_one_table(tmp_path):
 
 def test_a_run_on_the_cpu(tmp_path, clips, monkeypatch):
     quick = dict(backbone="small_cnn", image_size=32, first_epochs=1, preset="paper")
+    few_images = dict(benchmark="clip_folder", dataset_root=str(clips))
     settings = gpu.RunSettings
-    monkeypatch.setattr(
-        gpu, "RunSettings", lambda **chosen: settings(**{**chosen, **quick})
-    )
+
+    def quick_settings(**chosen):
+        assert chosen["benchmark"] in BENCHMARKS
+        return settings(**{**chosen, **quick, **few_images})
+
+    monkeypatch.setattr(gpu, "RunSettings", quick_settings)
     options = SimpleNamespace(dataset_root=None, weights="none", output=str(tmp_path))
     assert 0 <= gpu.run_on("cpu", options)["final_accuracy"] <= 100
