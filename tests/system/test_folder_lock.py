@@ -186,6 +186,7 @@ def test_the_lock_of_a_killed_process(tmp_path, mechanism, started):
     holder.wait()
     assert os.listdir(tmp_path)
     assert not in_use(tmp_path)
+    assert os.listdir(tmp_path) == []
     with locked(tmp_path):
         assert in_use(tmp_path)
 
@@ -213,7 +214,7 @@ def test_a_forked_process_that_stays(tmp_path, started):
 def test_locked_waits_for_in_use(tmp_path, monkeypatch):
     """``in_use`` holds the lock for a moment itself."""
     # A thread may start late on a busy machine.
-    monkeypatch.setattr(folder_lock, "PATIENCE", 60)
+    monkeypatch.setattr(folder_lock, "PATIENCE", 10)
     with FileLock(tmp_path / LOCK, thread_local=False) as asking:
         timer = threading.Timer(0.05, asking.release)
         timer.start()

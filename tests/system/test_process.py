@@ -13,6 +13,7 @@ import torch
 from benchmarks_toybox_ilab.tables import progress
 from benchmarks_toybox_ilab.tables.progress import progress_bar
 from crumb_avalanche.system.process import (
+    check_device,
     get_rng_state,
     limit_openmp_spin,
     return_freed_memory,
@@ -43,6 +44,22 @@ def test_free_memory_goes_back_to_the_system(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     return_freed_memory()
     assert kept_bytes == [0]
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "cuda:1"])
+def test_a_device_that_is_there(name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    check_device(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus"), [("cuda:2", 2), ("cuda:0", 0), ("cuda", 0), ("cuda:1", 1)]
+)
+def test_a_device_that_is_absent(name, gpus, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    words = f"device is {name}, but torch sees {gpus} GPUs here; give --device cpu"
+    with pytest.raises(ValueError, match=words):
+        check_device(name)
 
 
 def draw():
