@@ -417,7 +417,7 @@ class Classifier:
             What the images looked like, by the confidence before the lesson; ``None``
             if the copy knew no other class, or of a new class more than 32.
         """
-        form = self._earlier.of(self.statistics)
+        form = self._earlier.copy_of(self.statistics)
         if not self._judges(form, number):
             return None
         by_view = self._by_view(features)
@@ -429,7 +429,7 @@ class Classifier:
             scores = of_views.scores.unflatten(0, (-1, len(views)))
             column = int((of_views.labels < number).sum())
             losses = self.look_weights.losses_of(scores, column)
-            self.look_weights.add(losses)
+            self.look_weights.add_losses(losses)
         of_images = self._together(of_views, views)
         records = Records.of_lesson(of_images, number, lesson=0)
         self.confidence.add_lesson(records)
@@ -451,7 +451,7 @@ class Classifier:
 
     def observe(self, observation: Observation) -> None:
         """Record a clip again that was predicted in the same state."""
-        self.look_weights.add(observation.losses)
+        self.look_weights.add_losses(observation.losses)
         self.confidence.add_lesson(observation.records)
 
     # Answers

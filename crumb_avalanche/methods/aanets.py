@@ -63,7 +63,7 @@ class ScaledConv(nn.Module):
         return functional_call(self.conv, weights, (maps,))
 
 
-class Catch(nn.Module):
+class InputCatcher(nn.Module):
     """Replaces the head: returns its input, and keeps it until ``release``."""
 
     caught: Tensor | None = None
@@ -132,16 +132,10 @@ class AggregatedLayers(nn.Module):
         self._head_in_branch = head
         self.head = f"plastic.{head}.layer"
         self.stable = copy.deepcopy(layers).requires_grad_(False)
-        replace_submodule(self.stable, head, Catch())
-        convolutions = [
-            name
-            for name, module in self.stable.named_modules()
-            if isinstance(module, nn.Conv2d)
-        ]
-        for name in convolutions:
-            replace_submodule(
-                self.stable, name, ScaledConv(self.stable.get_submodule(name))
-            )
+        replace_submodule(self.stable, head, InputCatcher())
+        for name, module in list(self.stable.named_modules()):
+            if isinstance(module, nn.Conv2d):
+                replace_submodule(self.stable, name, ScaledConv(module))
         self.plastic = layers
         replace_submodule(layers, head, BlendedHead(layers.get_submodule(head)))
         self.register_buffer("aggregating", torch.zeros((), dtype=torch.bool))
@@ -160,15 +154,20 @@ class AggregatedLayers(nn.Module):
         return tensor_bytes([*self.stable.parameters(), *self.stable.buffers()])
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute logits ``(B, classes)`` of ``(B, C, H, W)`` maps."""
-        head = self.blended
+        """Compute logits ``(B, classes)`` of ``(B, C, H, W)`` maps.
+
+        The input of the head in the stable branch is handed to the head in the plastic
+        one, which blends both.
+        """
+        blended_head = self.blended
         if self.aggregating:
             self.stable(maps)
-            head.stable = self.stable.get_submodule(self._head_in_branch).release()
+            catcher = self.stable.get_submodule(self._head_in_branch)
+            blended_head.stable = catcher.release()
         try:
             return self.plastic(maps)
         finally:
-            head.stable = None
+            blended_head.stable = None
 
     def train(self, mode: bool = True) -> "AggregatedLayers":
         """Set the mode as ``nn.Module.train`` does.
@@ -188,16 +187,17 @@ class AggregatedLayers(nn.Module):
         The stable one gets the current weights of the plastic one.
         """
         for name, module in self.plastic.named_modules():
-            if f"{name}.".startswith(f"{self._head_in_branch}."):
+            is_of_head = f"{name}.".startswith(f"{self._head_in_branch}.")
+            if is_of_head:
                 continue
-            stable = self.stable.get_submodule(name)
-            if isinstance(stable, ScaledConv):
-                stable = stable.conv
-            _copy_own_tensors(module._parameters, stable._parameters)
-            _copy_own_tensors(module._buffers, stable._buffers)
+            stable_module = self.stable.get_submodule(name)
+            if isinstance(stable_module, ScaledConv):
+                stable_module = stable_module.conv
+            _copy_own_tensors(module._parameters, stable_module._parameters)
+            _copy_own_tensors(module._buffers, stable_module._buffers)
         self.aggregating.fill_(True)
 
-    def changing(self) -> set[str]:
+    def changing_names(self) -> set[str]:
         """Return the names in the state dict that training changes.
 
         They are all but those of the stable branch's own weights.
@@ -207,7 +207,7 @@ class AggregatedLayers(nn.Module):
 
 
 def _copy_own_tensors(source: dict, target: dict) -> None:
-    """Copy the tensors of a module, not of its submodules."""
+    """Copy the tensors of a module, without those of its submodules, by name."""
     for name, tensor in source.items():
         if tensor is not None:
             target[name].copy_(tensor)
@@ -219,10 +219,8 @@ class OldBranches(OldNetwork):
     def take(self, model):
         """Copy the weights that training changes."""
         super().take(model)
-        changing = model.plastic_layers.changing()
-        self.state = {
-            name: value for name, value in self.state.items() if name in changing
-        }
+        for name in self.state.keys() - model.plastic_layers.changing_names():
+            del self.state[name]
 
 
 def fixed_bytes(model: SplitModel, method: Any, n_classes: int) -> int:
@@ -320,15 +318,14 @@ class AANetsPlugin(HerdingPlugin):
             logits = torch.cat([strategy.mb_output, memory_logits])
             maps = torch.cat([self.current.feature_map, memory_maps])
             old_logits = self.old_network.logits(model, maps)
-            loss = distillation_loss(
+            distilled_loss = distillation_loss(
                 logits, old_logits, self.old_classes, self.temperature
             )
             weight = self.distillation * self.temperature**2
-            strategy.loss = strategy.loss + weight * loss
+            strategy.loss = strategy.loss + weight * distilled_loss
 
     def after_backward(self, strategy, **kwargs):
         """Drop the gradient of the share, which inner steps do not change."""
-        # Inner steps do not change the share.
         strategy.model.plastic_layers.blended.share.grad = None
 
     def after_training_iteration(self, strategy, **kwargs):
@@ -346,11 +343,13 @@ class AANetsPlugin(HerdingPlugin):
         An experience that was too short for an outer step gets one on memories alone.
         """
         model = strategy.model
+        is_first_experience = not self.old_classes
         with model.stopwatch.measure("replay"):
-            if not self.old_classes:
+            if is_first_experience:
                 model.plastic_layers.aggregate()
             self.herd(strategy)
-            if self.old_classes and self._steps < self.outer_every:
+            had_outer_step = self._steps >= self.outer_every
+            if not is_first_experience and not had_outer_step:
                 no_maps = torch.empty(0, *model.map_shape, dtype=torch.float32)
                 no_labels = torch.empty(0, dtype=torch.int64)
                 self._outer_step(strategy, no_maps, no_labels, **kwargs)
@@ -369,9 +368,11 @@ class AANetsPlugin(HerdingPlugin):
         """
         model = strategy.model
         with model.stopwatch.measure("replay"), evaluating(model):
-            balanced, targets = self._balanced_batch(strategy, maps, labels)
-            logits = self.logits(model, balanced)
-            strategy.replay_loss = strategy._criterion(logits, targets)
+            balanced_maps, balanced_labels = self._balanced_batch(
+                strategy, maps, labels
+            )
+            logits = self.logits(model, balanced_maps)
+            strategy.replay_loss = strategy._criterion(logits, balanced_labels)
             trigger_plugins(strategy, "on_replay_loss", **kwargs)
             share = model.plastic_layers.blended.share
             (gradient,) = torch.autograd.grad(strategy.replay_loss, [share])
@@ -382,25 +383,34 @@ class AANetsPlugin(HerdingPlugin):
     def _balanced_batch(
         self, strategy, maps: Tensor, labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draw maps and labels, equally many of each class; see ``_outer_step``."""
+        """Draw equally many maps of each class, from a batch and from the exemplars.
+
+        Args:
+            strategy: gives the least size of the balanced batch.
+            maps: ``(B, C, H, W)``, of the batch, whose classes are drawn from it.
+            labels: ``(B,)`` int64.
+
+        Returns:
+            Maps ``(n, C, H, W)`` and labels ``(n,)``.
+        """
         buffer = self.storage_policy
-        fresh = set(labels.tolist())
-        all_classes = fresh | set(buffer.classes)
-        stored = len(all_classes - fresh)
-        rounds = math.ceil(strategy.train_mb_size / len(all_classes))
-        positions = []
-        for label in sorted(fresh):
-            members = (labels == label).nonzero().flatten().tolist()
-            positions.append(draw_from(self.random, members, rounds))
-        slots = buffer.sample(fresh, rounds * stored)
-        balanced = []
-        targets = []
+        batch_classes = set(labels.tolist())
+        all_classes = batch_classes | set(buffer.classes)
+        n_stored_classes = len(all_classes - batch_classes)
+        per_class = math.ceil(strategy.train_mb_size / len(all_classes))
+        drawn_positions = []
+        for label in sorted(batch_classes):
+            positions = (labels == label).nonzero().flatten().tolist()
+            drawn_positions.append(draw_from(self.random, positions, per_class))
+        slots = buffer.sample(batch_classes, per_class * n_stored_classes)
+        balanced_maps = []
+        balanced_labels = []
         if len(slots):
             memory_maps, memory_labels = buffer.replay(slots, strategy.model)
-            balanced.append(memory_maps)
-            targets.append(memory_labels)
-        if positions:
-            index = torch.cat(positions).to(labels.device)
-            balanced.append(maps[index])
-            targets.append(labels[index])
-        return torch.cat(balanced), torch.cat(targets)
+            balanced_maps.append(memory_maps)
+            balanced_labels.append(memory_labels)
+        if drawn_positions:
+            index = torch.cat(drawn_positions).to(labels.device)
+            balanced_maps.append(maps[index])
+            balanced_labels.append(labels[index])
+        return torch.cat(balanced_maps), torch.cat(balanced_labels)

@@ -71,14 +71,27 @@ class SplitExemplars(SelectionRule):
     offered: dict[int, int] = field(default_factory=dict)
 
     def n_validating(self, count: int) -> int:
-        """Return how many of a class's exemplars are for validation."""
-        return min(max(1, round(self.share * count)), max(1, count - 1))
+        """Return how many of a class's ``count`` exemplars are for validation.
+
+        At least one, and where there are two or more, not all of them.
+        """
+        rounded = max(1, round(self.share * count))
+        most = max(1, count - 1)
+        return min(rounded, most)
 
     def begin_experience(self, slots, coming, batch_size):
         """Decide which frames of a class are stored, and which of these are held out.
 
         Frames are spread evenly over those of the class. A class that comes again is
         collected anew.
+
+        Args:
+            slots: of the buffer.
+            coming: number of frames of each class of the experience.
+            batch_size: without effect.
+
+        Returns:
+            The slots that are freed.
         """
         for label in coming:
             # A class even if no slot is left for it.
@@ -86,21 +99,23 @@ class SplitExemplars(SelectionRule):
         self.quotas = allot(slots.capacity, list(slots.by_class))
         self.stored = {}
         self.held = {}
-        for label, total in coming.items():
-            numbers = spread(self.quotas[label], total)
-            held = spread(self.n_validating(len(numbers)), len(numbers))
-            self.stored[label] = numbers
-            self.held[label] = [numbers[index] for index in held]
+        for label, n_frames in coming.items():
+            stored_frames = spread(self.quotas[label], n_frames)
+            n_held = self.n_validating(len(stored_frames))
+            held_indices = spread(n_held, len(stored_frames))
+            self.stored[label] = stored_frames
+            self.held[label] = [stored_frames[index] for index in held_indices]
         self.offered = {}
         return trim(slots, dict.fromkeys(coming, 0))
 
     def _numbers_in_class(self, labels: Sequence[int]) -> list[int]:
         """Number each image of a batch among the frames of its class in this epoch."""
-        in_batch: dict[int, int] = {}
+        counts = dict(self.offered)
         numbers = []
         for label in labels:
-            numbers.append(self.offered.get(label, 0) + in_batch.get(label, 0))
-            in_batch[label] = in_batch.get(label, 0) + 1
+            number = counts.get(label, 0)
+            numbers.append(number)
+            counts[label] = number + 1
         return numbers
 
     def held_out(self, labels: Sequence[int]) -> list[bool]:
@@ -117,12 +132,17 @@ class SplitExemplars(SelectionRule):
             self.offered[label] = self.offered.get(label, 0) + 1
 
     def choose(self, slots, labels):
-        """Store the frames that were decided on; at the end balance the classes."""
+        """Store the frames that were decided on; at the end balance the classes.
+
+        Returns:
+            Position in the batch and slot of each frame that is stored.
+        """
         chosen = []
         for position, number in enumerate(self._numbers_in_class(labels)):
             label = labels[position]
             if number in self.stored[label]:
-                chosen.append((position, self._store(slots, label, number)))
+                slot = self._slot_for_frame(slots, label, number)
+                chosen.append((position, slot))
         self.count_batch(labels)
         if self._is_complete(slots):
             trim(slots, self.quotas)  # balance the classes of earlier experiences
@@ -135,8 +155,10 @@ class SplitExemplars(SelectionRule):
                 return False
         return True
 
-    def _store(self, slots: Slots, label: int, number: int) -> int:
-        """Take a slot for a frame of a class; evict the last memory of another.
+    def _slot_for_frame(self, slots: Slots, label: int, number: int) -> int:
+        """Return a slot for a frame of a class; evict the last memory of another.
+
+        It is that of the class furthest above its quota, where no slot is free.
 
         Args:
             slots: of the buffer.
@@ -180,8 +202,9 @@ def fit_bias(
 ) -> tuple[float, float]:
     """Fit ``alpha`` and ``beta`` of ``alpha * logit + beta`` for new classes (eq. 4).
 
-    ``alpha`` stays positive: for a few images, reversing the order of the new classes
-    may have a lower loss.
+    The loss is the cross-entropy of the corrected logits (eq. 5) and ``decay * beta**2
+    / 2``. ``alpha`` stays positive: for a few images, reversing the order of the new
+    classes may have a lower loss.
 
     Args:
         logits: ``(B, classes)`` of equally many images of each class.
@@ -195,15 +218,14 @@ def fit_bias(
     is_new = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
     is_new[list(new)] = True
     with torch.enable_grad():
-        # alpha and beta
-        scalars = torch.tensor(
+        alpha_and_beta = torch.tensor(
             [1.0, 0.0], dtype=torch.float32, device=logits.device, requires_grad=True
         )
-        optimizer = torch.optim.Adam([scalars], stage.learning_rate)
+        optimizer = torch.optim.Adam([alpha_and_beta], stage.learning_rate)
         quarters = [stage.epochs * quarter // 4 for quarter in (1, 2, 3)]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, quarters, gamma=0.1)
         for _ in range(stage.epochs):
-            alpha, beta = scalars.unbind()
+            alpha, beta = alpha_and_beta.unbind()
             corrected = torch.where(is_new, alpha * logits + beta, logits)
             penalty = stage.decay * beta**2 / 2
             loss = cross_entropy(corrected, labels) + penalty
@@ -211,8 +233,8 @@ def fit_bias(
             loss.backward()
             optimizer.step()
             schedule.step()
-            scalars.data[0].clamp_(min=_SMALLEST_ALPHA)
-    fitted_alpha, fitted_beta = scalars.detach().tolist()
+            alpha_and_beta.data[0].clamp_(min=_SMALLEST_ALPHA)
+    fitted_alpha, fitted_beta = alpha_and_beta.detach().tolist()
     return fitted_alpha, fitted_beta
 
 
@@ -311,29 +333,31 @@ class BiCPlugin(ImageMemoryPlugin):
 
         Images that are held out to correct the bias have no weight in it.
         """
+        # Of the new images, then of the memories.
         logits = strategy.mb_output
         labels = self.current.labels
         maps = self.current.feature_map
-        held_out = self.exemplars.held_out(labels.tolist())
-        weights = 1.0 - torch.tensor(held_out).float()
+        is_held_out = self.exemplars.held_out(labels.tolist())
+        weights = 1.0 - torch.tensor(is_held_out).float()
         slots = self._training_slots()
         if slots:
             model = strategy.model
             storage = self.storage_policy
             with model.stopwatch.measure("replay"):
-                drawn = draw_from(storage.slots.random, slots, len(labels))
-                memory_maps, memory_labels = storage.replay(drawn, model)
+                drawn_slots = draw_from(storage.slots.random, slots, len(labels))
+                memory_maps, memory_labels = storage.replay(drawn_slots, model)
                 memory_logits = self.mask(self.correct(model.classify(memory_maps)))
+                memory_weights = torch.ones(len(memory_labels), dtype=torch.float32)
                 logits = torch.cat([logits, memory_logits])
                 labels = torch.cat([labels, memory_labels])
                 maps = torch.cat([maps, memory_maps])
-                of_memories = torch.ones(len(memory_labels), dtype=torch.float32)
-                weights = torch.cat([weights, of_memories])
+                weights = torch.cat([weights, memory_weights])
         losses = cross_entropy(logits, labels, reduction="none")
         if self.old_classes:
-            share = len(self.old_classes) / len(strategy.seen_classes.seen)
+            # lambda of eq. 3
+            old_share = len(self.old_classes) / len(strategy.seen_classes.seen)
             distilled = self._distillation_losses(strategy, logits, maps)
-            losses = share * distilled + (1 - share) * losses
+            losses = old_share * distilled + (1 - old_share) * losses
         weights = weights.to(losses.device)
         strategy.loss = (weights * losses).sum() / weights.sum().clamp(min=1)
 
@@ -342,20 +366,26 @@ class BiCPlugin(ImageMemoryPlugin):
         slots: list[int] = []
         for label in self.old_classes:
             members = self.storage_policy.slots.by_class[label]
-            training = members[self.exemplars.n_validating(len(members)) :]
-            slots += training or members  # the only one is used for both
+            n_validating = self.exemplars.n_validating(len(members))
+            training_members = members[n_validating:]
+            slots += training_members or members  # the only one is used for both
         return slots
 
     def _distillation_losses(self, strategy, logits: Tensor, maps: Tensor) -> Tensor:
         """Compute cross-entropies of softened answers over the old classes, ``(B,)``.
 
         They are not scaled by the squared temperature.
+
+        Args:
+            strategy: gives the layers that the old network runs in.
+            logits: ``(B, classes)`` of the network.
+            maps: ``(B, C, H, W)`` of the same images, for the old network.
         """
         with strategy.model.stopwatch.measure("replay"):
             old_logits = self.correct(self.old_network.logits(strategy.model, maps))
         softened = logits[:, self.old_classes] / self.temperature
-        targets = old_logits[:, self.old_classes] / self.temperature
-        return -(targets.softmax(1) * softened.log_softmax(1)).sum(1)
+        old_softened = old_logits[:, self.old_classes] / self.temperature
+        return -(old_softened.softmax(1) * softened.log_softmax(1)).sum(1)
 
     def after_training_iteration(self, strategy, **kwargs):
         """Count the frames of the batch, which the buffer counts only if it stores."""
@@ -367,17 +397,19 @@ class BiCPlugin(ImageMemoryPlugin):
     def after_training_exp(self, strategy, **kwargs):
         """Correct the bias to the new classes, and keep a copy as the old network."""
         super().after_training_exp(strategy, **kwargs)
-        new = [
+        new_classes = [
             label
             for label in strategy.seen_classes.seen
             if label not in self.old_classes
         ]
-        stored = set(self.storage_policy.classes)
-        if stored & set(self.old_classes) and stored & set(new):
+        stored_classes = set(self.storage_policy.classes)
+        has_old = not stored_classes.isdisjoint(self.old_classes)
+        has_new = not stored_classes.isdisjoint(new_classes)
+        if has_old and has_new:
             logits, labels = self._validation_answers(strategy)
-            alpha, beta = fit_bias(logits, labels, new, self.bias_stage)
-            self.alpha[new] = alpha
-            self.beta[new] = beta
+            alpha, beta = fit_bias(logits, labels, new_classes, self.bias_stage)
+            self.alpha[new_classes] = alpha
+            self.beta[new_classes] = beta
         self.old_network.take(strategy.model)
 
     def _validation_answers(self, strategy) -> tuple[Tensor, Tensor]:
@@ -387,12 +419,12 @@ class BiCPlugin(ImageMemoryPlugin):
             ``(B, classes)`` logits and ``(B,)`` labels.
         """
         storage = self.storage_policy
-        exemplars = [storage.slots.by_class[label] for label in storage.classes]
-        fewest = min(map(len, exemplars))
-        count = self.exemplars.n_validating(fewest)
+        slots_of_classes = [storage.slots.by_class[label] for label in storage.classes]
+        fewest = min(map(len, slots_of_classes))
+        per_class = self.exemplars.n_validating(fewest)
         validation_slots: list[int] = []
-        for members in exemplars:
-            validation_slots += members[:count]
+        for members in slots_of_classes:  # those for validation first
+            validation_slots += members[:per_class]
         slots = torch.tensor(validation_slots)
         logits = []
         labels = []

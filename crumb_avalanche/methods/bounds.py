@@ -86,14 +86,19 @@ def one_cycle(step: int, steps: int, peak: float) -> CycleStep:
     first = CycleStep(rate=peak / 25, momentum=0.95)
     top = CycleStep(rate=peak, momentum=0.85)
     last = CycleStep(rate=peak / 25 / 1e4, momentum=0.95)
-    top_step = 0.3 * steps - 1
+    top_step = 0.3 * steps - 1  # number of the step with the largest rate
     if step <= top_step:
         return _between(first, top, step / top_step)
     return _between(top, last, (step - top_step) / (steps - 1 - top_step))
 
 
 def _between(start: CycleStep, end: CycleStep, share: float) -> CycleStep:
-    """Go from one step to another along a cosine."""
+    """Return rate and momentum between two steps of a cycle, along a cosine.
+
+    Args:
+        start, end: the two steps.
+        share: of the way from one to the other, 0 to 1.
+    """
     weight = 1 + math.cos(math.pi * share)  # 2 at the start, 0 at the end
     return CycleStep(
         rate=end.rate + (start.rate - end.rate) / 2 * weight,

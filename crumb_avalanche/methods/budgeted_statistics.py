@@ -111,6 +111,7 @@ class BudgetedStatistics(FeatureStatistics):
         return self._bytes_without_images(classes)
 
     def _bytes_without_images(self, classes: int) -> int:
+        """Return the bytes of statistics of so many classes without images."""
         return self.bytes_of(**{**self.settings, "n_classes": classes})
 
     def narrow(self, classes: int, budget: int, head_length: int) -> str:
@@ -138,13 +139,13 @@ class BudgetedStatistics(FeatureStatistics):
         Raises:
             BudgetError: even the least does not fit.
         """
-        narrowed = self.narrow(classes, budget, head_length)
-        needed = self.least_bytes(classes)
-        if needed > budget:
+        features_given_up = self.narrow(classes, budget, head_length)
+        bytes_needed = self.least_bytes(classes)
+        if bytes_needed > budget:
             raise BudgetError(
-                f"{needed:,} bytes are needed for {counted(classes, 'class')}, but the "
-                f"budget is {budget:,}: forget a class, or make a learner with a "
-                "larger budget_bytes and teach it again"
+                f"{bytes_needed:,} bytes are needed for {counted(classes, 'class')}, "
+                f"but the budget is {budget:,}: forget a class, or make a learner with "
+                "a larger budget_bytes and teach it again"
             )
-        shared = self.share(classes, budget)
-        return "; ".join(filter(None, [narrowed, shared]))
+        statistics_given_up = self.share(classes, budget)
+        return "; ".join(filter(None, [features_given_up, statistics_given_up]))

@@ -10,22 +10,27 @@ from crumb_avalanche.system.tensor_file import StateError
 
 
 def grown(rows: Tensor, count: int) -> Tensor:
-    """Return at least as many rows: those of ``rows``, followed by zeros.
+    """Return a tensor of ``count`` rows of classes: ``rows``, followed by zeros.
 
     It may share the memory of ``rows``, which is a tensor of its own or what this
     function returned: an eighth more room is reserved for later calls.
+
+    Args:
+        rows: ``(n, ...)``, a row for each class.
+        count: number of classes, at least ``n``.
     """
     shape = (count, *rows.shape[1:])
-    if rows.untyped_storage().nbytes() < math.prod(shape) * rows.element_size():
-        reserved = max(count, len(rows) + len(rows) // 8)
-        room = rows.new_zeros(reserved, *shape[1:])
-        room[: len(rows)] = rows
-        rows = room
+    bytes_needed = math.prod(shape) * rows.element_size()
+    if rows.untyped_storage().nbytes() < bytes_needed:
+        n_reserved = max(count, len(rows) + len(rows) // 8)
+        reserved = rows.new_zeros(n_reserved, *shape[1:])
+        reserved[: len(rows)] = rows
+        rows = reserved
     return rows.as_strided(shape, rows.stride())
 
 
 def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
-    """Copy values into the tensors of the target, by name.
+    """Copy the tensors of a state into those of statistics, by name.
 
     Raises:
         StateError: a shape differs; nothing is copied then.

@@ -241,13 +241,14 @@ class ClosedForm(BudgetedStatistics):
                 "give the same kind"
             )
         self._check_settings(other.settings, "merged", self._free)
-        numbers = _merged_numbers(other.image_counts, labels)
-        if not numbers:
+        new_labels = _new_labels(other.image_counts, labels)
+        if not new_labels:
             return
         if other is self:
             other = copy.deepcopy(self)  # whose classes stay while these change
-        self.grow(max(self.settings["n_classes"], max(numbers.values()) + 1))
-        self._merge(other, numbers)
+        n_needed = max(new_labels.values()) + 1
+        self.grow(max(self.settings["n_classes"], n_needed))
+        self._merge(other, new_labels)
         self._solution = None
 
     def keep_features(self, count: int) -> None:
@@ -316,16 +317,14 @@ class ClosedForm(BudgetedStatistics):
     def _cached_typical_space(self, nothing: Tensor | None) -> Any:
         """Return the space of ``_typical_space``, computed anew after each change."""
         solved = self.solved()  # another one after each change
-        typical = self._typical
-        if (
-            typical is None
-            or typical.solved is not solved
-            or typical.nothing is not nothing
-        ):
-            space = self._typical_space(nothing)
-            typical = _TypicalSpace(solved=solved, nothing=nothing, space=space)
-            self._typical = typical
-        return typical.space
+        cached = self._typical
+        if cached is not None:
+            is_current = cached.solved is solved
+            if is_current and cached.nothing is nothing:
+                return cached.space
+        space = self._typical_space(nothing)
+        self._typical = _TypicalSpace(solved=solved, nothing=nothing, space=space)
+        return space
 
     @property
     def derived_bytes(self) -> int:
@@ -335,13 +334,15 @@ class ClosedForm(BudgetedStatistics):
         """
         seen = self.image_counts > 0
         shapes = seen.tolist(), [tensor.shape for tensor in self.tensors()]
-        if self._solution is None and self._derived[0] == shapes:
-            return self._derived[1]
+        measured_shapes, measured_bytes = self._derived
+        if self._solution is None and measured_shapes == shapes:
+            return measured_bytes
         if seen.any():
             self.solved()
-        size = storage_bytes(tensors_of(attributes(self, self._cached_names)))
-        self._derived = shapes, size
-        return size
+        cached = attributes(self, self._cached_names)
+        cached_bytes = storage_bytes(tensors_of(cached))
+        self._derived = shapes, cached_bytes
+        return cached_bytes
 
     # Checks
 
@@ -378,20 +379,29 @@ class ClosedForm(BudgetedStatistics):
             raise ValueError(
                 f"features have the shape {tuple(features.shape)}; give (B, {length})"
             )
-        usable = features.abs() <= LARGEST_FEATURE  # comparisons with NaN are false
-        if not usable.all():
-            row = int((~usable).any(1).nonzero()[0])
-            value = float(features[row][~usable[row]][0])
+        is_usable = features.abs() <= LARGEST_FEATURE  # comparisons with NaN are false
+        if not is_usable.all():
+            row = int((~is_usable).any(1).nonzero()[0])
+            first_bad = float(features[row][~is_usable[row]][0])
             raise ValueError(
-                f"row {row} of the features holds {value}; features must be finite and "
-                f"at most {LARGEST_FEATURE:g} in absolute value: leave this image out"
+                f"row {row} of the features holds {first_bad}; features must be finite "
+                f"and at most {LARGEST_FEATURE:g} in absolute value: leave this image "
+                "out"
             )
 
 
-def _merged_numbers(
+def _new_labels(
     image_counts: Tensor, labels: Mapping[int, int] | None
 ) -> dict[int, int]:
-    """Return the new number of each class with images; see ``ClosedForm.merge``."""
+    """Return the new number of each class that is merged; see ``ClosedForm.merge``.
+
+    Args:
+        image_counts: ``(n_classes,)`` of the instance that is merged.
+        labels: as for ``merge``; default the same numbers.
+
+    Raises:
+        ValueError: ``labels`` lacks a class with images, or has a negative number.
+    """
     with_images = image_counts.nonzero().flatten().tolist()
     if labels is None:
         return {label: label for label in with_images}
@@ -401,9 +411,8 @@ def _merged_numbers(
                 f"labels has no number for class {label}, which has images; give one "
                 "for each class"
             )
-    numbers = {label: labels[label] for label in with_images}
-    if numbers and min(numbers.values()) < 0:
-        raise ValueError(
-            f"labels holds {min(numbers.values())}; give class numbers from 0"
-        )
-    return numbers
+    new_labels = {label: labels[label] for label in with_images}
+    lowest = min(new_labels.values(), default=0)
+    if lowest < 0:
+        raise ValueError(f"labels holds {lowest}; give class numbers from 0")
+    return new_labels

@@ -101,8 +101,9 @@ class ClosedFormStrategy(StreamStrategy):
         # Sums of bfloat16 features would part from those of float32.
         with without_autocast(self.device):
             if not self.is_training:
-                return self._answers(self._features())
-            if self.clock.train_exp_epochs == 0:
+                return self._logits(self._features())
+            is_first_epoch = self.clock.train_exp_epochs == 0
+            if is_first_epoch:
                 features = self._features()
                 with self.model.stopwatch.measure("plastic"):
                     self._learn(features.cpu(), self.mb_y.cpu())
@@ -116,9 +117,11 @@ class ClosedFormStrategy(StreamStrategy):
         """
         looks = self.features.looks
         images = self.mb_x
-        if len(looks) == 1 and images.dim() == 4:
+        is_without_looks = images.dim() == 4
+        if is_without_looks and len(looks) == 1:
             images = images.unsqueeze(1)
-        if images.dim() != 5 or images.shape[1] != len(looks):
+        has_all_looks = images.dim() == 5 and images.shape[1] == len(looks)
+        if not has_all_looks:
             raise ValueError(
                 f"the images are {tuple(self.mb_x.shape)}, but the method looks at the "
                 f"parts {looks}: give (B, {len(looks)}, 3, h, w), which the transform "
@@ -170,46 +173,64 @@ class ClosedFormStrategy(StreamStrategy):
             views: ``(B, V, D)`` float32.
             labels: ``(B,)`` int64.
         """
-        for rows in self._new_clips(len(labels)):
-            label = int(labels[rows[0]])
+        for positions in self._new_clips(len(labels)):
+            label = int(labels[positions[0]])
             # The statistics of before the clip, if they know its class.
-            form = self._earlier_form.knowing(self.statistics, label)
-            if form is None:
+            earlier_form = self._earlier_form.knowing(self.statistics, label)
+            if earlier_form is None:
                 continue
-            is_known = form.image_counts > 0
-            scores = self._scores_of_views(form, views[rows], is_known)
+            is_known = earlier_form.image_counts > 0
+            scores = self._scores_of_views(earlier_form, views[positions], is_known)
             column = int(is_known[:label].sum())  # of the label among known classes
-            self.look_weights.observe(scores / form.temperature, column)
+            self.look_weights.observe(scores / earlier_form.temperature, column)
 
     def _new_clips(self, images: int) -> Iterable[list[int]]:
-        """Return the positions in the batch of each clip that begins there."""
+        """Return the positions in the batch of each clip that begins there.
+
+        Where the clips are not known, each image is one.
+
+        Args:
+            images: number of images of the batch.
+        """
         if self._clips is None:
             self._clips = self._clips_in_order()
         if self._clips is None:
             return [[position] for position in range(images)]
-        first = self.clock.train_exp_iterations * self.train_mb_size
-        positions: dict[int, list[int]] = {}
+        # Position of the first image of the batch in the experience.
+        batch_start = self.clock.train_exp_iterations * self.train_mb_size
+        positions_by_clip: dict[int, list[int]] = {}
         for position in range(images):
-            clip = self._clips.numbers[first + position]
-            if self._clips.begin[clip] >= first:
-                positions.setdefault(clip, []).append(position)
-        return positions.values()
+            clip = self._clips.numbers[batch_start + position]
+            begins_in_batch = self._clips.begin[clip] >= batch_start
+            if begins_in_batch:
+                positions_by_clip.setdefault(clip, []).append(position)
+        return positions_by_clip.values()
 
     def _clips_in_order(self) -> "_Clips | None":
-        """Return the clips of the experience, if its frames come in order."""
+        """Return the clips of the experience, if its frames come in order.
+
+        Returns:
+            The clips; ``None`` where frames are shuffled or the data set names none.
+        """
         dataset = self.adapted_dataset
         if not (self.frames_in_order and hasattr(dataset, "clip")):
             return None
-        numbers = list(dataset.clip)
+        clip_of_images = list(dataset.clip)
         begin: dict[int, int] = {}
-        for position, clip in enumerate(numbers):
+        for position, clip in enumerate(clip_of_images):
             begin.setdefault(clip, position)
-        return _Clips(numbers, begin)
+        return _Clips(clip_of_images, begin)
 
     def _scores_of_views(
         self, form: ClosedForm, views: Tensor, known: Tensor
     ) -> Tensor:
-        """Return scores ``(n, V', C)`` of used views, of the classes of a mask."""
+        """Return scores ``(n, V', C)`` of used views, of the classes of a mask.
+
+        Args:
+            form: scores the views; it may be of fewer features than these.
+            views: ``(n, V, D)`` features of all views.
+            known: ``(n_classes,)`` bool, the ``C`` classes.
+        """
         used = self.look_weights.used_views
         rows = views[:, used, -form.settings["length"] :].flatten(0, 1)
         return form.scores(rows)[:, known].unflatten(0, (-1, len(used)))
@@ -230,25 +251,33 @@ class ClosedFormStrategy(StreamStrategy):
         """Give up what does not fit into a budget in bytes, with so many classes."""
         head_length = self.features.of_head().length(self.model)
         # Some of these are in reserve, which takes bytes, too.
-        allocated = self.statistics.allocated_classes
-        if self.statistics.narrow(allocated, budget, head_length):
-            allocated = classes
-        self.statistics.share(allocated, budget)
+        n_allocated = self.statistics.allocated_classes
+        dropped_features = self.statistics.narrow(n_allocated, budget, head_length)
+        if dropped_features:  # which allocates them again, without a reserve
+            n_allocated = classes
+        self.statistics.share(n_allocated, budget)
 
-    def _answers(self, features: Tensor) -> Tensor:
-        """Compute logits ``(B, n_classes)``: scores minus that of the best class."""
+    def _logits(self, features: Tensor) -> Tensor:
+        """Compute logits ``(B, n_classes)``: scores minus that of the best class.
+
+        Scores of the views are added, by the weights of their looks.
+
+        Args:
+            features: ``(B, V * D)``.
+        """
         seen = self.seen_classes.seen
         if not seen:
             return self._zeros(len(features))
         views = self._views(features.cpu())
-        every = torch.ones(self.statistics.settings["n_classes"], dtype=torch.bool)
-        scores = self._scores_of_views(self.statistics, views, every)
+        n_classes = self.statistics.settings["n_classes"]
+        all_classes = torch.ones(n_classes, dtype=torch.bool)
+        scores_of_views = self._scores_of_views(self.statistics, views, all_classes)
         weights = self.look_weights.weights().unsqueeze(1)
-        scores = (scores * weights).sum(1)
+        scores = (scores_of_views * weights).sum(1)
         # Classes for which the statistics have no room yet.
-        missing = self.model.n_classes - scores.shape[1]
-        if missing:
-            scores = functional.pad(scores, (0, missing), value=NO_DENSITY)
+        n_missing = self.model.n_classes - scores.shape[1]
+        if n_missing:
+            scores = functional.pad(scores, (0, n_missing), value=NO_DENSITY)
         best = scores[:, seen].amax(1, keepdim=True)
         return (scores - best).float().to(self.device)
 
@@ -300,14 +329,18 @@ class ClosedFormStrategy(StreamStrategy):
         self._earlier_form.forget()
 
     def _statistics_of_state(self, state: dict[str, Any]) -> ClosedForm:
-        """Return statistics with a state, in which features may have been dropped."""
+        """Return statistics with a state, in which features may have been dropped.
+
+        Raises:
+            StateError: the state is of other features.
+        """
         length = state["settings"]["length"]
-        complete = self.features.length(self.model)
-        of_head = self.features.of_head().length(self.model)
-        if length not in (complete, of_head):
+        full_length = self.features.length(self.model)
+        head_length = self.features.of_head().length(self.model)
+        if length not in (full_length, head_length):
             raise StateError(
-                f"the state has {length} features, but this strategy {complete}; build "
-                "it with the settings that the state was made with"
+                f"the state has {length} features, but this strategy {full_length}; "
+                "build it with the settings that the state was made with"
             )
         statistics = self.statistics.like(state)
         statistics.load_state_dict(state)
@@ -329,10 +362,11 @@ def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
         recipe.n_classes, length, head_length, recipe.mem_size, recipe.seed, settings
     )
     budget = None
-    if statistics.settings["n_classes"] < recipe.n_classes:
+    grows = statistics.settings["n_classes"] < recipe.n_classes
+    if grows:
         # The bytes that mem_size was computed from.
-        fixed = form.fixed_bytes(recipe.n_classes, length, head_length, settings)
-        budget = recipe.mem_size * form.item_bytes(length, settings) + fixed
+        fixed_bytes = form.fixed_bytes(recipe.n_classes, length, head_length, settings)
+        budget = recipe.mem_size * form.item_bytes(length, settings) + fixed_bytes
     arguments = recipe.common() | {"first_epochs": 1, "train_epochs": 1}
     return ClosedFormStrategy(
         statistics=statistics,

@@ -62,26 +62,31 @@ def ppp_loss(
     to_samples = embeddings @ embeddings.detach().t() / temperature
     to_prototypes = embeddings @ prototypes.t() / temperature
     to_prototypes = to_prototypes.masked_fill(~known, -torch.inf)
-    of_others = _log_sum_of_other_classes(to_prototypes, labels)
-    # P is the sigmoid of these.
-    of_samples = to_samples - of_others
-    of_prototypes = to_prototypes[:, labels] - of_others
+    to_other_classes = _log_sum_of_other_classes(to_prototypes, labels)
+    # Logits of P, whose sigmoids are P: [i, j] is of sample i, and of the proxies that
+    # are sample j and the prototype of its class.
+    sample_logits = to_samples - to_other_classes
+    prototype_logits = to_prototypes[:, labels] - to_other_classes
 
     # The mean over the prototype and the other samples of a class has as many terms as
     # the class has samples.
-    same = labels.unsqueeze(1) == labels
-    itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    by_samples = logsigmoid(of_samples).masked_fill(~same | itself, -torch.inf)
-    by_prototype = logsigmoid(of_prototypes).diagonal().unsqueeze(1)
-    attracted = torch.cat([by_samples, by_prototype], dim=1).logsumexp(1)
-    attracted = attracted - same.sum(1).log()
-    repelled = torch.logaddexp(logsigmoid(-of_samples), logsigmoid(-of_prototypes))
-    repelled = repelled - math.log(2)
-    return -(attracted.sum() + repelled.masked_fill(same, 0).sum()) / len(labels)
+    is_same_class = labels.unsqueeze(1) == labels
+    is_itself = torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    no_attraction = ~is_same_class | is_itself
+    by_samples = logsigmoid(sample_logits).masked_fill(no_attraction, -torch.inf)
+    by_prototype = logsigmoid(prototype_logits).diagonal().unsqueeze(1)
+    attraction = torch.cat([by_samples, by_prototype], dim=1).logsumexp(1)
+    attraction = attraction - is_same_class.sum(1).log()
+    repulsion = torch.logaddexp(
+        logsigmoid(-sample_logits), logsigmoid(-prototype_logits)
+    )
+    repulsion = repulsion - math.log(2)
+    repulsion = repulsion.masked_fill(is_same_class, 0)
+    return -(attraction.sum() + repulsion.sum()) / len(labels)
 
 
 def _log_sum_of_other_classes(to_prototypes: Tensor, labels: Tensor) -> Tensor:
-    """Return logs of summed similarities to the prototypes of other classes.
+    """Return logs of summed exponentials of similarities to other classes' prototypes.
 
     Args:
         to_prototypes: ``(B, classes)``.
@@ -90,10 +95,11 @@ def _log_sum_of_other_classes(to_prototypes: Tensor, labels: Tensor) -> Tensor:
     Returns:
         ``(B, B)``; ``[i, j]`` is of sample ``i``, without the class of ``j``.
     """
-    classes, index = labels.unique(return_inverse=True)
-    own_class = one_hot(classes, to_prototypes.shape[1]).bool()
-    without_one = to_prototypes.unsqueeze(1).masked_fill(own_class, -torch.inf)
-    return without_one.logsumexp(2)[:, index]
+    # Computed once for each of the k classes in the batch.
+    batch_classes, index = labels.unique(return_inverse=True)
+    is_class = one_hot(batch_classes, to_prototypes.shape[1]).bool()  # (k, classes)
+    to_others = to_prototypes.unsqueeze(1).masked_fill(is_class, -torch.inf)
+    return to_others.logsumexp(2)[:, index]
 
 
 @register(
@@ -159,11 +165,15 @@ class CoPEPlugin(ImageMemoryPlugin):
         return embeddings @ self.prototypes.t() / self.temperature
 
     @torch.no_grad()
-    def begin(self, embeddings: Tensor, labels: Tensor) -> None:
+    def begin_prototypes(self, embeddings: Tensor, labels: Tensor) -> None:
         """Give classes in the batch that have no prototype yet their mean as one.
 
         The authors' code draws them at random. A stream has a few dozen batches of a
         class: with a momentum of 0.99, a random prototype would stay mostly random.
+
+        Args:
+            embeddings: ``(B, D)``, of length 1.
+            labels: ``(B,)`` int64.
         """
         self.prototypes = self.prototypes.to(embeddings.device)
         for label in labels[~self.known[labels]].unique().tolist():
@@ -171,8 +181,13 @@ class CoPEPlugin(ImageMemoryPlugin):
             self.prototypes[label] = normalize(mean, dim=0)
 
     @torch.no_grad()
-    def evolve(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Update ``p <- normalised(m p + (1 - m) mean)`` of each class (eq. 2)."""
+    def evolve_prototypes(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Update ``p <- normalised(m p + (1 - m) mean)`` of each class (eq. 2).
+
+        Args:
+            embeddings: ``(B, D)``, of length 1.
+            labels: ``(B,)`` int64.
+        """
         momentum = self.prototype_momentum
         for label in labels.unique().tolist():
             mean = embeddings[labels == label].mean(0)
@@ -188,7 +203,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         """Answer with the similarities to the prototypes; begin missing ones."""
         super().after_forward(strategy, **kwargs)
         embeddings = self._released_embeddings()
-        self.begin(embeddings, strategy.mb_y)
+        self.begin_prototypes(embeddings, strategy.mb_y)
         self._labelled_embeddings = embeddings, strategy.mb_y
         scores = self.scores(embeddings).masked_fill(~self.known, UNSEEN_LOGIT)
         strategy.mb_output = self.mask(scores)
@@ -224,19 +239,19 @@ class CoPEPlugin(ImageMemoryPlugin):
         if in_replay_step(strategy):  # of another plugin, whose images are not here
             return
         assert self._labelled_embeddings is not None, "set in before_backward"
-        self.evolve(*self._labelled_embeddings)
+        self.evolve_prototypes(*self._labelled_embeddings)
         self._labelled_embeddings = None
 
     @torch.no_grad()
     def offer(self, strategy, batch):
         """Offer a batch to the buffer; a class in it may still need a prototype."""
-        if self.batch is None:
-            # It was not trained on: the class may have no prototype yet, which its
-            # replay needs.
+        was_trained_on = self.batch is not None
+        if not was_trained_on:
+            # The class may have no prototype yet, which its replay needs.
             model = strategy.model
             with evaluating(model):
                 embeddings = normalize(penultimate(model, batch.feature_map))
-                self.begin(embeddings, batch.labels)
+                self.begin_prototypes(embeddings, batch.labels)
         super().offer(strategy, batch)
 
     def before_eval_forward(self, strategy, **kwargs):
@@ -253,8 +268,8 @@ class CoPEPlugin(ImageMemoryPlugin):
 
 def _check_layers_before_head(model: SplitModel) -> None:
     """Raise ValueError for a model without weights between cut and head."""
-    learned = trainable(model.plastic_layers)
-    if all(name.startswith(f"{model.head}.") for name in learned):
+    learned_names = trainable(model.plastic_layers)
+    if all(name.startswith(f"{model.head}.") for name in learned_names):
         raise ValueError(
             "cope learns the layers between cut and head, but this model has none with "
             "weights there; cut the network at an earlier layer"

@@ -58,9 +58,10 @@ class LinearReadout:
         )
         statistics.update(features, labels)
         solution = statistics.solved()
+        # -|z - m|^2 / 2 without |z|^2, for z = (x - centre) projection.
         weights = solution.projection @ solution.means.mT
-        squares = solution.means.square().sum(1)
-        offsets = -squares / 2 - solution.centre @ weights
+        squared_lengths = solution.means.square().sum(1)
+        offsets = -squared_lengths / 2 - solution.centre @ weights
         return cls(
             weights=weights.float(),
             offsets=offsets.float(),
@@ -109,10 +110,10 @@ class ReadoutStrategy(CRUMBStrategy):
     def derived_bytes(self) -> int:
         """Bytes of the discriminant, fitted or not.
 
-        It has a column of float32 and an int64 label for each class.
+        It has weights and an offset of float32, and an int64 label, for each class.
         """
-        column = 4 * (self.features.length(self.model) + 1) + 8
-        return len(self._memories.classes) * column
+        bytes_of_class = 4 * (self.features.length(self.model) + 1) + 8
+        return len(self._memories.classes) * bytes_of_class
 
     @property
     def _memories(self) -> MemoryBuffer:
@@ -125,9 +126,9 @@ class ReadoutStrategy(CRUMBStrategy):
     def _fitted(self) -> LinearReadout | None:
         """Fit the discriminant to the memories; without any, return what was loaded."""
         storage = self._memories
-        slots = [
-            slot for members in storage.slots.by_class.values() for slot in members
-        ]
+        slots: list[int] = []
+        for members in storage.slots.by_class.values():
+            slots += members
         if not slots:
             return self._readout
         features = []
@@ -148,17 +149,18 @@ class ReadoutStrategy(CRUMBStrategy):
         """
         if not self.is_training:
             with without_autocast(self.device):
-                return self._answers(self.mb_x)
+                return self._readout_scores(self.mb_x)
         if self.train_layers:
             return super().forward()
         shape = (len(self.mb_y), self.model.n_classes)
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
     @torch.no_grad()
-    def _answers(self, images: Tensor) -> Tensor:
-        """Compute scores ``(B, classes)``.
+    def _readout_scores(self, images: Tensor) -> Tensor:
+        """Compute the scores ``(B, classes)`` of images by the readout.
 
         They are 0 for the best class and the lowest for classes without memories.
+        Images are encoded and decoded, as memories are.
         """
         shape = (len(images), self.model.n_classes)
         readout = self._readout

@@ -59,14 +59,15 @@ def replay_strategy(
         ValueError: there is no selection rule of that name.
     """
     settings = recipe.settings
-    rule = settings.selection_rule
-    if rule not in RULES:
+    name = settings.selection_rule
+    if name not in RULES:
         raise ValueError(
-            f"selection rule {rule!r} is unknown; known are {', '.join(RULES)}"
+            f"selection rule {name!r} is unknown; known are {', '.join(RULES)}"
         )
+    selection_rule = RULES[name]()
     return strategy(
         optimizer=recipe.optimizer(),
-        storage_policy=buffer(recipe.mem_size, RULES[rule](), recipe.seed),
+        storage_policy=buffer(recipe.mem_size, selection_rule, recipe.seed),
         direct_weight=direct_weight,
         codebook_weight=codebook_weight,
         **settings.replay,

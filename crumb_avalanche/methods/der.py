@@ -25,11 +25,11 @@ class LogitImageBuffer(ImageBuffer):
     logits; those of classes not seen by then are -10,000.
 
     Attributes:
-        offered: function from positions in the batch that is stored next to their ``(n,
-            classes)`` logits; set while a batch is stored.
+        offered_logits: function from positions in the batch that is stored next to
+            their ``(n, classes)`` logits; set while a batch is stored.
     """
 
-    offered: Callable[[Sequence[int]], Tensor]
+    offered_logits: Callable[[Sequence[int]], Tensor]
 
     @staticmethod
     def item_bytes(model):
@@ -39,7 +39,7 @@ class LogitImageBuffer(ImageBuffer):
     def to_rows(self, batch, positions, model):
         """Return the rows of images of a batch: pixels, then the bytes of logits."""
         pixels = super().to_rows(batch, positions, model).flatten(1)
-        logits = self.offered(list(positions)).float().contiguous()
+        logits = self.offered_logits(list(positions)).float().contiguous()
         return torch.cat([pixels, logits.view(torch.uint8)], 1)
 
     def to_maps(self, rows, model):
@@ -51,9 +51,10 @@ class LogitImageBuffer(ImageBuffer):
     def logits(self, slots: Tensor, model: SplitModel) -> Tensor:
         """Return ``(n, classes)`` float32 logits of slots, on the model's device."""
         assert self.rows is not None, "these slots hold memories"
-        stored = self.rows[slots][:, 3 * model.image_size**2 :]
+        n_pixels = 3 * model.image_size**2
+        logit_bytes = self.rows[slots][:, n_pixels:]
         # A copy, since a view of a part of a row may not be aligned.
-        aligned = stored.clone(memory_format=torch.contiguous_format)
+        aligned = logit_bytes.clone(memory_format=torch.contiguous_format)
         return aligned.view(torch.float32).to(model.pixel_mean.device)
 
 
@@ -88,7 +89,10 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         self.beta = beta
 
     def before_backward(self, strategy, **kwargs):
-        """Add losses of two draws of memories, from stored logits and from labels."""
+        """Add losses of two draws of memories, from stored logits and from labels.
+
+        Each draw has as many memories as there are new images (eq. 6).
+        """
         dark_slots = draw(self.storage_policy, len(strategy.mb_y))
         label_slots = draw(self.storage_policy, len(strategy.mb_y))
         count = len(dark_slots)
@@ -97,18 +101,18 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         with strategy.model.stopwatch.measure("replay"):
             slots = torch.cat([dark_slots, label_slots])
             logits, labels = self.memory_logits(strategy, slots)
-            stored = self.storage_policy.logits(dark_slots, strategy.model)
-            dark_loss = _squared_difference(logits[:count], stored)
+            stored_logits = self.storage_policy.logits(dark_slots, strategy.model)
+            dark_loss = _squared_difference(logits[:count], stored_logits)
             label_loss = strategy._criterion(logits[count:], labels[count:])
         strategy.loss = strategy.loss + self.alpha * dark_loss + self.beta * label_loss
 
     def offer(self, strategy, batch):
         """Offer a batch to the buffer, with its logits."""
-        self.storage_policy.offered = lambda positions: self._logits_without_noise(
-            strategy, batch, positions
+        self.storage_policy.offered_logits = lambda positions: (
+            self._logits_without_noise(strategy, batch, positions)
         )
         super().offer(strategy, batch)
-        del self.storage_policy.offered  # it holds the batch
+        del self.storage_policy.offered_logits  # it holds the batch
 
     @torch.no_grad()
     def _logits_without_noise(
@@ -123,8 +127,13 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             return self.logits(strategy.model, batch.feature_map[positions])
 
 
-def _squared_difference(logits: Tensor, stored: Tensor) -> Tensor:
-    """Return the mean square over the classes seen when logits were stored."""
-    known = stored != UNSEEN_LOGIT
-    difference = (logits - stored).masked_fill(~known, 0.0)
-    return difference.square().sum() / known.sum()
+def _squared_difference(logits: Tensor, stored_logits: Tensor) -> Tensor:
+    """Return the mean squared difference over the classes seen when logits were stored.
+
+    Args:
+        logits: ``(n, classes)`` of memories now.
+        stored_logits: ``(n, classes)`` of then.
+    """
+    was_seen = stored_logits != UNSEEN_LOGIT
+    difference = (logits - stored_logits).masked_fill(~was_seen, 0.0)
+    return difference.square().sum() / was_seen.sum()

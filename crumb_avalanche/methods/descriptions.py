@@ -56,8 +56,8 @@ def descriptions() -> dict[str, Description]:
     by_name = {}
     for module in modules:
         for node, call in module.registered():
-            described = _described(node, call, module.texts, classes)
-            by_name[described.name] = described
+            description = _description(node, call, module.texts, classes)
+            by_name[description.name] = description
     return by_name
 
 
@@ -77,7 +77,7 @@ class _Module:
 
     @staticmethod
     def read(path: Path) -> "_Module":
-        """Parse a file."""
+        """Parse a file of this folder; see the class."""
         nodes = ast.parse(path.read_text(encoding="utf-8")).body
         classes = {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
         texts = {}
@@ -98,32 +98,39 @@ class _Module:
                     yield node, decorator
 
 
-def _described(
+def _description(
     node: ast.stmt,
     call: ast.Call,
     texts: dict[str, str],
     classes: dict[str, ast.ClassDef],
 ) -> Description:
-    """Return what a call of ``register`` says of the definition that it decorates."""
-    values: dict[str, Any] = {"joint": False, "round_up": False}
+    """Return what a call of ``register`` says of the method that it decorates.
+
+    Args:
+        node: definition of the method, a class or a function.
+        call: of ``register``.
+        texts: constants of its file that are texts, by name.
+        classes: those of all files of this folder, by name.
+    """
+    arguments: dict[str, Any] = {"joint": False, "round_up": False}
     for keyword in call.keywords:
+        argument = None  # of what is computed, such as a function
         if isinstance(keyword.value, ast.Constant):
-            values[str(keyword.arg)] = keyword.value.value
+            argument = keyword.value.value
         elif isinstance(keyword.value, ast.Name):
-            values[str(keyword.arg)] = texts.get(keyword.value.id)
-        else:
-            values[str(keyword.arg)] = None
-    buys = "buffer" in values or "item_bytes" in values
-    if isinstance(node, ast.ClassDef) and not buys:
-        buys = _is_budgeted(node, classes)
+            argument = texts.get(keyword.value.id)
+        arguments[str(keyword.arg)] = argument
+    is_budgeted = "buffer" in arguments or "item_bytes" in arguments
+    if isinstance(node, ast.ClassDef) and not is_budgeted:
+        is_budgeted = _is_budgeted(node, classes)
     return Description(
         name=ast.literal_eval(call.args[0]),
-        summary=values["summary"],
-        source=values["source"],
-        stores=values["stores"],
-        joint=values["joint"],
-        round_up=values["round_up"],
-        budgeted=buys,
+        summary=arguments["summary"],
+        source=arguments["source"],
+        stores=arguments["stores"],
+        joint=arguments["joint"],
+        round_up=arguments["round_up"],
+        budgeted=is_budgeted,
     )
 
 

@@ -137,7 +137,11 @@ class ClassDirections:
         return values.mul_(torch.cat(row_scales).double().unsqueeze(1))
 
     def _scale_of_values(self, scales: Tensor) -> Tensor:
-        """Return the scale of each value, ``(k, D)`` float64, of those of blocks."""
+        """Return the scale of each value of int8 rows, ``(k, D)`` float64.
+
+        Args:
+            scales: of the blocks of 32 values, ``(k, D / 32)`` bfloat16.
+        """
         return scales.double().repeat_interleave(BLOCK, 1)[:, : self.length]
 
     # Changing
@@ -150,12 +154,13 @@ class ClassDirections:
             rows: ``R``, ``(n, D)`` float64, at least one row.
         """
         for batch in rows.split(MOST_ROWS):
+            # Principal directions of old ones and new rows, the weakest first.
             stacked = torch.cat([self.of_class(label), batch])
             energies, vectors = torch.linalg.eigh(stacked @ stacked.mT)
-            count = min(self.per_class, int(_not_rounding(energies).sum()))
-            left_out = len(energies) - count
-            self.outside[label] += energies[:left_out].clamp_min(0).sum()
-            self._store(label, vectors[:, left_out:].mT @ stacked)
+            n_stored = min(self.per_class, int(_not_rounding(energies).sum()))
+            n_left_out = len(energies) - n_stored
+            self.outside[label] += energies[:n_left_out].clamp_min(0).sum()
+            self._store(label, vectors[:, n_left_out:].mT @ stacked)
 
     def _store(self, label: int, values: Tensor) -> None:
         """Replace the directions of a class by ``(k, D)`` float64 values."""
@@ -166,8 +171,8 @@ class ClassDirections:
         else:
             scales = self._power_of_two(values)
             rows = values / scales.double()
-        self._put(label, rows.to(self.dtype), scales)
-        self._measure(label)
+        self._replace_rows(label, rows.to(self.dtype), scales)
+        self._measure_energies(label)
 
     def _block_scales(self, values: Tensor) -> Tensor:
         """Return the scale of each block of int8 rows, ``(k, D / 32)`` bfloat16."""
@@ -183,23 +188,23 @@ class ClassDirections:
             scale = 2.0 ** max(int(exponent) - EXPONENT, LEAST_EXPONENT)
         return torch.full((1,), scale, dtype=torch.float32)
 
-    def _put(self, label: int, rows: Tensor, scales: Tensor) -> None:
+    def _replace_rows(self, label: int, rows: Tensor, scales: Tensor) -> None:
         """Replace rows and scales of a class, and its number of directions."""
         self.rows[label] = rows
         self.scales[label] = scales
         self.counts[label] = len(rows)
 
-    def _measure(self, label: int) -> None:
-        """Note the energies of the rows of a class as they are stored."""
+    def _measure_energies(self, label: int) -> None:
+        """Note the energies of the rows of a class as they are stored, rounded."""
         self._energies[label] = self.of_class(label).square().sum(1).tolist()
 
     def trim(self) -> None:
         """Drop directions until ``total`` holds; ``outside`` gets their energy."""
         if self.total is None or len(self) <= self.total:
             return
-        for label, number in enumerate(self._surplus(self.total)):
-            if number:
-                self._drop_weakest(label, number)
+        for label, n_surplus in enumerate(self._surplus(self.total)):
+            if n_surplus:
+                self._drop_weakest(label, n_surplus)
 
     def _surplus(self, total: int) -> list[int]:
         """Return how many directions each class gives up, so that ``total`` are left.
@@ -207,21 +212,23 @@ class ClassDirections:
         The classes with the most directions give up one each until they suffice; if
         fewer are to go, those whose next direction is the weakest.
         """
-        sizes = self.counts.tolist()
+        sizes = self.counts.tolist()  # directions that each class still has
         surplus = [0] * len(sizes)
-        excess = len(self) - total
-        while excess:
+        n_too_many = len(self) - total
+        while n_too_many:
             largest_size = max(sizes)
-            largest = [
+            largest_classes = [
                 label for label, size in enumerate(sizes) if size == largest_size
             ]
             # By the energy of the direction that each would give up next.
-            largest.sort(key=lambda label: self._energies[label][surplus[label]])
-            giving = largest[:excess]
-            for label in giving:
+            largest_classes.sort(
+                key=lambda label: self._energies[label][surplus[label]]
+            )
+            giving_classes = largest_classes[:n_too_many]
+            for label in giving_classes:
                 sizes[label] -= 1
                 surplus[label] += 1
-            excess -= len(giving)
+            n_too_many -= len(giving_classes)
         return surplus
 
     def _drop_weakest(self, label: int, number: int) -> None:
@@ -232,7 +239,7 @@ class ClassDirections:
         if self.eight_bits:
             scales = scales[number:]
         # Clones free the memory of the rows that are dropped.
-        self._put(label, rows.clone(), scales.clone())
+        self._replace_rows(label, rows.clone(), scales.clone())
         self._energies[label] = self._energies[label][number:]
 
     def grow(self, n_classes: int) -> None:
@@ -256,7 +263,7 @@ class ClassDirections:
         self.length = count
         for label, last in enumerate(cut_classes):
             self.outside[label] *= last.energy_share
-            self._put(label, last.rows, last.scales)
+            self._replace_rows(label, last.rows, last.scales)
             self._energies[label] = last.energies
 
     def _cached_last_features(self, label: int, count: int) -> LastFeatures:
@@ -265,24 +272,24 @@ class ClassDirections:
         They are computed again only if the class changed.
         """
         cached = self._last_features.get(label)
-        rows = self.rows[label]
-        if (
-            cached is not None
-            and cached.all_features is rows
-            and cached.n_features == count
-        ):
-            return cached
+        if cached is not None:
+            is_of_these_rows = cached.all_features is self.rows[label]
+            if is_of_these_rows and cached.n_features == count:
+                return cached
         computed = self._compute_last_features(label, count)
         self._last_features[label] = computed
         return computed
 
     def _compute_last_features(self, label: int, count: int) -> LastFeatures:
-        """Cut the directions of a class to the last ``count`` features."""
-        values = self.of_class(label)[:, -count:]
+        """Cut the directions of a class to the last ``count`` features.
+
+        They are made principal directions again, and rounded as they would be stored.
+        """
+        cut_rows = self.of_class(label)[:, -count:]
         energy = sum(self._energies[label])
         if energy:
-            energy_share = float(values.square().sum()) / energy
-        else:
+            energy_share = float(cut_rows.square().sum()) / energy
+        else:  # of a class without directions, as if its scatter were spread evenly
             energy_share = count / self.length
         # Cut directions are not orthogonal, so principal ones take their place.
         cut_class = ClassDirections(
@@ -291,7 +298,7 @@ class ClassDirections:
             per_class=self.per_class,
             eight_bits=self.eight_bits,
         )
-        cut_class._store(0, _principal(values))
+        cut_class._store(0, _principal(cut_rows))
         return LastFeatures(
             all_features=self.rows[label],
             n_features=count,
@@ -309,7 +316,7 @@ class ClassDirections:
     # Bytes, saving and loading
 
     def _empty(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return rows and scales of a class with directions of zeros."""
+        """Return rows and scales of a class with ``count`` directions of zeros."""
         rows = torch.zeros(count, self.length, dtype=self.dtype)
         if self.eight_bits:
             blocks = math.ceil(self.length / BLOCK)
@@ -337,8 +344,12 @@ class ClassDirections:
             "outside": self.outside,
         }
 
-    def check(self, tensors: dict[str, Tensor]) -> None:
-        """Raise ``StateError`` if named tensors cannot be those of as many classes."""
+    def check_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Raise ``StateError`` unless tensors of a state fit as many classes.
+
+        Args:
+            tensors: by the names of ``named_tensors``.
+        """
         rows = tensors["directions"]
         counts = tensors["direction_counts"]
         if not self._shapes_fit(tensors) or not self._counts_fit(rows, counts):
@@ -375,19 +386,23 @@ class ClassDirections:
         return rows.shape == (int(counts.sum()), self.length)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Copy named tensors of as many classes."""
+        """Copy the directions of as many classes from the tensors of a state.
+
+        Args:
+            tensors: by the names of ``named_tensors``, checked by ``check_tensors``.
+        """
         self.counts.copy_(tensors["direction_counts"])
         self.outside.copy_(tensors["outside"])
-        sizes = self.counts.tolist()
-        scales_of_class = [1] * len(sizes)
-        if self.eight_bits:
-            scales_of_class = sizes
-        rows = tensors["directions"].split(sizes)
-        scales = tensors["direction_scales"].split(scales_of_class)
-        self.rows = [of_class.clone() for of_class in rows]
-        self.scales = [of_class.clone() for of_class in scales]
-        for label in range(len(sizes)):
-            self._measure(label)
+        n_directions = self.counts.tolist()  # of each class
+        n_scales = [1] * len(n_directions)
+        if self.eight_bits:  # where each direction has its own
+            n_scales = n_directions
+        rows_of_classes = tensors["directions"].split(n_directions)
+        scales_of_classes = tensors["direction_scales"].split(n_scales)
+        self.rows = [rows.clone() for rows in rows_of_classes]
+        self.scales = [scales.clone() for scales in scales_of_classes]
+        for label in range(len(n_directions)):
+            self._measure_energies(label)
 
 
 def _not_rounding(energies: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def isolated(compute: Callable[..., Result]) -> Callable[..., Result]:
-    """Compute statistics alike, whatever the caller switched on.
+    """Decorate what computes statistics: it computes alike, whatever is switched on.
 
     Statistics that kept a graph would hold every batch in memory, those made in
     inference mode could not be changed outside of it, and autocast cannot concatenate
@@ -38,11 +38,11 @@ def isolated(compute: Callable[..., Result]) -> Callable[..., Result]:
     """
 
     @wraps(compute)
-    def plain(*arguments: Any, **keywords: Any) -> Result:
+    def compute_isolated(*arguments: Any, **keywords: Any) -> Result:
         with torch.inference_mode(False), torch.no_grad(), without_autocast(CPU):
             return compute(*arguments, **keywords)
 
-    return plain
+    return compute_isolated
 
 
 class FeatureStatistics(ABC):
@@ -155,7 +155,8 @@ class FeatureStatistics(ABC):
         """
         self._check_settings(state["settings"], "loaded")
         names = self.named_tensors().keys()
-        if names != state.keys() - {"settings"}:
+        names_in_state = state.keys() - {"settings"}
+        if names != names_in_state:
             raise StateError(
                 f"the state holds {', '.join(state)}, but {type(self).__name__} needs "
                 f"{', '.join(names)}"
@@ -204,7 +205,13 @@ class FeatureStatistics(ABC):
     def _check_settings(
         self, settings: dict[str, Any], verb: str, free: frozenset[str] = frozenset()
     ) -> None:
-        """Raise ``StateError`` if settings differ that are not ``free``."""
+        """Raise ``StateError`` if the settings of other statistics differ from these.
+
+        Args:
+            settings: of the others, by name.
+            verb: what cannot be done with them, for the error: ``merged``, ``loaded``.
+            free: names of settings that may differ.
+        """
         for name in {**self.settings, **settings}:
             mine = self.settings.get(name)
             theirs = settings.get(name)

@@ -108,9 +108,13 @@ class FeatureMoments(InRange):
 
     @torch.no_grad()
     def layers(self, model: SplitModel, maps: Tensor) -> list[Tensor]:
-        """Compute what ``of_layers`` takes of ``(B, C, H, W)`` maps.
+        """Compute the layers that ``of_layers`` takes, of ``(B, C, H, W)`` maps.
 
         P is in evaluation mode.
+
+        Returns:
+            The map that enters the plastic layers, if it is included, and the head's
+            input, which has locations where there is a window.
         """
         with evaluating(model):
             if self.window:
@@ -134,79 +138,102 @@ class FeatureMoments(InRange):
             tiny: added to variances and absolute values, so that roots and powers have
                 a derivative at 0.
         """
-        kinds: list[Tensor] = []
-        for index, values in enumerate(layers):
-            if values.dim() == 2:
-                kinds.append(values)
+        moments: list[Tensor] = []  # (B, K) each: means or deviations of a layer
+        for index, layer in enumerate(layers):
+            is_averaged = layer.dim() == 2
+            if is_averaged:
+                moments.append(layer)
                 continue
-            of_map = self.maps and index == 0
-            deviates = self.deviations and (of_map or not no_deviation)
-            kinds += self._kinds(values, of_map, deviates, tiny)
+            is_map = self.maps and index == 0  # else the head's input
+            deviates = self.deviations and (is_map or not no_deviation)
+            moments += self._layer_moments(layer, is_map, deviates, tiny)
         if self.power != 1:
-            kinds = [self._raised(values, tiny) for values in kinds]
+            moments = [self._to_power(features, tiny) for features in moments]
         if self.equal_lengths:
-            kinds = [
-                functional.normalize(values) * values.shape[1] ** 0.5
-                for values in kinds
+            moments = [
+                functional.normalize(features) * features.shape[1] ** 0.5
+                for features in moments
             ]
-        return torch.cat(kinds, 1)
+        return torch.cat(moments, 1)
 
-    def _kinds(
-        self, values: Tensor, of_map: bool, deviates: bool, tiny: float
+    def _layer_moments(
+        self, layer: Tensor, is_map: bool, deviates: bool, tiny: float
     ) -> list[Tensor]:
-        """Return the means of a layer with locations, and its deviations if wanted."""
-        means = self.means(values, of_map)
+        """Return the means of a layer with locations, and its deviations if wanted.
+
+        Args:
+            layer: ``(B, C, H, W)``.
+            is_map: whether it is the map that enters the plastic layers, of which the
+                middle counts; else the head's input.
+            deviates: whether deviations are wanted.
+            tiny: see ``of_layers``.
+        """
+        means = self._weighted_means(layer, is_map)
         if means is not None and not deviates:
             return [means]
-        if of_map:
-            values = self.middle(values)
-        moments = mean_and_deviation(values, tiny)
+        if is_map:
+            layer = self._middle(layer)
+        moments = mean_and_deviation(layer, tiny)
         if means is None:
             means = moments.means
         if deviates:
             return [means, moments.deviations]
         return [means]
 
-    def _raised(self, values: Tensor, tiny: float) -> Tensor:
-        return values.sign() * (values.abs() + tiny) ** self.power
+    def _to_power(self, features: Tensor, tiny: float) -> Tensor:
+        """Raise the absolute values of ``(B, K)`` features to the power."""
+        return features.sign() * (features.abs() + tiny) ** self.power
 
-    def means(self, values: Tensor, of_map: bool) -> Tensor | None:
-        """Compute means of ``(B, C, H, W)`` over cells, or weighted by the window.
+    def _weighted_means(self, layer: Tensor, is_map: bool) -> Tensor | None:
+        """Compute means over cells of the map, or weighted by the head's window.
+
+        Args:
+            layer: ``(B, C, H, W)``.
+            is_map: whether it is the map that enters the plastic layers.
 
         Returns:
             ``(B, K)``; ``None`` where plain means are wanted.
         """
-        if of_map:
+        if is_map:
             if self.cells == 1:
                 return None
-            return cell_means(self.middle(values), self.cells)
+            return cell_means(self._middle(layer), self.cells)
         if not self.window:
             return None
-        height, width = values.shape[2:]
-        rows = _gaussian(height, self.window).to(values)
-        columns = _gaussian(width, self.window).to(values)
+        height, width = layer.shape[2:]
+        row_weights = _gaussian_weights(height, self.window).to(layer)
+        column_weights = _gaussian_weights(width, self.window).to(layer)
         # Not a product of matrices, which copies channels-last maps first and takes 20
         # times as long.
-        return (values * (rows.unsqueeze(1) * columns)).sum((2, 3))
+        return (layer * (row_weights.unsqueeze(1) * column_weights)).sum((2, 3))
 
-    def middle(self, values: Tensor) -> Tensor:
-        """Return the locations of ``(B, C, H, W)`` that count."""
-        height, width = values.shape[2:]
+    def _middle(self, layer: Tensor) -> Tensor:
+        """Return the locations of ``(B, C, H, W)`` that count; see ``inner``."""
+        height, width = layer.shape[2:]
         top, bottom = middle_of(height, self.inner)
         left, right = middle_of(width, self.inner)
-        return values[:, :, top:bottom, left:right]
+        return layer[:, :, top:bottom, left:right]
 
 
 def middle_of(length: int, share: float) -> tuple[int, int]:
-    """Return where the middle of an axis begins and ends, at least one location."""
+    """Return where the middle of an axis begins and ends, at least one location.
+
+    Args:
+        length: number of locations of the axis.
+        share: of the axis that is the middle, 0 to 1.
+    """
     locations = int(length)  # a tensor where an exporter traces
     margin = int(locations * ((1 - share) / 2) + 0.5)  # rounded
     margin = min(margin, (locations - 1) // 2)
     return margin, locations - margin
 
 
-def _gaussian(length: int, deviation: float) -> Tensor:
-    """Compute Gaussian weights of the locations of an axis.
+def _gaussian_weights(length: int, deviation: float) -> Tensor:
+    """Compute Gaussian weights of the locations of an axis, around its middle.
+
+    Args:
+        length: number of locations.
+        deviation: in units of the length.
 
     Returns:
         ``(length,)`` float32 with the sum 1.
@@ -258,17 +285,17 @@ def mean_and_deviation(maps: Tensor, tiny: float = 0.0) -> Moments:
 
     See ``FeatureMoments.of_layers`` for ``tiny``.
     """
-    images = [maps]
+    batches = [maps]
     if maps.device.type == "cpu" and not torch.jit.is_tracing():
         # One image at a time fits the CPU's cache: eight times faster. An exporter to
         # ONNX traces one batch for all.
-        images = list(maps.split(1))
+        batches = list(maps.split(1))
     means = []
     deviations = []
-    for image in images:
-        values = image.movedim(1, -1).flatten(1, -2)  # (1, locations, C)
-        mean = values.mean(1)
-        squares = (values - mean.unsqueeze(1)).square_()
+    for batch in batches:
+        locations = batch.movedim(1, -1).flatten(1, -2)  # (b, H * W, C)
+        mean = locations.mean(1)
+        squares = (locations - mean.unsqueeze(1)).square_()
         means.append(mean)
         deviations.append(squares.mean(1).add_(tiny).sqrt_())
     return Moments(means=torch.cat(means), deviations=torch.cat(deviations))

@@ -45,7 +45,8 @@ class ShrunkCovariance(NamedTuple):
         difference = points * self.deviations - mean * self.deviations
         along = difference @ self.rows.mT
         explained = (along @ self.inverse * along).sum(1)
-        return -(explained - difference.square().sum(1)) / self.isotropic
+        unexplained = -(explained - difference.square().sum(1))
+        return unexplained / self.isotropic
 
 
 class Solution(NamedTuple):
@@ -125,53 +126,61 @@ class FeCAM(ClassGaussians):
         counts = self.image_counts[seen].double()
         scatters = self.stored_scatters(seen)
         rows_of_classes = scatters.rows.split(scatters.counts.tolist())
-        spread_evenly = scatters.outside / counts / means.shape[1]
+        # What directions leave out of a covariance, in each of the D directions.
+        even_variances = scatters.outside / counts / means.shape[1]
         covariances = []
         for index, rows in enumerate(rows_of_classes):
             covariance = self._shrunk(
                 rows / float(counts[index]) ** 0.5,
-                float(spread_evenly[index]),
-                float(means[index].square().sum()),
+                even_variance=float(even_variances[index]),
+                squared_mean=float(means[index].square().sum()),
             )
             covariances.append(covariance)
         return Solution(functional.normalize(means, dim=1), covariances)
 
-    def _shrunk(self, rows: Tensor, even: float, size: float) -> ShrunkCovariance:
-        """Return the shrunk covariance of ``U^T U`` plus a variance in every direction.
+    def _shrunk(
+        self, rows: Tensor, even_variance: float, squared_mean: float
+    ) -> ShrunkCovariance:
+        """Return the shrunk covariance of ``C = U^T U`` plus an even variance.
+
+        ``C + s_1 V_1 I + s_2 V_2 (1 - I)``, where 1 is the matrix of ones: a common
+        summand ``s_2 V_2`` of all elements, and ``s_1 V_1 - s_2 V_2`` on the diagonal.
 
         Args:
             rows: ``U``, ``(k, D)`` float64.
-            even: the variance in every direction.
-            size: squared length of the mean, which tells variances from rounding.
+            even_variance: variance in every direction, added to the diagonal.
+            squared_mean: squared length of the mean, which tells variances from
+                rounding.
         """
         length = rows.shape[1]
-        variances = rows.square().sum(0) + even
+        variances = rows.square().sum(0) + even_variance
         trace = float(variances.sum())
-        if trace <= EQUAL * size:
+        is_rounding = trace <= EQUAL * squared_mean
+        if is_rounding:
             return ShrunkCovariance(
                 rows=rows[:0],
                 inverse=rows.new_zeros(0, 0),
                 isotropic=1.0,
                 deviations=torch.ones_like(variances),
             )
-        sum_of_elements = float(rows.sum(1).square().sum()) + even * length
-        off_diagonal = max(length * (length - 1), 1)  # elements
-        common = self.shrink_others * (sum_of_elements - trace) / off_diagonal
+        sum_of_elements = float(rows.sum(1).square().sum()) + even_variance * length
+        n_off_diagonal = max(length * (length - 1), 1)
+        common = self.shrink_others * (sum_of_elements - trace) / n_off_diagonal
         isotropic = max(
             self.shrink_diagonal * trace / length - common,
             LEAST_ISOTROPIC * trace / length,
         )
         common_row = torch.full((1, length), abs(common) ** 0.5, dtype=torch.float64)
         rows = torch.cat([rows, common_row])
-        signs = torch.ones(len(rows), dtype=torch.float64)
+        signs = torch.ones(len(rows), dtype=torch.float64)  # J
         if common < 0:
             signs[-1] = -1
         inner = rows @ rows.mT
-        inner.diagonal().add_((isotropic + even) * signs)
+        inner.diagonal().add_((isotropic + even_variance) * signs)
         return ShrunkCovariance(
             rows=rows,
             inverse=torch.linalg.inv(inner),
-            isotropic=isotropic + even,
+            isotropic=isotropic + even_variance,
             deviations=(variances + isotropic + common).sqrt(),
         )
 

@@ -23,12 +23,12 @@ class CholeskyRoot(NamedTuple):
 
     root: Tensor
 
-    def white(self, rows: Tensor) -> Tensor:
+    def whiten(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` differences to where ``S`` is 1."""
         return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
 
-    def back(self, axes: Tensor) -> Tensor:
-        """Map ``(D, r)`` axes of that space so that ``x back = white(x) axes``."""
+    def feature_axes(self, axes: Tensor) -> Tensor:
+        """Map ``(D, r)`` axes ``A`` to features' axes ``F``: ``x F = whiten(x) A``."""
         return torch.linalg.solve_triangular(self.root.mT, axes, upper=True)
 
 
@@ -58,7 +58,7 @@ class LowRankRoot(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: Tensor, variances: Tensor, images: float) -> "LowRankRoot":
-        """Find the map for ``S = R^T R / N`` with variances on the diagonal.
+        """Find the map for ``S = R^T R / N`` with variances added to the diagonal.
 
         Args:
             rows: ``R``, ``(K, D)`` float64.
@@ -81,7 +81,7 @@ class LowRankRoot(NamedTuple):
             scale=scale,
         )
 
-    def white(self, rows: Tensor) -> Tensor:
+    def whiten(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` differences to where ``S`` is 1."""
         scaled = rows / self.deviations
         along = (scaled @ self.rows.mT).mT
@@ -89,8 +89,8 @@ class LowRankRoot(NamedTuple):
         along = torch.linalg.solve_triangular(self.root_and_unit, along, upper=True)
         return scaled - along.mT @ self.rows
 
-    def back(self, axes: Tensor) -> Tensor:
-        """Map ``(D, r)`` axes of that space so that ``x back = white(x) axes``."""
+    def feature_axes(self, axes: Tensor) -> Tensor:
+        """Map ``(D, r)`` axes ``A`` to features' axes ``F``: ``x F = whiten(x) A``."""
         along = self.rows @ axes
         lower = self.root_and_unit.mT
         along = torch.linalg.solve_triangular(lower, along, upper=False)
@@ -103,7 +103,10 @@ class LowRankRoot(NamedTuple):
         return self.scale * (along @ self.inverse)
 
     def products_of_class(self, rows: slice) -> Tensor:
-        """Return ``R S^-1 R^T`` of some of the rows, ``(k, k)``."""
+        """Return ``R S^-1 R^T`` of the ``k`` rows of a class, ``(k, k)``.
+
+        Of all rows it is ``scale^2 (1 - (1 + Y^T Y)^-1)``.
+        """
         products = -self.inverse[rows, rows]
         products.diagonal().add_(1)
         return self.scale**2 * products
@@ -136,19 +139,20 @@ class Span(NamedTuple):
     lengths: Tensor
 
 
-def span_of(means: Tensor, white: Tensor, root: CholeskyRoot | LowRankRoot) -> Span:
-    """Find the space that class means span.
+def span_of(means: Tensor, whitened: Tensor, root: CholeskyRoot | LowRankRoot) -> Span:
+    """Find the space that class means span, where the common covariance is 1.
 
     Args:
         means: ``(C, D)`` float64, minus their mean.
-        white: ``(D, C)``, the same where the common covariance is the unit matrix.
+        whitened: ``(D, C)``, the same where the common covariance is the unit matrix.
         root: of the common covariance.
     """
-    axes, lengths, _ = torch.linalg.svd(white, full_matrices=False)
-    axes = axes[:, : len(means) - 1]
+    axes, lengths, _ = torch.linalg.svd(whitened, full_matrices=False)
+    axes = axes[:, : len(means) - 1]  # C points span no more
     lengths_of_axes = lengths[: axes.shape[1]]
-    axes = axes[:, lengths_of_axes > LEAST_LENGTH * lengths[0]]
-    projection = root.back(axes)
+    is_no_rounding = lengths_of_axes > LEAST_LENGTH * lengths[0]
+    axes = axes[:, is_no_rounding]
+    projection = root.feature_axes(axes)
     return Span(
         projection=projection,
         means=means @ projection,
@@ -180,7 +184,7 @@ class Group(NamedTuple):
     def solve(
         cls, members: Tensor, spreads: Tensor, means: Tensor, isotropic: Tensor
     ) -> "Group":
-        """Solve for some classes.
+        """Solve for some classes, of which each has ``k`` directions.
 
         Args:
             members: see the class.
@@ -188,33 +192,40 @@ class Group(NamedTuple):
             means: ``m``, ``(C, r)``.
             isotropic: see the class.
         """
+        _, rank, length = spreads.shape
+        # a I + U U^T, whose determinant is that of the covariance by a^(r - k).
         inner = spreads @ spreads.mT
         inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
         root = torch.linalg.cholesky(inner)
         rows = torch.linalg.solve_triangular(root, spreads, upper=False)
-        logs = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        logs += (spreads.shape[2] - spreads.shape[1]) * isotropic.log()
+        log_determinants = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
+        # The other directions have the isotropic variance.
+        log_determinants += (length - rank) * isotropic.log()
         return cls(
             members=members,
             rows=rows.flatten(0, 1),
             offsets=(rows @ means.unsqueeze(2)).squeeze(2),
             isotropic=isotropic,
-            log_determinants=logs,
+            log_determinants=log_determinants,
         )
 
     def scores(self, points: Tensor, distances: Tensor) -> Tensor:
         """Compute log-densities up to a constant, ``(B, members)``.
 
+        By Woodbury, the squared Mahalanobis distance is ``(|x - m|^2 - |W x - W m|^2) /
+        a``.
+
         Args:
             points: ``(B, r)``.
             distances: ``(B, all classes)``, squared, to the class means.
         """
-        lengths = distances.index_select(1, self.members)
-        if self.offsets.shape[1]:
+        squares = distances.index_select(1, self.members)
+        has_directions = self.offsets.shape[1] > 0
+        if has_directions:
             along = (points @ self.rows.mT).reshape(-1, *self.offsets.shape)
             along = along - self.offsets
-            lengths = lengths - along.square().sum(2)
-        return -(lengths / self.isotropic + self.log_determinants) / 2
+            squares = squares - along.square().sum(2)
+        return -(squares / self.isotropic + self.log_determinants) / 2
 
 
 class ProductGroup(NamedTuple):
@@ -264,13 +275,14 @@ class ProductGroup(NamedTuple):
             length: ``D``, number of features.
         """
         rank = columns.shape[1]
+        # isotropic I + spread^2 R R^T = L L^T
         matrix = spreads.square()[:, None, None] * inner
         matrix.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
         cholesky = torch.linalg.cholesky(matrix)
-        scaled = spreads[:, None, None] * torch.eye(rank, dtype=torch.float64)
+        scaled_unit = spreads[:, None, None] * torch.eye(rank, dtype=torch.float64)
         # spread * L^-1
-        factors = torch.linalg.solve_triangular(cholesky, scaled, upper=False)
-        of_means = means.gather(1, columns)
+        factors = torch.linalg.solve_triangular(cholesky, scaled_unit, upper=False)
+        own_products = means.gather(1, columns)  # of each mean with rows of its class
         log_determinants = 2 * cholesky.diagonal(dim1=1, dim2=2).log().sum(1)
         # The other D - k directions have the isotropic variance.
         log_determinants += (length - rank) * isotropic.log()
@@ -278,7 +290,7 @@ class ProductGroup(NamedTuple):
             members=members,
             columns=columns.flatten(),
             factors=factors,
-            offsets=(factors @ of_means.unsqueeze(2)).squeeze(2),
+            offsets=(factors @ own_products.unsqueeze(2)).squeeze(2),
             isotropic=isotropic,
             log_determinants=log_determinants,
         )
@@ -286,20 +298,24 @@ class ProductGroup(NamedTuple):
     def scores(self, products: Tensor, distances: Tensor) -> Tensor:
         """Compute log-densities up to a constant, ``(B, members)``.
 
+        The squared Mahalanobis distance is that of ``Group.scores``.
+
         Args:
             products: ``(B, K)``, see ``LowRankRoot.products``.
             distances: ``(B, all classes)``, squared, to the class means.
         """
-        lengths = distances.index_select(1, self.members)
-        if self.offsets.shape[1]:
-            of_classes = products.index_select(1, self.columns)
-            of_classes = of_classes.reshape(-1, *self.offsets.shape)
-            along = (self.factors @ of_classes.unsqueeze(3)).squeeze(3)
-            lengths = lengths - (along - self.offsets).square().sum(2)
-        return -(lengths / self.isotropic + self.log_determinants) / 2
+        squares = distances.index_select(1, self.members)
+        has_directions = self.offsets.shape[1] > 0
+        if has_directions:
+            # (B, C, k): of each image with the rows of each class.
+            class_products = products.index_select(1, self.columns)
+            class_products = class_products.reshape(-1, *self.offsets.shape)
+            along = (self.factors @ class_products.unsqueeze(3)).squeeze(3)
+            squares = squares - (along - self.offsets).square().sum(2)
+        return -(squares / self.isotropic + self.log_determinants) / 2
 
 
-def grouped(
+def solve_groups(
     spreads: Tensor, counts: Tensor, means: Tensor, isotropic: Tensor
 ) -> list[Group]:
     """Solve for all classes, those with equally many directions together.
@@ -310,11 +326,11 @@ def grouped(
         means: ``(C, r)``.
         isotropic: ``(C,)``; see ``Group``.
     """
-    of_classes = spreads.split(counts.tolist())
+    spreads_of_classes = spreads.split(counts.tolist())
     groups = []
     for count in counts.unique():
         members = (counts == count).nonzero().flatten()
-        stacked = torch.stack([of_classes[index] for index in members.tolist()])
+        stacked = torch.stack([spreads_of_classes[label] for label in members.tolist()])
         groups.append(Group.solve(members, stacked, means[members], isotropic[members]))
     return groups
 
@@ -352,40 +368,40 @@ class Solution:
     part_share: float = 0.0
     temperature: float = 1.0
 
-    def white(self, rows: Tensor) -> Tensor:
+    def whiten(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` differences to where the common covariance is 1."""
-        return self.root.white(rows)
+        return self.root.whiten(rows)
 
-    def scores(self, features: Tensor, white: Tensor | None = None) -> Tensor:
+    def scores(self, features: Tensor, whitened: Tensor | None = None) -> Tensor:
         """Compute log-densities up to a constant, ``(B, C)`` float64.
 
         With ``part``, the scores of both answers together.
 
         Args:
             features: ``(B, D)`` float64.
-            white: what the method of this name returns of ``features - centre``, where
-                it is known already.
+            whitened: what ``whiten`` returns of ``features - centre``, where it is
+                known already.
         """
-        scores = self._log_densities(features - self.centre, white)
+        scores = self._log_densities(features - self.centre, whitened)
         # The probability of a single class is 1.
         if self.part is None or len(self.means) == 1:
             return scores
         last_features = features[:, -len(self.part.centre) :]
         return self._mixed(scores, self.part.scores(last_features))
 
-    def _log_densities(self, rows: Tensor, white: Tensor | None) -> Tensor:
+    def _log_densities(self, rows: Tensor, whitened: Tensor | None) -> Tensor:
         """Compute log-densities with the priors, up to a constant: ``(B, C)``.
 
         Args:
             rows: ``(B, D)`` float64, features minus ``centre``.
-            white: the same where the common covariance is 1, if it is known already.
+            whitened: what ``whiten`` returns of them, where it is known already.
         """
         if self.projection is not None:
             points = rows @ self.projection
-        elif white is None:
-            points = self.white(rows)
+        elif whitened is None:
+            points = self.whiten(rows)
         else:
-            points = white
+            points = whitened
         distances = (
             points.square().sum(1, keepdim=True)
             - 2 * points @ self.means.mT
@@ -393,12 +409,17 @@ class Solution:
         )
         if isinstance(self.root, LowRankRoot):
             points = self.root.products(rows)
-        of_groups = [group.scores(points, distances) for group in self.groups]
-        scores = torch.cat(of_groups, 1).index_select(1, self.order)
+        scores_of_groups = [group.scores(points, distances) for group in self.groups]
+        scores = torch.cat(scores_of_groups, 1).index_select(1, self.order)
         return scores + self.log_priors
 
     def _mixed(self, scores: Tensor, part_scores: Tensor) -> Tensor:
-        """Mix the probabilities of two answers, as scores."""
+        """Mix the probabilities of two answers: ``T log((1 - w) p + w p_part)``.
+
+        Args:
+            scores: ``(B, C)`` of all features.
+            part_scores: ``(B, C)`` of the last features alone.
+        """
         answers = torch.stack([scores, part_scores]) / self.temperature
         shares = scores.new_tensor([1 - self.part_share, self.part_share])
         log_shares = shares.clamp_min(SMALLEST_SHARE).log()

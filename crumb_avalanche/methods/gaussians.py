@@ -16,7 +16,7 @@ from crumb_avalanche.methods.gaussian_solution import (
     LowRankRoot,
     ProductGroup,
     Solution,
-    grouped,
+    solve_groups,
     span_of,
 )
 from crumb_avalanche.methods.ncm import ClassMeans
@@ -173,9 +173,9 @@ class ClassGaussians(ClosedForm):
         settings = {**self.settings, "n_classes": 0}
         if "total_directions" in settings:
             settings["total_directions"] = None  # which changes with the classes
-        without_classes = self.bytes_of(**settings)
-        of_one = self.bytes_of(**{**settings, "n_classes": 1}) - without_classes
-        return without_classes + classes * of_one
+        bytes_of_none = self.bytes_of(**settings)
+        bytes_of_one = self.bytes_of(**{**settings, "n_classes": 1})
+        return bytes_of_none + classes * (bytes_of_one - bytes_of_none)
 
     def _direction_bytes(self) -> int:
         """Return the bytes of one direction."""
@@ -189,10 +189,11 @@ class ClassGaussians(ClosedForm):
         total = room // self._direction_bytes()
         n_before = len(self.directions)
         self.limit(total)
-        if total >= n_before:
+        n_given_up = n_before - total
+        if n_given_up <= 0:
             return ""
         return (
-            f"{n_before - total} of {n_before} directions of classes are given up, the "
+            f"{n_given_up} of {n_before} directions of classes are given up, the "
             "weakest first"
         )
 
@@ -264,13 +265,13 @@ class ClassGaussians(ClosedForm):
     def mean_variance(self, covariance: Tensor, seen: Tensor) -> float:
         """Return the mean of a covariance's diagonal.
 
-        It is 1 for a single image of each class or equal ones.
+        It is 1 for a single image of each class or equal ones, whose variance is
+        rounding.
         """
         variance = float(covariance.diagonal().mean())
         mean_square = float(self.means[seen].double().square().mean())
-        if variance > EQUAL * mean_square:
-            return variance
-        return 1.0
+        is_above_rounding = variance > EQUAL * mean_square
+        return variance if is_above_rounding else 1.0
 
     @property
     def image_counts(self):
@@ -305,14 +306,14 @@ class ClassGaussians(ClosedForm):
 
         Where both know a class, the difference of its two means joins its scatter.
         """
-        for merged in self.classes.absorb_means(other.classes, labels):
+        for mean in self.classes.absorb_means(other.classes, labels):
             if self.scatter is not None:
-                self.scatter.add(merged.between)
+                self.scatter.add(mean.between)
             if self.directions is not None:
-                rows = other.directions.of_class(merged.theirs)
-                self.directions.extend(merged.mine, torch.cat([rows, merged.between]))
-                left_out = other.directions.outside[merged.theirs]
-                self.directions.outside[merged.mine] += left_out
+                rows = other.directions.of_class(mean.theirs)
+                self.directions.extend(mean.mine, torch.cat([rows, mean.between]))
+                left_out = other.directions.outside[mean.theirs]
+                self.directions.outside[mean.mine] += left_out
         if self.scatter is not None:
             self.scatter.merge(other.scatter)
         if self.directions is not None:
@@ -338,7 +339,7 @@ class ClassGaussians(ClosedForm):
     def _statistics(self) -> list[ClassMeans | ClassDirections | PackedScatter]:
         """Return the parts that this instance has."""
         statistics = (self.classes, self.directions, self.scatter)
-        return [held for held in statistics if held is not None]
+        return [tensors for tensors in statistics if tensors is not None]
 
     def named_tensors(self):
         """Return the tensors of all parts by name."""
@@ -361,16 +362,16 @@ class ClassGaussians(ClosedForm):
         self.classes._check_values(tensors)
 
     def _load(self, tensors):
-        """Take the tensors of a state; nothing changes if one does not fit."""
+        """Take the tensors of a state by name; nothing changes if one does not fit."""
         if self.directions is not None:
-            self.directions.check(tensors)
-        held = self.classes.named_tensors()
+            self.directions.check_tensors(tensors)
+        targets = self.classes.named_tensors()
         scatter = None
         if self.scatter is not None:
             # New strips, because copies of this instance share the present ones.
             scatter = PackedScatter(self.scatter.length)
-            held.update(scatter.named_tensors())
-        copy_tensors(tensors, held)
+            targets.update(scatter.named_tensors())
+        copy_tensors(tensors, targets)
         self.scatter = scatter
         if self.directions is not None:
             self.directions.load(tensors)
@@ -418,6 +419,9 @@ class BlendedGaussians(ClassGaussians):
         """Compute the shrunk common covariance, and the classes where it is 1.
 
         With ``span`` this is the space that the class means span, else all features.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
         """
         means = self.means[seen].double()
         centre = means.mean(0)
@@ -428,22 +432,23 @@ class BlendedGaussians(ClassGaussians):
         common = self.common_covariance(seen, scatters)
         self._shrink(common, seen)
         root = CholeskyRoot(cholesky_in_place(common))
-        white = root.white(means - centre).mT
-        span = span_of(means - centre, white, root)
+        whitened = root.whiten(means - centre).mT
+        span = span_of(means - centre, whitened, root)
+        # Directions and means of the classes in the space of the solution.
         if self.span:
             projection = span.projection
             rows = scatters.rows @ projection
-            points = span.means
+            class_points = span.means
         else:
             projection = None
-            rows = root.white(scatters.rows)
-            points = white.mT
-        groups = self._groups(seen, scatters, rows, points)
+            rows = root.whiten(scatters.rows)
+            class_points = whitened.mT
+        groups = self._groups(seen, scatters, rows, class_points)
         return Solution(
             centre=centre,
             projection=projection,
             root=root,
-            means=points,
+            means=class_points,
             groups=groups,
             order=torch.cat([group.members for group in groups]).argsort(),
             span=span,
@@ -458,7 +463,8 @@ class BlendedGaussians(ClassGaussians):
         """
         rows = scatters.rows
         length = rows.shape[1]
-        if self.scatter is not None or self.span or not 0 < len(rows) < length:
+        has_low_rank = self.scatter is None and 0 < len(rows) < length
+        if self.span or not has_low_rank:
             return None
         images = float(self.image_counts[seen].sum())
         left_out = scatters.outside.sum() / length
@@ -475,19 +481,26 @@ class BlendedGaussians(ClassGaussians):
         means: Tensor,
         root: LowRankRoot,
     ) -> Solution:
-        """Solve by products with the rows of the classes; see ``LowRankRoot``."""
+        """Solve by products with the rows of the classes; see ``LowRankRoot``.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+            scatters: of these classes.
+            means: ``(C, D)`` float64.
+            root: of the shrunk common covariance.
+        """
         centre = means.mean(0)
-        points = root.white(means - centre)
+        whitened_means = root.whiten(means - centre)
         products = root.products(means - centre)
         groups = self._groups_by_products(seen, scatters, root, products)
         return Solution(
             centre=centre,
             projection=None,
             root=root,
-            means=points,
+            means=whitened_means,
             groups=groups,
             order=torch.cat([group.members for group in groups]).argsort(),
-            span=span_of(means - centre, points.mT, root),
+            span=span_of(means - centre, whitened_means.mT, root),
         )
 
     def _groups_by_products(
@@ -495,24 +508,34 @@ class BlendedGaussians(ClassGaussians):
         seen: Tensor,
         scatters: StoredScatters,
         root: LowRankRoot,
-        means: Tensor,
+        mean_products: Tensor,
     ) -> list[ProductGroup]:
-        """Solve for all classes, from the products of their means with all rows."""
+        """Solve for all classes, those with equally many directions together.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+            scatters: of these classes; they have ``K`` rows in all.
+            root: of the shrunk common covariance.
+            mean_products: ``(C, K)``, products of the class means with all rows.
+        """
         blends = self._blends(seen, scatters)
         spreads = (blends.of_class / blends.counts).sqrt()
-        ends = scatters.counts.cumsum(0).tolist()
+        ends = scatters.counts.cumsum(0).tolist()  # of the rows of each class
         groups = []
         for count in scatters.counts.unique().tolist():
             members = (scatters.counts == count).nonzero().flatten()
-            of_members = [slice(ends[m] - count, ends[m]) for m in members.tolist()]
-            columns = [torch.arange(rows.start, rows.stop) for rows in of_members]
-            inner = [root.products_of_class(rows) for rows in of_members]
+            columns = []
+            inner = []
+            for label in members.tolist():
+                start = ends[label] - count
+                columns.append(torch.arange(start, ends[label]))
+                inner.append(root.products_of_class(slice(start, ends[label])))
             group = ProductGroup.solve(
                 members=members,
                 columns=torch.stack(columns),
                 spreads=spreads[members],
                 inner=torch.stack(inner),
-                means=means[members],
+                means=mean_products[members],
                 isotropic=blends.isotropic[members],
                 length=len(root.deviations),
             )
@@ -522,19 +545,31 @@ class BlendedGaussians(ClassGaussians):
     def _groups(
         self, seen: Tensor, scatters: StoredScatters, rows: Tensor, points: Tensor
     ) -> list[Group]:
-        """Solve for all classes, from rows and means in the space of the solution."""
+        """Solve for all classes, those with equally many directions together.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+            scatters: of these classes.
+            rows: their rows in the space of the solution, ``(sum of k, r)``.
+            points: their means in this space, ``(C, r)``.
+        """
         blends = self._blends(seen, scatters)
         spreads = (blends.of_class / blends.counts).sqrt()
         scaled = spreads[scatters.owners, None] * rows
-        return grouped(scaled, scatters.counts, points, blends.isotropic)
+        return solve_groups(scaled, scatters.counts, points, blends.isotropic)
 
     def _blends(self, seen: Tensor, scatters: StoredScatters) -> Blends:
-        """Return how the covariance of each class is blended of two."""
+        """Return how the covariance of each class is blended of two.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+            scatters: of these classes.
+        """
         counts = self.image_counts[seen].double()
         energies = scatters.rows.square().sum(1)
-        stored = torch.zeros_like(scatters.outside)
-        stored.index_add_(0, scatters.owners, energies)
-        traces = scatters.outside + stored
+        stored_traces = torch.zeros_like(scatters.outside)
+        stored_traces.index_add_(0, scatters.owners, energies)
+        traces = scatters.outside + stored_traces
         left_out = scatters.outside / traces.clamp_min(1e-300)
         of_class, isotropic = self._blend(counts, left_out)
         return Blends(counts=counts, of_class=of_class, isotropic=isotropic)

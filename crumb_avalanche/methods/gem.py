@@ -54,15 +54,15 @@ class ExperienceShares(SelectionRule):
         Raises:
             ValueError: there are fewer slots than experiences.
         """
-        number = self.experience + 1
-        n_experiences = number + 1
+        experience = self.experience + 1  # counted from 0
+        n_experiences = experience + 1
         if n_experiences > slots.capacity:
             raise ValueError(
                 f"mem_size={slots.capacity} cannot hold a memory of each of "
                 f"{n_experiences} experiences; raise mem_size (or the budget) to at "
                 f"least {n_experiences}, or put more classes into an experience"
             )
-        self.experience = number
+        self.experience = experience
         self.offered = 0
         self.share = slots.capacity // n_experiences
         return slots.trim(self.share)
@@ -76,19 +76,20 @@ class ExperienceShares(SelectionRule):
         chosen = []
         for position in range(len(labels)):
             self.offered += 1
-            if slots.count(self.experience) == self.share:
+            is_full = slots.count(self.experience) == self.share
+            if is_full:
                 if slots.random.random() >= self.share / self.offered:
                     continue
                 slots.release(self.experience)
             chosen.append((position, slots.take(self.experience)))
         return chosen
 
-    def past(self, slots: Slots) -> list[list[int]]:
-        """Return the slots of each past experience."""
+    def past_slots(self, slots: Slots) -> list[list[int]]:
+        """Return the slots of each past experience that has memories."""
         return [
             members
-            for number, members in slots.by_class.items()
-            if members and number != self.experience
+            for experience, members in slots.by_class.items()
+            if members and experience != self.experience
         ]
 
 
@@ -107,12 +108,13 @@ def dual_solution(
         products: ``b``, ``(t,)`` float64, their products with the present gradient.
         least: ``(t,)`` float64, not negative.
     """
-    values, vectors = np.linalg.eigh(gram)
-    roots = np.sqrt(values.clip(min=0) + _RIDGE * values[-1])
-    linear = products + gram @ least
-    target = -(vectors.T @ linear) / roots
-    solution, _ = nnls(roots[:, None] * vectors.T, target)
-    return solution + least
+    eigenvalues, vectors = np.linalg.eigh(gram)
+    roots = np.sqrt(eigenvalues.clip(min=0) + _RIDGE * eigenvalues[-1])
+    root_of_gram = roots[:, None] * vectors.T  # A
+    linear = products + gram @ least  # of the problem in u
+    target = -(vectors.T @ linear) / roots  # c
+    above_least, _ = nnls(root_of_gram, target)  # u
+    return above_least + least
 
 
 def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
@@ -133,16 +135,19 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     lengths = past.norm(dim=1)
     past = past / lengths.clamp(min=torch.finfo(torch.float64).tiny)[:, None]
     products = (past @ projected).cpu().numpy()
-    if not (products < 0).any() or not np.isfinite(products).all():
-        return gradient  # what is not finite is for the strategy's guard to report
+    if not np.isfinite(products).all():
+        return gradient  # which the strategy's guard reports
+    raises_a_past_loss = (products < 0).any()
+    if not raises_a_past_loss:
+        return gradient
     gram = (past @ past.T).cpu().numpy()
-    least = margin * lengths.cpu().numpy()
+    least_weights = margin * lengths.cpu().numpy()
     tolerance = _PRODUCT_TOLERANCE * float(projected.norm())
     for _ in range(_REFINEMENTS):
-        weights = dual_solution(gram, products, least)
+        weights = dual_solution(gram, products, least_weights)
         projected = projected + torch.from_numpy(weights).to(past) @ past
         products = (past @ projected).cpu().numpy()
-        least = np.zeros(len(gram))
+        least_weights = np.zeros(len(gram))  # the margin is taken once
         if (products >= -tolerance).all():
             break
     return projected.to(gradient.dtype)
@@ -179,19 +184,20 @@ class GEMPlugin(ImageMemoryPlugin):
 
     def after_backward(self, strategy, **kwargs):
         """Turn the gradient so that the loss of no earlier experience increases."""
-        past = self.shares.past(self.storage_policy.slots)
-        if not past:
+        slots_of_experiences = self.shares.past_slots(self.storage_policy.slots)
+        if not slots_of_experiences:
             return
         weights = list(trainable(strategy.model).values())
         with strategy.model.stopwatch.measure("replay"):
-            references = [
+            past_gradients = [
                 self._gradient_of_memories(strategy, torch.tensor(slots), weights)
-                for slots in past
+                for slots in slots_of_experiences
             ]
-            gradient = _flat([weight.grad for weight in weights], weights)
-            corrected = project(gradient, torch.stack(references), self.margin)
-            if corrected is not gradient:
-                _set_gradients(weights, corrected)
+            gradient = _flat_gradient([weight.grad for weight in weights], weights)
+            projected = project(gradient, torch.stack(past_gradients), self.margin)
+            is_changed = projected is not gradient
+            if is_changed:
+                _set_gradients(weights, projected)
 
     def _gradient_of_memories(
         self, strategy, slots: Tensor, weights: list[Tensor]
@@ -200,10 +206,10 @@ class GEMPlugin(ImageMemoryPlugin):
         logits, labels = self.memory_logits(strategy, slots)
         loss = strategy._criterion(logits, labels)
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-        return _flat(gradients, weights)
+        return _flat_gradient(gradients, weights)
 
 
-def _flat(gradients: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
+def _flat_gradient(gradients: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
     """Concatenate gradients, with zeros for weights without one: ``(n,)``."""
     flat = []
     for gradient, weight in zip(gradients, weights, strict=True):
@@ -215,7 +221,7 @@ def _flat(gradients: Sequence[Tensor | None], weights: list[Tensor]) -> Tensor:
 
 def _set_gradients(weights: list[Tensor], gradient: Tensor) -> None:
     """Set the gradients of weights to the parts of a ``(n,)`` one."""
-    of_weights = gradient.split([weight.numel() for weight in weights])
-    for weight, values in zip(weights, of_weights, strict=True):
+    gradients = gradient.split([weight.numel() for weight in weights])
+    for weight, flat in zip(weights, gradients, strict=True):
         # In the weight's order of axes.
-        weight.grad = torch.empty_like(weight).copy_(values.view_as(weight))
+        weight.grad = torch.empty_like(weight).copy_(flat.view_as(weight))

@@ -49,19 +49,22 @@ def sample_gradients(
         ``(B, weights)`` float32.
     """
     layers = model.plastic_layers
-    fixed = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
-    fixed = {name: value.detach() for name, value in fixed.items()}
-    trained = selected(fixed, trainable(layers))
+    tensors = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
+    tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+    trained_weights = selected(tensors, trainable(layers))
 
-    def loss(weights: dict[str, Tensor], feature_map: Tensor, label: Tensor) -> Tensor:
+    def image_loss(
+        weights: dict[str, Tensor], feature_map: Tensor, label: Tensor
+    ) -> Tensor:
         """Compute the cross-entropy of one image, from its map ``(C, H, W)``."""
         inputs = (feature_map.unsqueeze(0),)
-        logits = functional_call(layers, {**fixed, **weights}, inputs).float()
+        logits = functional_call(layers, {**tensors, **weights}, inputs).float()
         return cross_entropy(mask(logits), label.unsqueeze(0))
 
-    of_each_image = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=chunk)
+    # The gradient of the weights for each image of a batch, by name of the weight.
+    image_gradients = vmap(grad(image_loss), in_dims=(None, 0, 0), chunk_size=chunk)
     with evaluating(layers):
-        gradients = of_each_image(trained, maps, labels)
+        gradients = image_gradients(trained_weights, maps, labels)
     return torch.cat([gradient.flatten(1) for gradient in gradients.values()], dim=1)
 
 
@@ -117,9 +120,12 @@ class GreedyDiversity(SelectionRule):
         )
 
     def choose(self, slots, labels):
-        """Offer frames one by one, scored by their largest cosine with a memory.
+        """Store or refuse frames one by one, by their largest cosine with a memory.
 
-        A frame that enters is compared with the later ones of the batch.
+        A frame that is stored is compared with the later ones of the batch.
+
+        Returns:
+            Position in the batch and slot of each frame that is stored.
 
         Raises:
             ValueError: the gradients of the batch were not offered.
@@ -132,25 +138,26 @@ class GreedyDiversity(SelectionRule):
             )
         self._offered_gradients = None
         directions = normalize(offered.gradients)
-        cosines = directions[: len(labels)] @ directions.t()
-        # Column of the cosines by the slot of a memory.
-        columns = {}
-        for number, memory in enumerate(offered.slots):
-            columns[memory] = len(labels) + number
+        cosines = directions[: len(labels)] @ directions.t()  # (B, B + n)
+        # Column of the cosines by the slot of the memory that it is compared with.
+        column_of_slot = {}
+        for number, slot_of_memory in enumerate(offered.slots):
+            column_of_slot[slot_of_memory] = len(labels) + number
         chosen = []
         for position, label in enumerate(labels):
             cosine = _FIRST_COSINE
-            if columns:
-                cosine = float(cosines[position, list(columns.values())].max())
+            if column_of_slot:
+                columns = list(column_of_slot.values())
+                cosine = float(cosines[position, columns].max())
             score = cosine + 1
-            slot = self._enter(slots, label, score)
+            slot = self._slot_for_frame(slots, label, score)
             if slot is not None:
-                columns[slot] = position
+                column_of_slot[slot] = position
                 self.scores[slot] = score
                 chosen.append((position, slot))
         return chosen
 
-    def _enter(self, slots: Slots, label: int, score: float) -> int | None:
+    def _slot_for_frame(self, slots: Slots, label: int, score: float) -> int | None:
         """Return the slot for a frame, or ``None`` if it is not stored.
 
         In a full buffer the frame may take the slot of a stored frame, which is drawn.
@@ -162,11 +169,14 @@ class GreedyDiversity(SelectionRule):
         """
         if slots.free:
             return slots.take(label)
-        if score >= 1:  # it resembles a memory
+        resembles_a_memory = score >= 1
+        if resembles_a_memory:
             return None
         slot = self._draw_in_proportion(slots)
         stored_score = self.scores.double().numpy()[slot]
-        if slots.random.random() * (stored_score + score) >= stored_score:
+        # With the probability stored_score / (stored_score + score).
+        is_replaced = slots.random.random() * (stored_score + score) < stored_score
+        if not is_replaced:
             return None
         for members in slots.by_class.values():
             if slot in members:
@@ -235,7 +245,7 @@ class GSSPlugin(ImageMemoryPlugin):
         self.diversity = GreedyDiversity(recipe.mem_size)
         super().__init__(recipe, self.diversity)
         self.compared = compared
-        # Within a step.
+        # Those that were replayed with the batch, until it is offered.
         self._memories: ComparedMemories | None = None
 
     @property
@@ -250,18 +260,18 @@ class GSSPlugin(ImageMemoryPlugin):
         """
         model = strategy.model
         storage = self.storage_policy
-        stored = held_slots(storage)
-        if not stored:
+        stored_slots = held_slots(storage)
+        if not stored_slots:
             return
-        batch = len(strategy.mb_y)
+        n_new = len(strategy.mb_y)
         with model.stopwatch.measure("replay"):
             # No image twice in a batch, as in the authors' code: all of a small buffer
             # is replayed.
-            count = min(len(stored), max(batch, self.compared))
-            slots = draw_from(storage.slots.random, stored, count)
+            count = min(len(stored_slots), max(n_new, self.compared))
+            slots = draw_from(storage.slots.random, stored_slots, count)
             maps, labels = storage.replay(slots, model)
-            logits = self.logits(model, maps[:batch])
-            replay_loss = strategy._criterion(logits, labels[:batch])
+            logits = self.logits(model, maps[:n_new])
+            replay_loss = strategy._criterion(logits, labels[:n_new])
             strategy.loss = strategy.loss + replay_loss
         self._memories = ComparedMemories(
             slots=slots[: self.compared],
@@ -275,8 +285,9 @@ class GSSPlugin(ImageMemoryPlugin):
         maps = batch.feature_map
         labels = batch.labels
         slots: list[int] = []
+        was_trained_on = self.batch is not None
         with model.stopwatch.measure("replay"):
-            if self.batch is None:
+            if not was_trained_on:
                 # No memories were replayed with these images.
                 self._memories = self._drawn_memories(model)
             memories = self._memories
@@ -292,11 +303,11 @@ class GSSPlugin(ImageMemoryPlugin):
     def _drawn_memories(self, model: SplitModel) -> ComparedMemories | None:
         """Draw the memories that a batch is compared with; ``None`` without any."""
         storage = self.storage_policy
-        stored = held_slots(storage)
-        if not stored:
+        stored_slots = held_slots(storage)
+        if not stored_slots:
             return None
-        count = min(len(stored), self.compared)
-        slots = draw_from(storage.slots.random, stored, count)
+        count = min(len(stored_slots), self.compared)
+        slots = draw_from(storage.slots.random, stored_slots, count)
         maps, labels = storage.replay(slots, model)
         return ComparedMemories(slots=slots, maps=maps, labels=labels)
 

@@ -89,7 +89,11 @@ class ICaRLPlugin(HerdingPlugin):
         self.old_classes = [label for label in seen if label not in coming]
 
     def before_backward(self, strategy, **kwargs):
-        """Set the loss of classification and distillation (algorithm 3)."""
+        """Set the loss of classification and distillation (algorithm 3).
+
+        The binary cross-entropy of each image is summed over the classes seen.
+        """
+        # Of the new images, then of the memories.
         logits = strategy.mb_output
         labels = self.current.labels
         maps = self.current.feature_map
@@ -98,28 +102,39 @@ class ICaRLPlugin(HerdingPlugin):
             model = strategy.model
             storage = self.storage_policy
             with model.stopwatch.measure("replay"):
-                drawn = draw_from(storage.slots.random, slots, len(labels))
-                memory_maps, memory_labels = storage.replay(drawn, model)
+                drawn_slots = draw_from(storage.slots.random, slots, len(labels))
+                memory_maps, memory_labels = storage.replay(drawn_slots, model)
                 logits = torch.cat([logits, model.classify(memory_maps)])
                 labels = torch.cat([labels, memory_labels])
                 maps = torch.cat([maps, memory_maps])
         targets = self._targets(strategy, maps, labels, logits.shape[1])
         seen = strategy.seen_classes.seen
-        loss = binary_cross_entropy_with_logits(
+        losses = binary_cross_entropy_with_logits(
             logits[:, seen], targets[:, seen], reduction="none"
         )
-        strategy.loss = loss.sum(1).mean()
+        strategy.loss = losses.sum(1).mean()
 
     def _slots_of_old_classes(self) -> list[int]:
         """Return the slots of the exemplars of classes of earlier experiences."""
         # A class whose first experience was interrupted has no exemplars.
-        by_class = self.storage_policy.slots.by_class
-        return [slot for label in self.old_classes for slot in by_class.get(label, ())]
+        slots: list[int] = []
+        for label in self.old_classes:
+            slots += self.storage_policy.slots.by_class.get(label, ())
+        return slots
 
     def _targets(
         self, strategy, maps: Tensor, labels: Tensor, n_classes: int
     ) -> Tensor:
-        """Return ``(B, classes)``: labels and the old answers (algorithm 3)."""
+        """Return the targets ``(B, classes)`` of the loss (algorithm 3).
+
+        Those of old classes are the old network's answers, the others the labels.
+
+        Args:
+            strategy: gives the layers that the old network runs in.
+            maps: ``(B, C, H, W)``.
+            labels: ``(B,)`` int64.
+            n_classes: number of outputs.
+        """
         targets = one_hot(labels, n_classes).float()
         if self.old_classes:
             with strategy.model.stopwatch.measure("replay"):
@@ -193,8 +208,8 @@ def _warn_of_relu_behind_head(model: SplitModel) -> None:
     parent, _, head = model.head.rpartition(".")
     layers = dict(model.plastic_layers.get_submodule(parent).named_children())
     names = list(layers)
-    behind = names[names.index(head) :]
-    if any(isinstance(layers[name], nn.ReLU) for name in behind):
+    names_from_head = names[names.index(head) :]
+    if any(isinstance(layers[name], nn.ReLU) for name in names_from_head):
         warnings.warn(
             "icarl trains sigmoids, which need logits of either sign, but a ReLU "
             "follows the head of this model: no class gets less than 0.5, and a class "

@@ -60,13 +60,16 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
 
     def transformed(self, features):
         """Compute random Fourier features ``(B, M)`` of ``(B, D)`` features."""
-        projection = self.classes.means.shape[1]
-        drawn = self._fourier_features()
-        angles = features.double() @ drawn.weights + drawn.phases
+        projection = self.classes.means.shape[1]  # M
+        fourier = self._fourier_features()
+        angles = features.double() @ fourier.weights + fourier.phases
         return (2 / projection) ** 0.5 * angles.cos()
 
     def _fourier_features(self) -> FourierFeatures:
-        """Return weights and phases of random Fourier features, drawn by the seed."""
+        """Return weights and phases of random Fourier features, drawn by the seed.
+
+        They are drawn once, on first use.
+        """
         if self._drawn is None:
             length = self.settings["length"]
             projection = self.classes.means.shape[1]
@@ -96,10 +99,10 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
 
     def _solve(self, seen):
         """Return weights ``(C, M)`` and offsets ``(C,)`` of a linear discriminant."""
-        common = self.common_covariance(seen, self.stored_scatters(seen))
-        self._shrink(common, seen)
+        covariance = self.common_covariance(seen, self.stored_scatters(seen))
+        self._shrink(covariance, seen)
         means = self.means[seen].double()
-        root = torch.linalg.cholesky(common)
+        root = torch.linalg.cholesky(covariance)
         weights = torch.cholesky_solve(means.mT, root).mT
         offsets = (weights * means).sum(1) / 2
         return weights, offsets

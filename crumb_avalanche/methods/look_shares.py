@@ -24,7 +24,7 @@ def shares_of(text: str) -> tuple[float, ...]:
     """Return the shares of a text such as ``1,0.6``.
 
     Raises:
-        ValueError: they are none of looks.
+        ValueError: the text is of other than one to three different shares.
     """
     try:
         shares = tuple(float(number) for number in text.split(","))
@@ -43,5 +43,5 @@ def check_looks(text: str) -> None:
 
 
 def text_of(shares: tuple[float, ...]) -> str:
-    """Return the text that ``shares_of`` reads."""
+    """Return the text of the shares of looks, which ``shares_of`` reads."""
     return ",".join(f"{share:g}" for share in shares)

@@ -41,6 +41,8 @@ LEAST_CLIPS = 20  # observed before a look is given up
 # certain: by so many standard errors.
 ENOUGH = 0.02
 CERTAIN = 2.0
+ROUNDING = 1e-9  # of a sum of weights
+LEAST_INNER = 0.1  # of FeatureMoments
 # The copy that is asked before a clip is learned is brought up to date when so many
 # times more images were learned.
 GROWTH = 1.5
@@ -90,45 +92,58 @@ class Looks:
     @property
     def look_of_views(self) -> list[int]:
         """The number of the look that each view is of."""
-        windows = enumerate(self._windows)
-        return [number for number, of_look in windows for _ in of_look]
+        looks: list[int] = []
+        for number, windows_of_look in enumerate(self._windows):
+            looks += [number] * len(windows_of_look)
+        return looks
 
     @property
     def _windows(self) -> list[list[Window | None]]:
-        """The windows of the views of each look; nothing for all of the maps.
+        """The windows of the views of each look; ``None`` is a view of all the maps.
 
         The closest look has two views, and beside others so has the whole image.
         """
         closest = min(self.shares)
-        windows: list[list[Window | None]] = []
+        windows_of_looks: list[list[Window | None]] = []
         for share in self.shares:
-            if share == 1:
-                windows.append([None, MIDDLE_OF_WHOLE] if closest < 1 else [None])
+            is_whole_image = share == 1
+            if is_whole_image and closest == 1:
+                windows_of_looks.append([None])
+            elif is_whole_image:
+                windows_of_looks.append([None, MIDDLE_OF_WHOLE])
             elif share == closest:
-                windows.append([TOWARDS_MIDDLE, CLOSE])
+                windows_of_looks.append([TOWARDS_MIDDLE, CLOSE])
             else:
-                windows.append([TOWARDS_MIDDLE])
-        return windows
+                windows_of_looks.append([TOWARDS_MIDDLE])
+        return windows_of_looks
 
     def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:
         """Return for each look what is computed of its maps, an item for each view."""
-        return [
-            [_narrowed(features, window) for window in of_look]
-            for of_look in self._windows
-        ]
+        features_of_looks = []
+        for windows_of_look in self._windows:
+            features_of_looks.append(
+                [_narrowed(features, window) for window in windows_of_look]
+            )
+        return features_of_looks
 
 
 WHOLE = Looks()
 
 
 def _narrowed(features: FeatureMoments, window: Window | None) -> FeatureMoments:
-    """Return features of a window within that of the features."""
+    """Return the features of a window within that of the features.
+
+    Args:
+        features: whose map has a middle that counts, and the head's input a window.
+        window: see ``Window``; ``None`` leaves the features as they are.
+    """
     if window is None:
         return features
     share, deviation = window
     if features.window:
         deviation = min(deviation, features.window)
-    return replace(features, inner=max(0.1, share * features.inner), window=deviation)
+    inner = max(LEAST_INNER, share * features.inner)
+    return replace(features, inner=inner, window=deviation)
 
 
 @dataclass(frozen=True)
@@ -158,17 +173,24 @@ class ViewFeatures:
         layers = self._layers(model, model.features(torch.cat(list(looks))))
         layers_of_looks = zip(*(layer.chunk(len(looks)) for layer in layers))
         layers_by_look = dict(zip(used, layers_of_looks, strict=True))
-        views: list[Tensor | None] = []
-        for number, windows in enumerate(self.looks.windows(self.moments)):
-            for window in windows:
-                of_view = None
+        features_of_views: list[Tensor | None] = []  # (B, D) each, None without a look
+        for number, moments_of_views in enumerate(self.looks.windows(self.moments)):
+            for moments in moments_of_views:
+                features = None
                 if number in layers_by_look:
-                    of_view = window.of_layers(list(layers_by_look[number]))
-                views.append(of_view)
-        return torch.cat(list(_without_gaps(views)), 1)
+                    features = moments.of_layers(list(layers_by_look[number]))
+                features_of_views.append(features)
+        return torch.cat(list(_without_gaps(features_of_views)), 1)
 
     def _layers(self, model: SplitModel, maps: Tensor) -> list[Tensor]:
-        """Return the layers of all views, with locations where a view has a window."""
+        """Return the layers that features are computed of, see ``FeatureMoments``.
+
+        They have locations where a view has a window.
+
+        Args:
+            model: a model in any mode, which is restored.
+            maps: ``(B, C, H, W)``, of all looks.
+        """
         if self.looks == WHOLE:
             return self.moments.layers(model, maps)
         windowed = _narrowed(self.moments, TOWARDS_MIDDLE)
@@ -185,24 +207,28 @@ class ViewFeatures:
 
 
 def parts_of(settings: Any) -> tuple[ViewFeatures, dict[str, Any]]:
-    """Divide the settings of a closed form.
+    """Divide the settings of a method in closed form.
+
+    Args:
+        settings: the dataclass of ``registry.closed_form_settings``.
 
     Returns:
-        Its features, and the arguments of its constructor.
+        What its features are computed by, and the arguments of the form's constructor
+        by name.
     """
-    of_form = asdict(settings)
-    looks = Looks.of_text(of_form.pop("looks"))
-    of_moments = {
-        moment.name: of_form.pop(moment.name) for moment in fields(FeatureMoments)
-    }
-    return ViewFeatures(FeatureMoments(**of_moments), looks), of_form
+    form_settings = asdict(settings)
+    looks = Looks.of_text(form_settings.pop("looks"))
+    moment_settings = {}
+    for setting in fields(FeatureMoments):
+        moment_settings[setting.name] = form_settings.pop(setting.name)
+    return ViewFeatures(FeatureMoments(**moment_settings), looks), form_settings
 
 
 def _without_gaps(views: Sequence[Tensor | None]) -> Iterator[Tensor]:
-    """Yield the features of views, 0 for those that were not computed."""
-    computed = next(values for values in views if values is not None)
-    for values in views:
-        yield torch.zeros_like(computed) if values is None else values
+    """Yield the features ``(B, D)`` of views, 0 for those that were not computed."""
+    computed = next(features for features in views if features is not None)
+    for features in views:
+        yield torch.zeros_like(computed) if features is None else features
 
 
 class LookWeights:
@@ -230,17 +256,19 @@ class LookWeights:
 
     def __init__(self, looks: Looks):
         self.looks = looks
-        views = looks.views
-        steps = STEPS[views]
-        steps_of_views = itertools.product(range(steps + 1), repeat=views)
+        n_views = looks.views
+        steps = STEPS[n_views]
+        # All weightings in steps; before them equal weights of all views, and of those
+        # of each look alone.
+        steps_of_views = itertools.product(range(steps + 1), repeat=n_views)
         weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
-        of_steps = torch.tensor(weightings, dtype=torch.float64) / steps
-        of_looks = torch.zeros(1 + len(looks), views, dtype=torch.float64)
-        of_looks[0] = 1 / views
+        weights_in_steps = torch.tensor(weightings, dtype=torch.float64) / steps
+        equal_weights = torch.zeros(1 + len(looks), n_views, dtype=torch.float64)
+        equal_weights[0] = 1 / n_views
         for number in looks.all:
-            of_look = self._views_of([number])
-            of_looks[1 + number, of_look] = 1 / len(of_look)
-        self._grid = torch.cat([of_looks, of_steps])
+            views_of_look = self._views_of([number])
+            equal_weights[1 + number, views_of_look] = 1 / len(views_of_look)
+        self._grid = torch.cat([equal_weights, weights_in_steps])  # (weightings, V)
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
         self.squares = torch.zeros(len(looks), dtype=torch.float64)
         self.clips = 0
@@ -256,8 +284,8 @@ class LookWeights:
 
     def _views_of(self, looks: Sequence[int]) -> list[int]:
         """Return the numbers of the views of some looks."""
-        of_views = enumerate(self.looks.look_of_views)
-        return [view for view, look in of_views if look in looks]
+        look_of_view = enumerate(self.looks.look_of_views)
+        return [view for view, look in look_of_view if look in looks]
 
     def views_in(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that answer for images.
@@ -285,10 +313,11 @@ class LookWeights:
         """
         chosen = self.used_views if views is None else list(views)
         grid = self._grid[:, chosen]
-        of_chosen = grid.sum(1) > 1 - 1e-9
-        distances = (grid - 1 / len(chosen)).square().sum(1)
-        logits = (-self.losses - PRIOR * distances)[of_chosen]
-        return logits.softmax(0) @ grid[of_chosen]
+        # Weightings that give the other views nothing.
+        is_of_chosen = grid.sum(1) > 1 - ROUNDING
+        distances = (grid - 1 / len(chosen)).square().sum(1)  # from equal weights
+        log_posterior = (-self.losses - PRIOR * distances)[is_of_chosen]
+        return log_posterior.softmax(0) @ grid[is_of_chosen]
 
     @property
     def is_learning(self) -> bool:
@@ -306,34 +335,44 @@ class LookWeights:
         """
         if not self.is_learning or scores.shape[1] < self.looks.views:
             return torch.zeros_like(self.losses)
-        shares = torch.einsum("gv,nvc->gnc", self._grid, scores).log_softmax(2)
-        return (-shares[:, :, column]).clamp(LEAST_LOSS, MOST_LOSS).mean(1)
+        # Scores of each weighting g, image n and class c.
+        mixed_scores = torch.einsum("gv,nvc->gnc", self._grid, scores)
+        log_likelihoods = mixed_scores.log_softmax(2)[:, :, column]
+        return (-log_likelihoods).clamp(LEAST_LOSS, MOST_LOSS).mean(1)
 
     def observe(self, scores: Tensor, column: int) -> None:
         """Take in a clip that was predicted before it is learned; see ``losses_of``."""
-        self.add(self.losses_of(scores, column))
+        self.add_losses(self.losses_of(scores, column))
 
-    def add(self, losses: Tensor) -> None:
-        """Take in what ``losses_of`` returned of a clip."""
+    def add_losses(self, losses: Tensor) -> None:
+        """Add the losses of a clip, as ``losses_of`` returned them.
+
+        Losses of 0 are of a clip for which nothing was compared.
+        """
         if not losses.any():
             return
         self.losses = self.losses + losses
-        self.squares = self.squares + self._excess(losses).square()
+        self.squares = self.squares + self._excess_losses(losses).square()
         self.clips += 1
 
-    def _excess(self, losses: Tensor) -> Tensor:
-        """Return the losses of each look alone minus that of all views: ``(L,)``."""
+    def _excess_losses(self, losses: Tensor) -> Tensor:
+        """Return the losses of each look alone minus that of all views: ``(L,)``.
+
+        Args:
+            losses: of each weighting; see ``__init__`` for the first ones.
+        """
         return losses[1 : 1 + len(self.looks)] - losses[0]
 
     def settle(self) -> None:
-        """Give up the other looks where one is enough."""
+        """Give up the other looks where the views of one are enough; see the class."""
         if len(self.used) == 1 or self.clips < LEAST_CLIPS:
             return
-        means = self._excess(self.losses) / self.clips
+        means = self._excess_losses(self.losses) / self.clips
         variances = (self.squares / self.clips - means.square()).clamp_min(0)
-        most = means + CERTAIN * (variances / self.clips).sqrt()
-        if float(most.min()) <= ENOUGH:
-            self.used = (int(most.argmin()),)
+        standard_errors = (variances / self.clips).sqrt()
+        upper_bounds = means + CERTAIN * standard_errors
+        if float(upper_bounds.min()) <= ENOUGH:
+            self.used = (int(upper_bounds.argmin()),)
 
     def merge(self, other: "LookWeights") -> None:
         """Add the losses of another instance with the same looks.
@@ -371,8 +410,8 @@ class EarlierForm:
     """
 
     def __init__(self) -> None:
-        self._form: ClosedForm | None = None
-        self._images = 0
+        self._form: ClosedForm | None = None  # the copy
+        self._images = 0  # that the copy has learned
 
     def __deepcopy__(self, memo: dict) -> "EarlierForm":
         return copy.copy(self)  # the copy is replaced, never changed
@@ -381,12 +420,12 @@ class EarlierForm:
         """Drop the copy, so that all that was learned so far answers next."""
         self._form = None
 
-    def of(self, statistics: ClosedForm) -> ClosedForm:
+    def copy_of(self, statistics: ClosedForm) -> ClosedForm:
         """Return the copy of what was learned so far, made anew if it is too old."""
-        learned = int(statistics.image_counts.sum())
-        if self._form is None or learned >= GROWTH * self._images:
+        n_learned = int(statistics.image_counts.sum())
+        if self._form is None or n_learned >= GROWTH * self._images:
             self._form = copy.deepcopy(statistics)
-            self._images = max(1, learned)
+            self._images = max(1, n_learned)
         return self._form
 
     def knowing(self, statistics: ClosedForm, label: int) -> ClosedForm | None:
@@ -399,11 +438,11 @@ class EarlierForm:
         Returns:
             ``None`` if the form does not know the class, or no other one.
         """
-        form = self.of(statistics)
-        known = form.image_counts > 0
-        if int(known.sum()) < 2 or label >= len(known) or not known[label]:
-            return None
-        return form
+        form = self.copy_of(statistics)
+        is_known = form.image_counts > 0
+        knows_others = int(is_known.sum()) > 1
+        knows_class = label < len(is_known) and bool(is_known[label])
+        return form if knows_class and knows_others else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copy, and how many images it learned."""

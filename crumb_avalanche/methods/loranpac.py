@@ -92,24 +92,25 @@ class LoRanPAC(FillsBudget, RandomProjection):
         """Add ``(n, M)`` float64 rows to the directions, and truncate these."""
         directions = self._directions()
         stacked = torch.cat([directions, rows])
-        energies, vectors = torch.linalg.eigh(stacked @ stacked.mT)
-        by_images = round((1 - self.truncated) * int(self.counts.sum()))
-        not_rounding = int((energies > NO_ENERGY * energies[-1]).sum())
+        energies, vectors = torch.linalg.eigh(stacked @ stacked.mT)  # weakest first
+        n_by_images = round((1 - self.truncated) * int(self.counts.sum()))
+        n_not_rounding = int((energies > NO_ENERGY * energies[-1]).sum())
         # No fewer than before: forgotten images no longer count.
-        count = max(len(directions), by_images, 1)
-        count = min(count, len(self.rows), not_rounding)
-        strongest = vectors[:, len(energies) - count :].mT @ stacked
+        n_wanted = max(len(directions), n_by_images, 1)
+        n_directions = min(n_wanted, len(self.rows), n_not_rounding)
+        strongest = vectors[:, len(energies) - n_directions :].mT @ stacked
         self.rows = torch.zeros_like(self.rows)
-        self.rows[:count] = strongest.flip(0).float()
+        self.rows[:n_directions] = strongest.flip(0).float()
 
     def _solve(self, seen):
         """Return the weights ``(M, C)`` of the least squares on the directions."""
-        rows = self._directions()
-        energies = rows.square().sum(1, keepdim=True)
+        rows = self._directions()  # S U^T
+        energies = rows.square().sum(1, keepdim=True)  # S^2
         ridge = 0.0
         if len(rows):
             ridge = self.ridge * float(energies.mean())
         along = rows @ self.sums[seen].double().mT
+        # U (S^2 + ridge)^-1 U^T H^T Y
         return rows.mT @ (along / (energies * (energies + ridge)))
 
     def _merge(self, other, labels):

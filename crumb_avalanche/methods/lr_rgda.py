@@ -82,13 +82,13 @@ class LowRankRda(BlendedGaussians):
         """
         cls.check_directions(n_classes, items)
         directions = items // n_classes  # of each class
-        # Directions of each class in the bytes of the common covariance.
-        bytes_of_directions = cls.item_bytes(length, settings) * n_classes
-        scatter = math.ceil(PackedScatter.bytes_of(length) / bytes_of_directions)
-        whole = directions - scatter >= LEAST_BESIDE_SCATTER
-        if whole:
-            directions -= scatter
-        return {"directions": min(directions, length), "whole": whole}
+        # Directions of each class in the bytes of the common scatter.
+        bytes_of_round = cls.item_bytes(length, settings) * n_classes
+        scatter_cost = math.ceil(PackedScatter.bytes_of(length) / bytes_of_round)
+        has_scatter = directions - scatter_cost >= LEAST_BESIDE_SCATTER
+        if has_scatter:
+            directions -= scatter_cost
+        return {"directions": min(directions, length), "whole": has_scatter}
 
     def _shrink(self, common, seen):
         """Make a common covariance ``a_2 S + a_3 v I``, in place."""

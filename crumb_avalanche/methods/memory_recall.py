@@ -34,8 +34,8 @@ class MemoryRecallSettings(InRange):
     per_channel: bool = True
     clamp: bool = True
 
-    def values(self, model: SplitModel) -> int:
-        """Return the number of means of one class."""
+    def n_means(self, model: SplitModel) -> int:
+        """Return the number of means of one class, and of its deviations."""
         channels, height, width = model.map_shape
         if self.per_channel:
             return channels
@@ -43,7 +43,7 @@ class MemoryRecallSettings(InRange):
 
     def row_length(self, model: SplitModel) -> int:
         """Return the number of float32 of one class; see ``GaussianBuffer``."""
-        return 2 * self.values(model) + 2
+        return 2 * self.n_means(model) + 2
 
 
 class GaussianRows(NamedTuple):
@@ -61,8 +61,8 @@ class GaussianRows(NamedTuple):
     images: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor) -> "GaussianRows":
-        """Take ``(..., 2 D + 2)`` rows, or one, apart."""
+    def of_rows(cls, rows: Tensor) -> "GaussianRows":
+        """Split ``(..., 2 D + 2)`` rows of a ``GaussianBuffer``, or one, into parts."""
         length = (rows.shape[-1] - 2) // 2
         return cls(*rows.split([length, length, 1, 1], dim=-1))
 
@@ -70,7 +70,7 @@ class GaussianRows(NamedTuple):
 class GaussianBuffer(MemoryBuffer):
     """One row a class: means, deviations, the lowest value and the number of images.
 
-    ``4 * (2 * values + 2)`` bytes.
+    ``4 * (2 * n_means + 2)`` bytes.
 
     Args:
         mem_size: number of classes.
@@ -78,7 +78,7 @@ class GaussianBuffer(MemoryBuffer):
         settings: default ``MemoryRecallSettings()``.
 
     Attributes:
-        rows: ``(mem_size, 2 * values + 2)`` float32. Counts are exact up to 2**24
+        rows: ``(mem_size, 2 * n_means + 2)`` float32. Counts are exact up to 2**24
             images a class.
     """
 
@@ -100,17 +100,22 @@ class GaussianBuffer(MemoryBuffer):
             shape = (self.max_size, self.settings.row_length(model))
             self.rows = torch.zeros(shape, dtype=torch.float32)
         for label in batch.labels.unique().tolist():
-            if not self.slots.count(label):
+            is_new_class = not self.slots.count(label)
+            if is_new_class:
                 self.labels[self.slots.take(label)] = label
-            row = self.rows[self.slots.by_class[label][0]]
-            self._absorb(row, batch.feature_map[batch.labels == label].cpu())
+            slot = self.slots.by_class[label][0]
+            maps = batch.feature_map[batch.labels == label].cpu()
+            self._absorb_maps(self.rows[slot], maps)
         return len(batch.labels)
 
-    def _absorb(self, row: Tensor, maps: Tensor) -> None:
-        """Merge mean and deviation of old and new values, in float64.
+    def _absorb_maps(self, row: Tensor, maps: Tensor) -> None:
+        """Add feature maps to the Gaussian of their class, in float64.
+
+        Means, deviations and numbers of old and new maps are merged (Chan et al.,
+        1979).
 
         Args:
-            row: of the class, changed in place.
+            row: of the class, see ``GaussianRows``; changed in place.
             maps: ``(n, C, H, W)``.
         """
         samples = maps.permute(0, 2, 3, 1).double()  # (n, H, W, C)
@@ -118,23 +123,22 @@ class GaussianBuffer(MemoryBuffer):
             samples = samples.flatten(0, 2)
         else:
             samples = samples.flatten(1)
-        parts = GaussianRows.of(row)
-        means = parts.means
-        deviations = parts.deviations
-        old_count = float(parts.images)
+        gaussian = GaussianRows.of_rows(row)
+        old_images = float(gaussian.images)
         # Of the new images among all; every image has as many samples.
-        share = len(maps) / (old_count + len(maps))
-        difference = samples.mean(0) - means
+        share = len(maps) / (old_images + len(maps))
+        difference = samples.mean(0) - gaussian.means
+        old_variance = gaussian.deviations.double().square()
         new_variance = samples.var(0, correction=0)
-        variance = (1 - share) * deviations.double().square() + share * new_variance
+        variance = (1 - share) * old_variance + share * new_variance
         variance = variance + share * (1 - share) * difference.square()
-        deviations.copy_(variance.sqrt())
-        means.copy_(means + share * difference)
+        gaussian.deviations.copy_(variance.sqrt())
+        gaussian.means.copy_(gaussian.means + share * difference)
         lowest = float(maps.min())
-        if old_count:
-            lowest = min(lowest, float(parts.lowest))
-        parts.lowest.fill_(lowest)
-        parts.images.add_(len(maps))
+        if old_images:
+            lowest = min(lowest, float(gaussian.lowest))
+        gaussian.lowest.fill_(lowest)
+        gaussian.images.add_(len(maps))
 
     def to_rows(self, batch, positions, model):
         """Raise NotImplementedError: rows are of classes, not of images."""
@@ -143,24 +147,28 @@ class GaussianBuffer(MemoryBuffer):
         )
 
     def to_maps(self, rows, model):
-        """Draw a new map for every row, from the Gaussians of its class."""
+        """Draw a new map ``(C, H, W)`` for every row, from the Gaussians of its class.
+
+        Args:
+            rows: ``(n, row_length)`` float32.
+            model: gives the shape of the maps.
+        """
         channels, height, width = model.map_shape
-        count = len(rows)
-        parts = GaussianRows.of(rows)
-        if self.settings.per_channel:
-            shape = (count, 1, 1, channels)
-        else:
-            shape = (count, height, width, channels)
-        noise = self.slots.random.standard_normal(
-            (count, height, width, channels), dtype=np.float32
-        )
-        spread = torch.from_numpy(noise).to(rows.device) * parts.deviations.view(shape)
-        maps = spread + parts.means.view(shape)
+        n_maps = len(rows)
+        gaussians = GaussianRows.of_rows(rows)
+        shape_nhwc = (n_maps, height, width, channels)
+        shape_of_means = shape_nhwc
+        if self.settings.per_channel:  # alike at all locations
+            shape_of_means = (n_maps, 1, 1, channels)
+        noise = self.slots.random.standard_normal(shape_nhwc, dtype=np.float32)
+        deviations = gaussians.deviations.view(shape_of_means)
+        spread = torch.from_numpy(noise).to(rows.device) * deviations
+        maps_nhwc = spread + gaussians.means.view(shape_of_means)
         if self.settings.clamp:
             # Maps behind a ReLU are never negative.
-            floor = torch.where(parts.lowest >= 0, 0.0, -torch.inf).view(-1, 1, 1, 1)
-            maps = maps.maximum(floor)
-        return maps.permute(0, 3, 1, 2)
+            floor = torch.where(gaussians.lowest >= 0, 0.0, -torch.inf)
+            maps_nhwc = maps_nhwc.maximum(floor.view(-1, 1, 1, 1))
+        return maps_nhwc.permute(0, 3, 1, 2)
 
 
 @register(

@@ -76,9 +76,9 @@ class ClassMeans(ClosedForm):
         increments = {}
         for label in labels.unique().tolist():
             samples = features[labels == label].double()
-            centre = samples.mean(0)
-            between = self._move_mean(label, centre, len(samples))
-            increments[label] = torch.cat([samples - centre, between.unsqueeze(0)])
+            new_mean = samples.mean(0)
+            between = self._move_mean(label, new_mean, len(samples))
+            increments[label] = torch.cat([samples - new_mean, between.unsqueeze(0)])
         self._solution = None
         return increments
 
@@ -90,28 +90,33 @@ class ClassMeans(ClosedForm):
         Args:
             other: the other instance.
             labels: the number in this instance of each of its classes to add.
-        """
-        merged = []
-        for theirs, mine in labels.items():
-            centre = other.means[theirs].double()
-            between = self._move_mean(mine, centre, int(other.counts[theirs]))
-            merged.append(MergedMean(theirs, mine, between.unsqueeze(0)))
-        self._solution = None
-        return merged
-
-    def _move_mean(self, label: int, centre: Tensor, new: int) -> Tensor:
-        """Add ``new`` images with the mean ``centre`` to a class.
 
         Returns:
-            ``(D,)`` float64, the weighted difference of the two means.
+            For each of these classes, by how much its scatter grows.
+        """
+        merged_means = []
+        for theirs, mine in labels.items():
+            new_mean = other.means[theirs].double()
+            between = self._move_mean(mine, new_mean, int(other.counts[theirs]))
+            merged_means.append(MergedMean(theirs, mine, between.unsqueeze(0)))
+        self._solution = None
+        return merged_means
+
+    def _move_mean(self, label: int, new_mean: Tensor, new_images: int) -> Tensor:
+        """Add images with a mean ``new_mean`` to the mean of a class.
+
+        Returns:
+            ``(D,)`` float64, the difference of the two means by the root of its weight:
+            its outer product is what the scatter of the class gains between them.
         """
         mean = self.means[label].double()
-        old = int(self.counts[label])
-        difference = centre - mean
-        share = new / (old + new)
+        old_images = int(self.counts[label])
+        images = old_images + new_images
+        difference = new_mean - mean
+        share = new_images / images
         self.means[label] = (mean + share * difference).float()
-        self.counts[label] += new
-        weight = old * new / (old + new)  # of the squared difference in the scatter
+        self.counts[label] += new_images
+        weight = old_images * new_images / images
         return weight**0.5 * difference
 
     def _solve(self, seen):
@@ -133,8 +138,8 @@ class ClassMeans(ClosedForm):
         """Measure how near features are to a class mean; see ``MeansSpan``."""
         rows = functional.normalize(features) - space.centre
         scores = self.solution()(features)
-        white = space.white(rows)
-        return space.typicality(scores, rows=rows, white=white, left_out=left_out)
+        whitened = space.whiten(rows)
+        return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)
 
     def _merge(self, other, labels):
         """Add the means of another instance."""

@@ -34,12 +34,13 @@ class PackedScatter:
         strips = []
         for number, strip in enumerate(self.strips):
             start = number * BLOCK
-            products = rows[:, start : start + BLOCK].mT @ rows[:, : strip.shape[1]]
+            rows_of_strip = rows[:, start : start + BLOCK].mT
+            products = rows_of_strip @ rows[:, : strip.shape[1]]
             strips.append(strip + products.float())
         self.strips = strips
 
     def keep(self, count: int) -> None:
-        """Keep the last columns and rows."""
+        """Keep the last ``count`` columns and rows."""
         matrix = self.whole()[-count:, -count:]
         self.length = count
         self.strips = [

@@ -115,11 +115,12 @@ class Penalty(StatefulPlugin):
         """Add the penalty on the shift of the weights to the loss."""
         weights = trainable(strategy.model)
         penalty = torch.zeros((), dtype=torch.float32, device=strategy.device)
-        for importance, old in self.anchors:
+        for anchor in self.anchors:
             for name, weight in weights.items():
-                if name in importance:
-                    shift = (weight - old[name]).pow(2)
-                    penalty = penalty + (importance[name] * shift).sum()
+                if name in anchor.importance:
+                    squared_shift = (weight - anchor.weights[name]).pow(2)
+                    penalties = anchor.importance[name] * squared_shift
+                    penalty = penalty + penalties.sum()
         strategy.loss = strategy.loss + self.weight * penalty
 
     def state_dict(self) -> dict[str, Any]:
@@ -139,17 +140,19 @@ class Penalty(StatefulPlugin):
 
 
 def _on_device(value: Any, device: str) -> Any:
-    """Return copies of nested tensors on a device.
+    """Return copies of the tensors of a nested state on a device.
 
     Those of four axes are in channels-last memory, as weights are.
     """
     if isinstance(value, Tensor):
-        order = torch.channels_last if value.dim() == 4 else torch.contiguous_format
-        return value.clone(memory_format=order).to(device)
+        memory_format = torch.contiguous_format
+        if value.dim() == 4:
+            memory_format = torch.channels_last
+        return value.clone(memory_format=memory_format).to(device)
     if isinstance(value, dict):
-        return {name: _on_device(entry, device) for name, entry in value.items()}
+        return {name: _on_device(nested, device) for name, nested in value.items()}
     if isinstance(value, list | tuple):
-        return [_on_device(entry, device) for entry in value]
+        return [_on_device(nested, device) for nested in value]
     return value
 
 
@@ -180,21 +183,26 @@ class StreamEWC(Penalty):
         super().__init__(recipe, weight=weight)
 
     def after_training_exp(self, strategy, **kwargs):
-        """Remember the weights and their importance: the Fisher information (EWC)."""
+        """Remember the weights and their importance: the Fisher information (EWC).
 
-        def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        It is the mean over images of the squared gradient of the loss.
+        """
+
+        def image_loss(logits: Tensor, labels: Tensor) -> Tensor:
             return strategy._criterion(strategy.seen_classes.mask(logits), labels)
 
         limit = self.limit(strategy)
-        latest = mean_over_images(strategy, loss, torch.square)
-        for name, importance in latest.items():
-            earlier = torch.zeros_like(importance)
+        fisher_information = mean_over_images(strategy, image_loss, torch.square)
+        importances: Tensors = {}
+        for name, information in fisher_information.items():
+            sum_of_anchors = torch.zeros_like(information)
             for anchor in self.anchors:
-                earlier = earlier + anchor.importance[name]
+                sum_of_anchors = sum_of_anchors + anchor.importance[name]
             # The penalties add up, and so do their limits.
-            latest[name] = importance.minimum((limit - earlier).clamp(min=0))
+            limit_left = (limit - sum_of_anchors).clamp(min=0)
+            importances[name] = information.minimum(limit_left)
         weights = copies(trainable(strategy.model))
-        self.anchors.append(Anchor(importance=latest, weights=weights))
+        self.anchors.append(Anchor(importance=importances, weights=weights))
 
 
 @register(
@@ -223,20 +231,25 @@ class StreamMAS(Penalty):
         super().__init__(recipe, weight=weight)
 
     def after_training_exp(self, strategy, **kwargs):
-        """Remember the weights and the sum of their importance so far (MAS)."""
+        """Remember the weights and the sum of their importances so far (MAS).
+
+        The importance in an experience is the mean over images of the absolute gradient
+        of the outputs' squared length.
+        """
         seen = strategy.seen_classes.seen
 
         def squared_length(logits: Tensor, labels: Tensor) -> Tensor:
             return logits[:, seen].norm(dim=1).pow(2).mean()
 
         limit = self.limit(strategy)
-        importance = mean_over_images(strategy, squared_length, torch.abs)
-        for name, latest in importance.items():
+        new_importances = mean_over_images(strategy, squared_length, torch.abs)
+        importances: Tensors = {}
+        for name, importance in new_importances.items():
             if self.anchors:
-                latest = latest + self.anchors[0].importance[name]
-            importance[name] = latest.clamp(max=limit)
+                importance = importance + self.anchors[0].importance[name]
+            importances[name] = importance.clamp(max=limit)
         weights = copies(trainable(strategy.model))
-        self.anchors = [Anchor(importance=importance, weights=weights)]
+        self.anchors = [Anchor(importance=importances, weights=weights)]
 
 
 @register(
@@ -301,23 +314,28 @@ class StreamSI(Penalty):
 
     @torch.no_grad()
     def after_backward(self, strategy, **kwargs):
-        """Keep the gradient of the loss alone, before it is clamped."""
+        """Keep the gradient of the loss alone, before it is clamped.
+
+        It is that of the weights, minus that of the penalty ``weight * importance *
+        shift ** 2``.
+        """
         if in_replay_step(strategy):
             return
         anchor = self.anchors[0]
         for name, weight in trainable(strategy.model).items():
-            gradient = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            gradient = weight.grad
+            if gradient is None:
+                gradient = torch.zeros_like(weight)
             shift = self._weights_before[name] - anchor.weights[name]
-            of_penalty = 2 * self.weight * anchor.importance[name] * shift
-            self._gradients[name] = gradient - of_penalty
+            penalty_gradient = 2 * self.weight * anchor.importance[name] * shift
+            self._gradients[name] = gradient - penalty_gradient
 
     @torch.no_grad()
     def after_training_iteration(self, strategy, **kwargs):
         """Add the step to the path integrals: minus gradient times shift."""
         for name, weight in trainable(strategy.model).items():
-            self.path[name] -= self._gradients[name] * (
-                weight - self._weights_before[name]
-            )
+            step = weight - self._weights_before[name]
+            self.path[name] -= self._gradients[name] * step
         self._weights_before = {}
         self._gradients = {}
 
@@ -327,6 +345,6 @@ class StreamSI(Penalty):
         (anchor,) = self.anchors
         limit = self.limit(strategy)
         for name, weight in trainable(strategy.model).items():
-            shift = (weight - anchor.weights[name]).square()
-            self.total[name] += self.path[name] / (shift + self.damping)
+            squared_shift = (weight - anchor.weights[name]).square()
+            self.total[name] += self.path[name] / (squared_shift + self.damping)
             anchor.importance[name] = self.total[name].clamp(0, limit)

@@ -72,37 +72,48 @@ class PostDeploymentLDA(StreamingLDA):
             features: float.
             labels: ``(B,)`` int64.
         """
-        base = self._base_classes(labels)
-        forms = torch.tensor([label in base for label in labels.tolist()])
-        if forms.any():
-            super()._update(features[forms], labels[forms])
-            add_counts(self.shaping, labels[forms])
-        if not forms.all():
-            self.absorb(features[~forms], labels[~forms])
+        base_classes = self._base_classes_with(labels)
+        is_base = torch.tensor([label in base_classes for label in labels.tolist()])
+        if is_base.any():
+            super()._update(features[is_base], labels[is_base])
+            add_counts(self.shaping, labels[is_base])
+        if not is_base.all():
+            self.absorb(features[~is_base], labels[~is_base])
 
-    def _base_classes(self, labels: Tensor) -> set[int]:
-        """Return the classes that form the covariance, with those of a new batch."""
-        base = set(self.shaping.nonzero().flatten().tolist())
+    def _base_classes_with(self, labels: Tensor) -> set[int]:
+        """Return the classes that form the covariance, with those of a new batch.
+
+        New classes join the base in order of arrival, while it has room.
+
+        Args:
+            labels: ``(B,)`` int64 of the batch.
+        """
+        classes = set(self.shaping.nonzero().flatten().tolist())
         in_order_of_arrival = dict.fromkeys(labels.tolist())
         for label in in_order_of_arrival:
             is_new = not self.counts[label]
-            if is_new and len(base) < self.base_classes:
-                base.add(label)
-        return base
+            if is_new and len(classes) < self.base_classes:
+                classes.add(label)
+        return classes
 
     def _merge(self, other, labels):
-        """Add statistics of another instance; of classes after the base their means."""
-        base = {}
-        later = {}
+        """Add statistics of another instance; of classes after the base their means.
+
+        Args:
+            other: the other instance.
+            labels: the number in this instance of each class of the other one.
+        """
+        base_labels = {}
+        later_labels = {}
         for theirs, mine in labels.items():
             if other.shaping[theirs]:
-                base[theirs] = mine
+                base_labels[theirs] = mine
             else:
-                later[theirs] = mine
-        if base:
-            super()._merge(other, base)
-            add_rows(self.shaping, other.shaping, base)
-        self.absorb_means(other, later)
+                later_labels[theirs] = mine
+        if base_labels:
+            super()._merge(other, base_labels)
+            add_rows(self.shaping, other.shaping, base_labels)
+        self.absorb_means(other, later_labels)
 
     def _check_values(self, tensors):
         """Raise ``StateError`` for values that no images give."""

@@ -32,19 +32,25 @@ from crumb_avalanche.training.replay_step import memory_step
 
 
 def shift(images: Tensor, down: float, right: float) -> Tensor:
-    """Shift images by fractions of their sides and fill with black."""
+    """Shift ``(..., h, w)`` images by fractions of their sides and fill with black."""
     height, width = images.shape[-2:]
-    rows = round(down * height)
-    columns = round(right * width)
     shifted = torch.zeros_like(images)
-    target_rows, source_rows = _overlap(rows, height)
-    target_columns, source_columns = _overlap(columns, width)
+    target_rows, source_rows = _overlap(round(down * height), height)
+    target_columns, source_columns = _overlap(round(right * width), width)
     shifted[..., target_rows, target_columns] = images[..., source_rows, source_columns]
     return shifted
 
 
 def _overlap(offset: int, length: int) -> tuple[slice, slice]:
-    """Return where the shifted axis and the axis itself have the same content."""
+    """Return where an axis shifted by an offset and the axis itself have equal content.
+
+    Args:
+        offset: number of locations, of either sign.
+        length: of the axis.
+
+    Returns:
+        The locations in the shifted axis, and those in the axis itself.
+    """
     target = slice(max(0, offset), length + min(0, offset))
     source = slice(max(0, -offset), length - max(0, offset))
     return target, source
@@ -68,13 +74,13 @@ def cut_out(images: Tensor, share: float, top: float, left: float) -> Tensor:
     columns = round(share * width)
     first_row = round(top * (height - rows))
     first_column = round(left * (width - columns))
-    images = images.clone()
-    images[
+    cut = images.clone()
+    cut[
         ...,
         first_row : first_row + rows,
         first_column : first_column + columns,
     ] = 0
-    return images
+    return cut
 
 
 def make_perturbations(
@@ -84,14 +90,14 @@ def make_perturbations(
 
     Their strength grows; they are the same for all images.
     """
-    flips = ((-1,), (-2,), (-2, -1))  # axes
+    flipped_axes = ((-1,), (-2,), (-2, -1))
     perturbations: list[Callable[[Tensor], Tensor]] = []
-    rounds = math.ceil(count / 4)
+    rounds = math.ceil(count / 4)  # each has one of the four kinds
     for number in range(rounds):
         strength = (number + 1) / (rounds + 1)
         down, right, brighter = random.choice([-1.0, 1.0], size=3) * strength
         top, left = random.random(2)
-        perturbations.append(partial(torch.flip, dims=flips[number % 3]))
+        perturbations.append(partial(torch.flip, dims=flipped_axes[number % 3]))
         perturbations.append(partial(shift, down=down / 2, right=right / 2))
         perturbations.append(partial(brighten, factor=1 + brighter))
         perturbations.append(partial(cut_out, share=strength, top=top, left=left))
@@ -113,10 +119,14 @@ def uncertainties(
     Returns:
         ``(n,)``.
     """
-    of_copies = [answers(perturb(images)).argmax(1) for perturb in perturbations]
-    votes = torch.stack(of_copies, 1)  # (n, copies)
-    most_voted = (votes[:, :, None] == votes[:, None, :]).sum(1).amax(1)
-    return 1 - most_voted / len(perturbations)
+    classes_of_copies = [
+        answers(perturb(images)).argmax(1) for perturb in perturbations
+    ]
+    votes = torch.stack(classes_of_copies, 1)  # (n, copies)
+    # How many copies are voted as each copy is, (n, copies, copies) summed up.
+    equal_votes = (votes[:, :, None] == votes[:, None, :]).sum(1)
+    votes_of_most_voted = equal_votes.amax(1)
+    return 1 - votes_of_most_voted / len(perturbations)
 
 
 def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
@@ -135,23 +145,34 @@ def easy_to_hard(uncertainty: Sequence[float], count: int) -> list[int]:
 
 
 def memory_rate(epoch: int, rate: float) -> float:
-    """Return the rate of a memory epoch.
+    """Return the learning rate of an epoch over the memories, as the authors set it.
 
-    It is a tenth, the full rate, then cosines of 1, 2, 4, ... epochs to a hundredth.
+    A tenth of the rate in the first epoch. Then it begins at the full rate again and
+    again, and falls along a cosine to a hundredth in 1, 2, 4, ... epochs.
+
+    Args:
+        epoch: number of the epoch after an experience, from 0.
+        rate: full learning rate.
     """
     if epoch == 0:
         return 0.1 * rate
-    length = 1  # epochs of the cosine
-    position = epoch - 1
-    while position >= length:
-        position = position - length
-        length = 2 * length
-    share = (1 + math.cos(math.pi * position / length)) / 2  # from 1 to 0
+    cosine_epochs = 1
+    epoch_in_cosine = epoch - 1
+    while epoch_in_cosine >= cosine_epochs:
+        epoch_in_cosine = epoch_in_cosine - cosine_epochs
+        cosine_epochs = 2 * cosine_epochs
+    cosine = math.cos(math.pi * epoch_in_cosine / cosine_epochs)
+    share = (1 + cosine) / 2  # from 1 to 0
     return 0.01 * rate + 0.99 * rate * share
 
 
 def augment(images: Tensor, random: np.random.Generator) -> Tensor:
-    """Shift every image by up to an eighth of its side, and flip half of them."""
+    """Shift every image by up to an eighth of its side, and flip half of them.
+
+    Args:
+        images: ``(n, 3, h, w)`` uint8.
+        random: of the draws.
+    """
     side = images.shape[-1]
     eighth = side // 8
     shifted = []
@@ -179,25 +200,31 @@ class MixedImages(NamedTuple):
 
 
 def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
-    """Replace a box of each image by that of another.
+    """Replace a box of each image by that of another; the box is the same for all.
 
     Yun et al., CutMix, ICCV 2019, with beta distribution (1, 1).
+
+    Args:
+        images: ``(n, 3, h, w)`` uint8.
+        random: of the draws.
     """
     height, width = images.shape[-2:]
+    # Side of the box in units of the image's: its area is uniform.
     side = math.sqrt(1 - random.random())
-    row = int(random.integers(height))
-    column = int(random.integers(width))
-    rows = _around(row, int(height * side), height)
-    columns = _around(column, int(width * side), width)
+    middle_row = int(random.integers(height))
+    middle_column = int(random.integers(width))
+    rows = _around(middle_row, int(height * side), height)
+    columns = _around(middle_column, int(width * side), width)
     sources = torch.from_numpy(random.permutation(len(images))).to(images.device)
     mixed = images.clone()
     mixed[..., rows, columns] = images[sources][..., rows, columns]
-    replaced = (rows.stop - rows.start) * (columns.stop - columns.start)
-    return MixedImages(mixed, sources, own_share=1 - replaced / (height * width))
+    replaced_pixels = (rows.stop - rows.start) * (columns.stop - columns.start)
+    own_share = 1 - replaced_pixels / (height * width)
+    return MixedImages(mixed, sources, own_share=own_share)
 
 
 def _around(middle: int, size: int, length: int) -> slice:
-    """Return a part of an axis around a location, cut at the ends of the axis."""
+    """Return ``size`` locations around one of an axis, cut at the ends of the axis."""
     start = middle - size // 2
     return slice(max(0, start), min(length, start + size))
 
@@ -275,6 +302,7 @@ class RainbowPlugin(ImageMemoryPlugin):
         self.perturbations = make_perturbations(copies, self.random)
 
     def before_training_exp(self, strategy, **kwargs):
+        """Set the rate of the experience, with a fresh optimiser."""
         super().before_training_exp(strategy, **kwargs)
         strategy.make_optimizer(reset_optimizer_state=True)
         rate = self.rate
@@ -286,6 +314,7 @@ class RainbowPlugin(ImageMemoryPlugin):
         add_replay_loss(self, strategy)
 
     def after_training_exp(self, strategy, **kwargs):
+        """Choose memories, and train on them for some epochs."""
         with strategy.model.stopwatch.measure("replay"):
             self._choose_memories(strategy)
             for epoch in range(self.memory_epochs):
@@ -294,6 +323,7 @@ class RainbowPlugin(ImageMemoryPlugin):
 
     @staticmethod
     def _set_rate(strategy, rate: float) -> None:
+        """Set the learning rate of the strategy's optimiser."""
         for group in strategy.optimizer.param_groups:
             group["lr"] = rate
 
@@ -302,23 +332,23 @@ class RainbowPlugin(ImageMemoryPlugin):
 
         Free slots are filled at random.
         """
-        by_class = self._candidates(strategy)
+        candidates_by_class = self._candidates_by_class(strategy)
         capacity = self.storage_policy.max_size
-        count = capacity // len(by_class)
+        per_class = capacity // len(candidates_by_class)
         chosen: list[Candidate] = []
         left_over: list[Candidate] = []
-        for _, members in sorted(by_class.items()):
-            scores = [0.0] * len(members)
-            if len(members) > count:
-                scores = self._scores(strategy, members)
-            best = set(easy_to_hard(scores, count))
-            for index, member in enumerate(members):
-                if index in best:
-                    chosen.append(member)
+        for _, candidates in sorted(candidates_by_class.items()):
+            scores = [0.0] * len(candidates)  # not needed where all are chosen
+            if len(candidates) > per_class:
+                scores = self._uncertainties(strategy, candidates)
+            chosen_indices = set(easy_to_hard(scores, per_class))
+            for index, candidate in enumerate(candidates):
+                if index in chosen_indices:
+                    chosen.append(candidate)
                 else:
-                    left_over.append(member)
-        room = capacity - len(chosen)
-        for index in self.random.permutation(len(left_over))[:room]:
+                    left_over.append(candidate)
+        n_free = capacity - len(chosen)
+        for index in self.random.permutation(len(left_over))[:n_free]:
             chosen.append(left_over[index])
         slots = []
         positions = []
@@ -329,35 +359,35 @@ class RainbowPlugin(ImageMemoryPlugin):
                 positions.append(candidate.number)
         self.hold(strategy, slots=slots, positions=positions)
 
-    def _candidates(self, strategy) -> dict[int, list[Candidate]]:
-        """Return the memories and some frames of each class."""
+    def _candidates_by_class(self, strategy) -> dict[int, list[Candidate]]:
+        """Return the memories of each class, and frames evenly spread over its own."""
         by_class: dict[int, list[Candidate]] = {}
         for label, slots in self.storage_policy.slots.by_class.items():
             if slots:
                 by_class[label] = [Candidate(is_memory=True, number=n) for n in slots]
-        targets = np.asarray(labels_of(strategy.experience.dataset))
-        for label in np.unique(targets).tolist():
-            positions = np.flatnonzero(targets == label)
+        labels = np.asarray(labels_of(strategy.experience.dataset))
+        for label in np.unique(labels).tolist():
+            positions = np.flatnonzero(labels == label)
             count = min(len(positions), self.candidates)
-            spread = np.linspace(0, len(positions) - 1, count).astype(int)
-            members = by_class.setdefault(label, [])
-            for position in positions[spread].tolist():
-                members.append(Candidate(is_memory=False, number=position))
+            evenly_spread = np.linspace(0, len(positions) - 1, count).astype(int)
+            candidates = by_class.setdefault(label, [])
+            for position in positions[evenly_spread].tolist():
+                candidates.append(Candidate(is_memory=False, number=position))
         return by_class
 
-    def _scores(self, strategy, candidates: list[Candidate]) -> list[float]:
-        """Compute the uncertainty of each candidate."""
+    def _uncertainties(self, strategy, candidates: list[Candidate]) -> list[float]:
+        """Compute the uncertainty of each candidate with the network of now (eq. 3)."""
         model = strategy.model
 
         def answers(images: Tensor) -> Tensor:
             return self.logits(model, _fresh_features(model, images))
 
-        size = strategy.eval_mb_size
+        batch_size = strategy.eval_mb_size
         scores: list[float] = []
         with evaluating(model), torch.no_grad():
-            for start in range(0, len(candidates), size):
+            for start in range(0, len(candidates), batch_size):
                 images = []
-                for candidate in candidates[start : start + size]:
+                for candidate in candidates[start : start + batch_size]:
                     images.append(self._image(strategy, candidate))
                 batch = torch.cat(images)
                 scores += uncertainties(batch, answers, self.perturbations).tolist()
@@ -381,9 +411,16 @@ class RainbowPlugin(ImageMemoryPlugin):
             memory_step(strategy, loss, **kwargs)
 
     def _memory_loss(self, strategy, images: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of a batch of memories, of which some are mixed."""
+        """Compute the loss of a batch of memories, which is mixed at random (CutMix).
+
+        Args:
+            strategy: gives model and criterion.
+            images: ``(n, 3, h, w)`` uint8, augmented.
+            labels: ``(n,)`` int64.
+        """
         model = strategy.model
-        if self.random.random() >= self.cutmix:
+        is_mixed = self.random.random() < self.cutmix
+        if not is_mixed:
             logits = self.logits(model, _fresh_features(model, images))
             return strategy._criterion(logits, labels)
         mixed = cutmix(images, self.random)

@@ -73,8 +73,10 @@ class RanDumb(FourierDiscriminant):
         """Shrink a common covariance towards the unit matrix, in place (step 2)."""
         images = int(self.image_counts[seen].sum())
         variance = self.mean_variance(common, seen)
-        share = 1.0  # of equal images, whose covariance is rounding alone
-        if variance == float(common.diagonal().mean()):
+        # Else the images are equal, and ``mean_variance`` is 1.
+        is_above_rounding = variance == float(common.diagonal().mean())
+        share = 1.0
+        if is_above_rounding:
             share = oracle_shrinkage(common, images)
         common.mul_(1 - share)
         common.diagonal().add_(share * variance)

@@ -7,7 +7,7 @@ give the same answers after every batch, up to rounding, so that one class serve
 four.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -44,7 +44,7 @@ BETTER = 1e-3
 
 
 def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
-    """Return the one of ``RIDGES`` with the smallest error by generalised validation.
+    """Return the one of ``RIDGES`` with the least generalised cross-validation error.
 
     Golub, Heath and Wahba, 1979. The error of one-hot targets is ``N r / (N - p)^2``,
     with the sum of squared residuals ``r`` and the number of effective parameters
@@ -59,13 +59,14 @@ def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
     best = RIDGES[-1]
     least_error = float("inf")
     for ridge in reversed(RIDGES):
-        shrunk = values + ridge
-        parameters = float((values / shrunk).sum())
-        if parameters > MOST_FITTED * images:
+        ridged = values + ridge
+        n_parameters = float((values / ridged).sum())  # p, larger the smaller the ridge
+        fits_noise = n_parameters > MOST_FITTED * images
+        if fits_noise:
             break
-        explained = float((energies * (values + 2 * ridge) / shrunk.square()).sum())
-        residuals = max(images - explained, ROUNDING * images)
-        error = residuals / (images - parameters) ** 2
+        explained = float((energies * (values + 2 * ridge) / ridged.square()).sum())
+        residuals = max(images - explained, ROUNDING * images)  # r
+        error = residuals / (images - n_parameters) ** 2
         if error < (1 - BETTER) * least_error:
             best = ridge
             least_error = error
@@ -77,9 +78,15 @@ class RandomFeatures(ClosedForm):
 
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:
-        """Build an instance whose Gram matrix takes half of the budget."""
-        half_of_budget = int((budget / 8) ** 0.5)
-        projection = min(MOST_OF_LEARNER, max(1, half_of_budget))
+        """Build an instance whose Gram matrix takes half of the budget.
+
+        Args:
+            length: number of features.
+            budget: in bytes; the matrix of ``M`` random features takes ``4 M^2``.
+            head_length: without effect.
+        """
+        columns_in_half = int((budget / 8) ** 0.5)
+        projection = min(MOST_OF_LEARNER, max(1, columns_in_half))
         return cls(0, length, projection=projection)
 
 
@@ -125,8 +132,12 @@ class FillsBudget(RandomFeatures):
         return {"projection": largest_that_fits(fits)}
 
 
-def largest_that_fits(fits: Any) -> int:
-    """Return the largest number from 1 that fits, by bisection; 1 if none does."""
+def largest_that_fits(fits: Callable[[int], bool]) -> int:
+    """Return the largest number from 1 that fits, by bisection; 1 if none does.
+
+    Args:
+        fits: whether a number fits; with it all smaller ones do.
+    """
     low = 1
     high = 2  # doubled until it does not fit
     while fits(high):
@@ -229,34 +240,42 @@ class RandomProjection(RandomFeatures):
         add_counts(self.counts, labels)
 
     def _solve(self, seen):
-        """Compute the weights of the ridge regression, ``(M, C)`` float64.
+        """Compute the weights ``(H^T H + ridge)^-1 H^T Y``, ``(M, C)`` float64.
 
         A ``ridge`` of 0 is chosen by generalised cross-validation.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
         """
         gram = self.gram.double()
-        sums = self.sums[seen].double().mT
-        unit = float(gram.diagonal().mean()) or 1.0  # 0 where all features are
+        class_sums = self.sums[seen].double().mT  # H^T Y
+        # Of the ridge; the mean is 0 where all features are.
+        unit = float(gram.diagonal().mean()) or 1.0
         if self.ridge:
             gram.diagonal().add_(self.ridge * unit)
-            return torch.linalg.solve(gram, sums)
-        values, vectors = torch.linalg.eigh(gram)
-        values = values.clamp_min(0)
-        along = vectors.mT @ sums
+            return torch.linalg.solve(gram, class_sums)
+        eigenvalues, vectors = torch.linalg.eigh(gram)
+        eigenvalues = eigenvalues.clamp_min(0)
+        along = vectors.mT @ class_sums
         energies = along.square().sum(1) / unit
         images = int(self.counts.sum())
-        ridge = unit * chosen_ridge(values / unit, energies, images)
-        return vectors @ (along / (values + ridge).unsqueeze(1))
+        ridge = unit * chosen_ridge(eigenvalues / unit, energies, images)
+        return vectors @ (along / (eigenvalues + ridge).unsqueeze(1))
 
     def _answers(self, features, solution):
         """Score ``(B, D)`` features by the weights ``(M, C)``: ``(B, C)``."""
         return self.project(features) @ solution
 
     def _typical_space(self, nothing: Tensor | None) -> Tensor | None:
-        """Return the root of the ridged Gram matrix, ``(M, M)``."""
+        """Return the root of the ridged Gram matrix, ``(M, M)``, for the leverage.
+
+        ``None`` for forms without: an image is typical by its largest score there.
+        """
         if not self.has_leverage:
             return None
         gram = self.gram.double()
-        unit = float(gram.diagonal().mean()) or 1.0  # 0 where all features are
+        # Of the ridge; the mean is 0 where all features are.
+        unit = float(gram.diagonal().mean()) or 1.0
         gram.diagonal().add_(self.ridge * unit)
         return torch.linalg.cholesky(gram)
 
@@ -275,12 +294,13 @@ class RandomProjection(RandomFeatures):
             return super()._typicality(features, space, left_out)
         hidden = self.project(features)
         solved = torch.linalg.solve_triangular(space, hidden.mT, upper=False)
-        leverages = solved.square().sum(0).clamp_min(TINY).sqrt()
+        # Roots of h G^-1 h^T, with the ridged Gram matrix G.
+        root_leverages = solved.square().sum(0).clamp_min(TINY).sqrt()
 
         def values_of(scores: Tensor) -> Tensor:
             """Return the values ``(B, 3)`` of scores ``(B, C)``; see ``Typicality``."""
             largest = scores.amax(1)
-            cosine = largest / leverages
+            cosine = largest / root_leverages
             return torch.stack([largest, cosine, cosine], 1)
 
         return Typicality.of_scores(self.solution()(features), values_of, left_out)

@@ -121,10 +121,13 @@ class RegularizedDiscriminant(BlendedGaussians):
         total_directions: int | None = None,
         part: int = 0,
     ) -> None:
-        """Make empty statistics; see ``ClassGaussians``.
+        """Allocate the statistics; see ``ClassGaussians``.
 
         Args:
             part: number of the last features that answer a second time, alone.
+
+        Raises:
+            ValueError: ``part`` is not below ``length``.
         """
         if not 0 <= part < max(1, length):
             raise ValueError(
@@ -173,10 +176,11 @@ class RegularizedDiscriminant(BlendedGaussians):
     def narrow(self, classes: int, budget: int, head_length: int) -> str:
         """Give the features of the map up if they leave a budget too few directions."""
         length = self.settings["length"]
-        if head_length >= length or not self.drop_features:
+        has_map_features = head_length < length
+        if not (has_map_features and self.drop_features):
             return ""
-        directions = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
-        if self._bytes_without_images(classes) + directions <= budget:
+        direction_bytes = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
+        if self._bytes_without_images(classes) + direction_bytes <= budget:
             return ""
         self.keep_features(head_length)
         return (
@@ -245,9 +249,9 @@ class RegularizedDiscriminant(BlendedGaussians):
         """Solve for all features and, with ``part``, for the last ones alone."""
         solution = super()._solve(seen)
         if self.settings["part"]:
-            alone = copy.deepcopy(self)
-            alone.keep_features(self.settings["part"])
-            solution.part = alone.solved()
+            of_last_features = copy.deepcopy(self)
+            of_last_features.keep_features(self.settings["part"])
+            solution.part = of_last_features.solved()
             solution.part_share = self.head_share
             solution.temperature = self.temperature
         return solution
@@ -260,7 +264,7 @@ class RegularizedDiscriminant(BlendedGaussians):
             centre=solution.centre,
             projection=solution.span.projection[:, axes],
             means=solution.span.means[:, axes],
-            white=solution.white,
+            whiten=solution.whiten,
         )
         means = self.means[self.image_counts > 0].double()
         return span.against_background(means, nothing)
@@ -270,7 +274,7 @@ class RegularizedDiscriminant(BlendedGaussians):
     ) -> Typicality:
         """Measure ``(B, D)`` features by relative distance and cosine."""
         rows = features - space.centre
-        white = space.white(rows)
+        whitened = space.whiten(rows)
         # Scores in the same space, which is not computed a second time.
-        scores = self.solved().scores(features, white).clamp_min(LOWEST_SCORE)
-        return space.typicality(scores, rows=rows, white=white, left_out=left_out)
+        scores = self.solved().scores(features, whitened).clamp_min(LOWEST_SCORE)
+        return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)

@@ -119,8 +119,8 @@ class Recipe:
         Args:
             plugins: those of the method, which come after the host's.
         """
-        host = dict(self.host)
-        of_host = host.pop("plugins", ())
+        host_arguments = dict(self.host)
+        host_plugins = host_arguments.pop("plugins", ())
         return dict(
             model=self.model,
             clamp_gradients=self.settings.clamp_gradients,
@@ -129,8 +129,8 @@ class Recipe:
             train_mb_size=self.settings.batch_size,
             eval_mb_size=self.settings.eval_batch_size,
             device=self.device,
-            plugins=[*of_host, *plugins],
-            **host,
+            plugins=[*host_plugins, *plugins],
+            **host_arguments,
         )
 
 
@@ -228,26 +228,28 @@ class Entry:
             return 0
         if method is None:
             method = self.settings()
-        fixed = 0
+        fixed_bytes = 0
         if charged:
-            fixed = self.fixed_bytes(model, method, n_classes)
+            fixed_bytes = self.fixed_bytes(model, method, n_classes)
         if self.codebook and exact:
             assert model.codebook is not None, "the method needs one"
-            fixed = model.codebook.blocks.nbytes + model.codebook.buffer_bytes
+            fixed_bytes = model.codebook.blocks.nbytes + model.codebook.buffer_bytes
         item_bytes = self.bytes_of_item(model, method)
         rounding = 0
         if self.round_up and not exact:
-            rounding = item_bytes // 4
-        count = (budget_bytes - fixed + rounding) // item_bytes
-        if count < 1:
+            rounding = item_bytes // 4  # a last memory counts if three quarters fit
+        n_memories = (budget_bytes - fixed_bytes + rounding) // item_bytes
+        if n_memories < 1:
             fixed_text = ""
-            if fixed:
-                fixed_text = f" beside fixed {fixed} bytes (codebooks, statistics)"
+            if fixed_bytes:
+                fixed_text = (
+                    f" beside fixed {fixed_bytes} bytes (codebooks, statistics)"
+                )
             raise ValueError(
                 f"a budget of {budget_bytes} bytes holds no memory of {item_bytes} "
                 f"bytes{fixed_text}; raise --budget-images or --budget-bytes"
             )
-        return count
+        return n_memories
 
     def method_settings(self, changes: dict[str, Any] | None = None) -> Any:
         """Return the settings of the method with some values changed, by name.
@@ -257,14 +259,14 @@ class Entry:
                 its range.
         """
         changes = changes or {}
-        known = field_names(self.settings)
+        known_names = field_names(self.settings)
         for name in changes:
-            if name not in known:
-                settings = "none of its own"
-                if known:
-                    settings = ", ".join(known)
+            if name not in known_names:
+                names_text = "none of its own"
+                if known_names:
+                    names_text = ", ".join(known_names)
                 raise ValueError(
-                    f"strategy {self.name} has no setting {name!r}; it has {settings}"
+                    f"strategy {self.name} has no setting {name!r}; it has {names_text}"
                 )
         return self.settings(**changes)
 
@@ -341,16 +343,17 @@ def register(
         ValueError: another method of this folder has that name.
     """
 
-    def add(method: Any) -> Any:
+    def register_method(method: Any) -> Any:
         """Register a class or function, and return it as it is."""
         _check_name(name, method)
-        entry = {**_derived_fields(method), **more}
-        STRATEGIES.add(
-            Entry(name=name, summary=summary, source=source, stores=stores, **entry)
+        fields_of_entry = {**_derived_fields(method), **more}
+        entry = Entry(
+            name=name, summary=summary, source=source, stores=stores, **fields_of_entry
         )
+        STRATEGIES.add(entry)
         return method
 
-    return add
+    return register_method
 
 
 def _check_name(name: str, method: Any) -> None:
@@ -383,18 +386,21 @@ def _build_with_plugin(plugin: type, recipe: Recipe) -> "StreamStrategy":
     from crumb_avalanche.training.stream_strategy import StreamStrategy
 
     instance = plugin(recipe, **asdict(recipe.method))
-    strategy = getattr(instance, "strategy", StreamStrategy)
+    strategy_type = getattr(instance, "strategy", StreamStrategy)
     optimizer = recipe.optimizer(**getattr(instance, "sgd_arguments", {}))
     if hasattr(instance, "storage_policy"):
-        return strategy(memory=instance, optimizer=optimizer, **recipe.common())
-    return strategy(optimizer=optimizer, **recipe.common(instance))
+        return strategy_type(memory=instance, optimizer=optimizer, **recipe.common())
+    return strategy_type(optimizer=optimizer, **recipe.common(instance))
 
 
 def plugin_settings(plugin: type) -> type:
-    """Make the dataclass of the keyword-only arguments of a plugin's constructor."""
+    """Make the dataclass of a method's settings from the plugin of the method.
+
+    They are the keyword-only arguments of its constructor.
+    """
     constructor: Any = plugin.__init__  # type: ignore[misc]
     hints = ranges.hints_of(constructor)
-    members: list[Any] = []
+    members: list[Any] = []  # name, type and default of each setting
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             members.append((name, hints[name], parameter.default))
@@ -402,7 +408,11 @@ def plugin_settings(plugin: type) -> type:
 
 
 def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
-    """Return the fields of an entry that follow from a closed form."""
+    """Return the fields of an entry that follow from a closed form.
+
+    Settings of the method are those of its features and those of the form itself;
+    ``parts_of`` divides them.
+    """
     from crumb_avalanche.methods.looks import parts_of
 
     def build(recipe: Recipe) -> "StreamStrategy":
@@ -413,20 +423,20 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
     def item_bytes(model: "SplitModel", method: Any) -> int:
         """Return the bytes of one item that a budget buys, with these settings."""
-        features, settings = parts_of(method)
-        return form.item_bytes(features.length(model), settings)
+        features, form_settings = parts_of(method)
+        return form.item_bytes(features.length(model), form_settings)
 
     def fixed_bytes(model: "SplitModel", method: Any, n_classes: int) -> int:
         """Return the bytes before any item, with these settings and classes."""
-        features, settings = parts_of(method)
+        features, form_settings = parts_of(method)
         head_length = features.of_head().length(model)
         return form.fixed_bytes(
-            n_classes, features.length(model), head_length, settings
+            n_classes, features.length(model), head_length, form_settings
         )
 
     return {
         "build": build,
-        "settings": form_settings(form),
+        "settings": closed_form_settings(form),
         "item_bytes": item_bytes if form.budgeted else None,
         "fixed_bytes": fixed_bytes,
         "gradient": False,
@@ -434,11 +444,11 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
     }
 
 
-def form_settings(form: "type[ClosedForm]") -> type:
+def closed_form_settings(form: "type[ClosedForm]") -> type:
     """Make the dataclass of the settings of a closed form, those of features first."""
     from crumb_avalanche.methods.features import FeatureMoments
 
-    members: list[Any] = []
+    members: list[Any] = []  # name, type and default of each setting
     for name, hint in ranges.hints_of(FeatureMoments).items():
         default = form.moments.get(name, getattr(FeatureMoments, name))
         members.append((name, hint, default))

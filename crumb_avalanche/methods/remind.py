@@ -4,6 +4,7 @@ Hayes et al., ECCV 2020. Defaults are those of the authors' ImageNet script and 
 CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -58,7 +59,8 @@ def make_quantizer(
         centroids: rows of the table of each group.
     """
     groups = largest_divisor(channels, sub_quantizers)
-    most_centroids = 16 ** min(channels // groups, 2)
+    channels_of_group = channels // groups
+    most_centroids = 16 ** min(channels_of_group, 2)
     return ProductQuantizer(channels, groups, min(centroids, most_centroids))
 
 
@@ -69,7 +71,7 @@ def quantizer_of(model: SplitModel, settings: Any) -> ProductQuantizer:
     )
 
 
-def some_locations(
+def draw_locations(
     maps: Iterable[Tensor], images: int, most: int, random: np.random.Generator
 ) -> Tensor:
     """Draw about ``most`` locations of maps, equally many of each image.
@@ -84,19 +86,21 @@ def some_locations(
         ``(N, C)`` float32, on which the quantizer is fitted.
     """
     vectors = torch.zeros(0, dtype=torch.float32)
-    filled = 0
+    n_filled = 0
     for batch in maps:
-        flat = batch.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, C)
-        count = min(flat.shape[1], -(-most // images))  # of each image
-        order = random.random(flat.shape[:2]).argsort(axis=1)
-        columns = torch.from_numpy(order[:, :count]).to(flat.device)
-        rows = torch.arange(len(flat), device=flat.device).unsqueeze(1)
-        drawn = flat[rows, columns].flatten(0, 1)
-        if not filled:
-            shape = (images * count, batch.shape[1])
+        locations = batch.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, C)
+        per_image = min(locations.shape[1], math.ceil(most / images))
+        # As many different locations of each image, (B, per_image).
+        order = random.random(locations.shape[:2]).argsort(axis=1)
+        columns = torch.from_numpy(order[:, :per_image]).to(locations.device)
+        rows = torch.arange(len(locations), device=locations.device).unsqueeze(1)
+        drawn = locations[rows, columns].flatten(0, 1)
+        is_first_batch = n_filled == 0
+        if is_first_batch:
+            shape = (images * per_image, batch.shape[1])
             vectors = torch.zeros(shape, dtype=torch.float32)
-        vectors[filled : filled + len(drawn)] = drawn.cpu()
-        filled += len(drawn)
+        vectors[n_filled : n_filled + len(drawn)] = drawn.cpu()
+        n_filled += len(drawn)
     return vectors
 
 
@@ -124,11 +128,14 @@ class EvictLargest(SelectionRule):
         Returns:
             Whether a memory was given up; else it is the image.
         """
-        classes = {*slots.classes, label}
-        sizes = {group: slots.count(group) + (group == label) for group in classes}
-        largest = max(sizes.values())
-        victims = sorted(group for group, size in sizes.items() if size == largest)
-        victim = victims[int(slots.random.integers(len(victims)))]
+        counts = {group: slots.count(group) for group in slots.classes}
+        counts[label] = counts.get(label, 0) + 1  # with the image
+        largest = max(counts.values())
+        largest_classes = sorted(
+            group for group, count in counts.items() if count == largest
+        )
+        victim = largest_classes[int(slots.random.integers(len(largest_classes)))]
+        # Of the class of the image, each memory and the image are as likely.
         if victim == label and int(slots.random.integers(largest)) == 0:
             return False
         slots.release(victim)
@@ -182,11 +189,11 @@ class PQCodeBuffer(MemoryBuffer):
 
     def draw(self, count: int) -> Tensor:
         """Draw different slots uniformly, ``(min(count, memories),)`` int64."""
-        stored = (self.labels >= 0).nonzero().squeeze(1)
+        held = (self.labels >= 0).nonzero().squeeze(1)  # slots that hold a memory
         index = self.slots.random.choice(
-            len(stored), size=min(count, len(stored)), replace=False
+            len(held), size=min(count, len(held)), replace=False
         )
-        return stored[torch.from_numpy(index)]
+        return held[torch.from_numpy(index)]
 
     def state_dict(self):
         """Return the memories, with the centroids that decode them."""
@@ -201,20 +208,29 @@ class PQCodeBuffer(MemoryBuffer):
 def balanced_choice(
     labels: Sequence[int], count: int, random: np.random.Generator
 ) -> list[int]:
-    """Draw at most ``count`` positions of labels, ascending.
+    """Draw the positions of at most ``count`` images, balanced over the classes.
 
-    The numbers of the classes differ by at most one.
+    The numbers of the classes differ by at most one, where there are enough images.
+
+    Args:
+        labels: of all images.
+        count: number of positions.
+        random: of the draws.
+
+    Returns:
+        Positions, ascending.
     """
-    drawn: dict[int, int] = {}  # of each class
-    turns = []
+    n_drawn: dict[int, int] = {}  # of each class
+    turns_and_positions = []
     for position in random.permutation(len(labels)).tolist():
         label = labels[position]
-        turns.append((drawn.get(label, 0), position))
-        drawn[label] = drawn.get(label, 0) + 1
+        turn = n_drawn.get(label, 0)
+        turns_and_positions.append((turn, position))
+        n_drawn[label] = turn + 1
     # The first of each class come before the second of any; the sort is stable, so the
     # order within a turn is random.
-    turns.sort(key=lambda turn: turn[0])
-    return sorted(position for _, position in turns[:count])
+    turns_and_positions.sort(key=lambda turn_and_position: turn_and_position[0])
+    return sorted(position for _, position in turns_and_positions[:count])
 
 
 # Augmentation
@@ -229,12 +245,18 @@ def random_boxes(
     log-uniform between 3/4 and 4/3. A box that does not fit is drawn again; after ten
     tries it is the whole map.
 
+    Args:
+        count: number of boxes.
+        height, width: of the map, in locations.
+        scale: smallest share of its area.
+        random: of the draws.
+
     Returns:
         ``(count, 4)`` int64: first row, first column, rows, columns.
     """
-    tries = (count, TRIES)
-    area = random.uniform(scale, 1, tries) * height * width
-    log_ratio = random.uniform(np.log(LEAST_RATIO), np.log(LARGEST_RATIO), tries)
+    shape = (count, TRIES)  # all tries of all boxes are drawn at once
+    area = random.uniform(scale, 1, shape) * height * width
+    log_ratio = random.uniform(np.log(LEAST_RATIO), np.log(LARGEST_RATIO), shape)
     ratio = np.exp(log_ratio)
     rows = np.maximum(np.round(np.sqrt(area / ratio)), 1).astype(np.int64)
     columns = np.maximum(np.round(np.sqrt(area * ratio)), 1).astype(np.int64)
@@ -244,31 +266,35 @@ def random_boxes(
     any_fits = fits[boxes, first_fit]
     rows = np.where(any_fits, rows[boxes, first_fit], height)
     columns = np.where(any_fits, columns[boxes, first_fit], width)
-    top = random.integers(height - rows + 1)
-    left = random.integers(width - columns + 1)
-    return np.stack([top, left, rows, columns], axis=1)
+    first_row = random.integers(height - rows + 1)
+    first_column = random.integers(width - columns + 1)
+    return np.stack([first_row, first_column, rows, columns], axis=1)
 
 
 def _resizing_weights(start: Tensor, size: Tensor, length: int) -> Tensor:
-    """Compute the weight of each old row in each new one, as ``interpolate`` does.
+    """Compute the weights by which boxes are resized to the rows of the map.
+
+    Bilinear, as ``interpolate`` does it: each new row is a mean of two rows of the box.
 
     Args:
         start, size: ``(n,)`` int64, first row and number of rows of each box.
         length: number of rows of the map.
 
     Returns:
-        ``(n, length, length)``, old rows along the last axis.
+        ``(n, length, length)``: of each box the weight of each old row, along the last
+        axis, in each new row.
     """
     size = size.unsqueeze(1)
-    rows = torch.arange(length, device=size.device, dtype=torch.float32) + 0.5
-    source = (rows * size / length - 0.5).clamp_min(0)
-    low = source.floor().long().minimum(size - 1)
-    high = (low + 1).minimum(size - 1)
-    share = (source - low).unsqueeze(2)
+    middles = torch.arange(length, device=size.device, dtype=torch.float32) + 0.5
+    # Of each new row its location in the box, (n, length), and the rows around it.
+    location = (middles * size / length - 0.5).clamp_min(0)
+    row_before = location.floor().long().minimum(size - 1)
+    row_after = (row_before + 1).minimum(size - 1)
+    share_after = (location - row_before).unsqueeze(2)
     first_row = start.unsqueeze(1)
-    lower = functional.one_hot(first_row + low, length)
-    upper = functional.one_hot(first_row + high, length)
-    return lower * (1 - share) + upper * share
+    is_before = functional.one_hot(first_row + row_before, length)
+    is_after = functional.one_hot(first_row + row_after, length)
+    return is_before * (1 - share_after) + is_after * share_after
 
 
 def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
@@ -279,19 +305,27 @@ def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
         boxes: see ``random_boxes``.
     """
     count, channels, height, width = maps.shape
-    top, left, rows, columns = torch.from_numpy(boxes).to(maps.device).unbind(1)
-    values = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)
-    of_rows = _resizing_weights(top, rows, height).to(maps)
-    values = torch.bmm(of_rows, values).view(count, height, width, channels)
-    of_columns = _resizing_weights(left, columns, width).to(maps)
-    values = of_columns.unsqueeze(1) @ values
-    return values.permute(0, 3, 1, 2)
+    first_row, first_column, rows, columns = (
+        torch.from_numpy(boxes).to(maps.device).unbind(1)
+    )
+    maps_nhwc = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)
+    row_weights = _resizing_weights(first_row, rows, height).to(maps)
+    maps_nhwc = torch.bmm(row_weights, maps_nhwc).view(count, height, width, channels)
+    column_weights = _resizing_weights(first_column, columns, width).to(maps)
+    maps_nhwc = column_weights.unsqueeze(1) @ maps_nhwc
+    return maps_nhwc.permute(0, 3, 1, 2)
 
 
 def random_resized_crops(
     maps: Tensor, scale: float, random: np.random.Generator
 ) -> Tensor:
-    """Crop a random box of each map and resize it to the size of the map."""
+    """Crop a random box of each map and resize it to the size of the map.
+
+    Args:
+        maps: ``(n, C, H, W)``.
+        scale: smallest share of the area of a map that a box has.
+        random: of the draws.
+    """
     height, width = maps.shape[2:]
     return crop_and_resize(maps, random_boxes(len(maps), height, width, scale, random))
 
@@ -352,10 +386,11 @@ class RemindStrategy(StreamStrategy):
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def forward(self):
-        """Return the logits of new images from quantised maps.
+        """Return the logits ``(B, classes)`` of new images from quantized maps.
 
         In training they pass the network together with mixtures of memories, whose
-        logits are kept for the loss.
+        logits are kept for ``criterion``. Before the quantizer is fitted, in experience
+        1, maps are not quantized.
         """
         model = self.model
         quantizer = self.remind.storage_policy.quantizer
@@ -397,29 +432,33 @@ class RemindStrategy(StreamStrategy):
         return random_resized_crops(maps, scale, random)
 
     def _mixed_memories(self, new: int) -> MixedMemories:
-        """Draw memories for ``new`` images; fewer than wanted if there are too few."""
+        """Draw and mix memories for a step with ``new`` images.
+
+        There are fewer than ``replays`` or ``batch_replays`` say if the buffer holds
+        too few.
+        """
         plugin = self.remind
         buffer = plugin.storage_policy
-        for_each = plugin.batch_replays
+        per_new_image = plugin.batch_replays
         if plugin.samples_at_a_time:
-            for_each = plugin.replays
-        images = 2 if plugin.mixup_alpha else 1  # that a memory is mixed of
-        count = min(new * for_each, len(buffer) // images)
-        maps, labels = buffer.replay(buffer.draw(images * count), self.model)
+            per_new_image = plugin.replays
+        images_in_mixture = 2 if plugin.mixup_alpha else 1
+        count = min(new * per_new_image, len(buffer) // images_in_mixture)
+        slots = buffer.draw(images_in_mixture * count)
+        maps, labels = buffer.replay(slots, self.model)
         maps = self._crop(maps)
         targets = functional.one_hot(labels, self.model.n_classes).to(maps.dtype)
         if not plugin.mixup_alpha:
             return MixedMemories(maps=maps, targets=targets)
         # One weight for the memories of a new image, as with samples_at_a_time.
         alpha = plugin.mixup_alpha
-        of_new = buffer.slots.random.beta(alpha, alpha, size=new)
-        weights = torch.from_numpy(of_new.repeat(for_each)[:count]).to(maps)
-        of_maps = weights.view(-1, 1, 1, 1)
-        of_targets = weights.view(-1, 1)
-        return MixedMemories(
-            maps=of_maps * maps[:count] + (1 - of_maps) * maps[count:],
-            targets=of_targets * targets[:count] + (1 - of_targets) * targets[count:],
-        )
+        weight_of_new = buffer.slots.random.beta(alpha, alpha, size=new)
+        weights = torch.from_numpy(weight_of_new.repeat(per_new_image)[:count]).to(maps)
+        weights = weights.unsqueeze(1)  # (R, 1)
+        map_weights = weights.view(-1, 1, 1, 1)
+        mixed_maps = map_weights * maps[:count] + (1 - map_weights) * maps[count:]
+        mixed_targets = weights * targets[:count] + (1 - weights) * targets[count:]
+        return MixedMemories(maps=mixed_maps, targets=mixed_targets)
 
 
 def no_pixels(positions: Sequence[int]) -> Tensor:
@@ -529,22 +568,22 @@ class RemindPlugin(StoringPlugin):
         if self.storage_policy.quantizer.fitted:
             super().after_training_exp(strategy, **kwargs)
             return
-        self._fit(strategy)
+        self._fit_quantizer(strategy)
         self._store_first_experience(strategy)
         strategy.optimizer.state.clear()  # a fresh optimiser for the stream
 
-    def _fit(self, strategy) -> None:
+    def _fit_quantizer(self, strategy) -> None:
         """Fit the tables on locations of images evenly spread over the experience."""
         buffer = self.storage_policy
-        total = len(strategy.adapted_dataset)
-        count = min(total, self.fit_vectors)
-        positions = [index * total // count for index in range(count)]
+        n_images = len(strategy.adapted_dataset)
+        n_used = min(n_images, self.fit_vectors)
+        positions = [index * n_images // n_used for index in range(n_used)]
         # A loader draws a seed; with a generator of its own, the tables leave the
         # global RNG state unchanged.
-        batches = _maps_of(strategy, positions, torch.Generator())
+        batches = _batches_at(positions, strategy, torch.Generator())
         maps = (batch.feature_map for batch in batches)
         random = buffer.slots.random
-        vectors = some_locations(maps, count, self.fit_vectors, random)
+        vectors = draw_locations(maps, n_used, self.fit_vectors, random)
         buffer.quantizer.fit(vectors, self.seed)
 
     def _store_first_experience(self, strategy) -> None:
@@ -556,7 +595,7 @@ class RemindPlugin(StoringPlugin):
         buffer = self.storage_policy
         labels = labels_of(strategy.experience.dataset)
         positions = balanced_choice(labels, buffer.max_size, buffer.slots.random)
-        for batch in _maps_of(strategy, positions):
+        for batch in _batches_at(positions, strategy):
             buffer.store(batch, strategy.model)
 
     def answer_state(self, strategy):
@@ -568,10 +607,16 @@ class RemindPlugin(StoringPlugin):
         self.storage_policy.quantizer.load_state_dict(state)
 
 
-def _maps_of(
-    strategy, positions: list[int], generator: torch.Generator | None = None
+def _batches_at(
+    positions: list[int], strategy, generator: torch.Generator | None = None
 ) -> Iterator[StreamBatch]:
-    """Compute the maps of some images of the experience, batch by batch."""
+    """Yield the images at some positions of the experience, with their feature maps.
+
+    Args:
+        positions: in the experience.
+        strategy: gives experience, model and size of the batches.
+        generator: of the loader's seed; default torch's global one.
+    """
     loader = DataLoader(
         Subset(strategy.adapted_dataset, positions),
         batch_size=strategy.train_mb_size,

@@ -50,8 +50,10 @@ class Reservoir(SelectionRule):
         for position, label in enumerate(labels):
             self.seen += 1
             if not slots.free:
+                # A frame is stored with the probability capacity / seen.
                 number = int(slots.random.integers(self.seen))
-                if number >= slots.capacity:
+                is_stored = number < slots.capacity
+                if not is_stored:
                     continue
                 slots.release(_class_of_memory(slots, number))
             chosen.append((position, slots.take(label)))
@@ -59,11 +61,15 @@ class Reservoir(SelectionRule):
 
 
 def _class_of_memory(slots: Slots, number: int) -> int:
-    """Return the class of the ``number``-th memory: large classes give up more."""
+    """Return the class of the ``number``-th memory, counted class by class.
+
+    So a random number gives up more memories of large classes.
+    """
+    n_left = number
     for label, members in slots.by_class.items():
-        if number < len(members):
+        if n_left < len(members):
             return label
-        number -= len(members)
+        n_left -= len(members)
     raise ValueError("there are fewer memories than that")
 
 
@@ -83,18 +89,19 @@ class RingBuffer(SelectionRule):
         chosen = []
         for position, label in enumerate(labels):
             if not slots.free:
-                members = slots.by_class[self._victim(slots, label)]
+                largest_class = self._largest_class(slots, label)
+                members = slots.by_class[largest_class]
                 slots.free.append(members.pop(0))  # in order of arrival
             chosen.append((position, slots.take(label)))
         return chosen
 
     @staticmethod
-    def _victim(slots: Slots, label: int) -> int:
-        """Return the class that gives up a memory for a frame of a class."""
-        largest = slots.largest()
-        if slots.count(label) == largest:
+    def _largest_class(slots: Slots, label: int) -> int:
+        """Return the class with most memories; ``label`` if several have as many."""
+        most = slots.largest()
+        if slots.count(label) == most:
             return label
-        return next(group for group in slots.classes if slots.count(group) == largest)
+        return next(group for group in slots.classes if slots.count(group) == most)
 
 
 class ChosenFrames(SelectionRule):
@@ -130,13 +137,19 @@ def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
     The first classes get the remainder; the last may get none.
     """
     share, remainder = divmod(capacity, len(classes))
-    return {label: share + (index < remainder) for index, label in enumerate(classes)}
+    quotas = {}
+    for index, label in enumerate(classes):
+        gets_one_more = index < remainder
+        quotas[label] = share + gets_one_more
+    return quotas
 
 
 def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
-    """Cut the lists of some classes to their quotas; return the freed slots.
+    """Cut the memories of some classes to their quotas; return the freed slots.
 
-    The lists are in order of priority.
+    Args:
+        slots: of a buffer, whose lists of slots are in order of priority.
+        quotas: largest number of memories of each of these classes.
     """
     freed: list[int] = []
     for label, quota in quotas.items():
@@ -158,15 +171,16 @@ def herd(features: Tensor, count: int) -> list[int]:
         Their indices, in order of priority.
     """
     mean = features.mean(0)
-    total = torch.zeros_like(features[0])
-    taken = torch.zeros(len(features), dtype=torch.bool, device=features.device)
+    sum_of_chosen = torch.zeros_like(features[0])
+    is_chosen = torch.zeros(len(features), dtype=torch.bool, device=features.device)
     chosen: list[int] = []
     for number in range(1, min(count, len(features)) + 1):
-        distances = (mean - (total + features) / number).norm(dim=1)
-        index = int(distances.masked_fill(taken, torch.inf).argmin())
+        running_means = (sum_of_chosen + features) / number  # with each row, (N, D)
+        distances = (mean - running_means).norm(dim=1)
+        index = int(distances.masked_fill(is_chosen, torch.inf).argmin())
         chosen.append(index)
-        taken[index] = True
-        total = total + features[index]
+        is_chosen[index] = True
+        sum_of_chosen = sum_of_chosen + features[index]
     return chosen
 
 
@@ -256,31 +270,36 @@ class ImageMemoryPlugin(StoringPlugin):
             slots: of the memories that are kept.
             positions: of the frames, in the order in which they are stored.
         """
-        self._give_up_all_but(set(slots))
-        targets = labels_of(strategy.experience.dataset)
-        size = strategy.eval_mb_size
+        self._free_all_but(set(slots))
+        labels_of_frames = labels_of(strategy.experience.dataset)
+        batch_size = strategy.eval_mb_size
         # At least once: storing wipes the freed slots.
-        for start in range(0, max(1, len(positions)), size):
-            batch_positions = positions[start : start + size]
-            labels = [targets[position] for position in batch_positions]
+        for start in range(0, max(1, len(positions)), batch_size):
+            batch_positions = positions[start : start + batch_size]
+            labels = [labels_of_frames[position] for position in batch_positions]
             batch = StreamBatch(
                 labels=torch.tensor(labels, dtype=torch.int64),
-                feature_map=torch.empty(0, dtype=torch.float32),
+                feature_map=torch.empty(0, dtype=torch.float32),  # images are stored
                 codes=None,
-                pixels=FramesOf(strategy, batch_positions),
+                pixels=FrameReader(strategy, batch_positions),
             )
             self.storage_policy.store(batch, strategy.model)
 
-    def _give_up_all_but(self, staying: set[int]) -> None:
-        """Free all slots but those that stay; the lists keep their order."""
+    def _free_all_but(self, staying_slots: set[int]) -> None:
+        """Free all slots of the buffer but some; the order of each class stays."""
         slots = self.storage_policy.slots
         for label, members in slots.by_class.items():
-            slots.free += [slot for slot in members if slot not in staying]
-            slots.by_class[label] = [slot for slot in members if slot in staying]
+            staying = []
+            for slot in members:
+                if slot in staying_slots:
+                    staying.append(slot)
+                else:
+                    slots.free.append(slot)
+            slots.by_class[label] = staying
 
 
 @dataclass(frozen=True)
-class FramesOf:
+class FrameReader:
     """Reads frames of the current experience, by their number in a batch.
 
     Attributes:
@@ -329,22 +348,27 @@ class HerdingPlugin(ImageMemoryPlugin):
         exemplars and its new frames.
         """
         features, labels = self._features_of_frames(strategy)
-        by_class = self.storage_policy.slots.by_class
-        classes = list(dict.fromkeys([*by_class, *sorted(set(labels.tolist()))]))
+        slots_by_class = self.storage_policy.slots.by_class
+        new_classes = sorted(set(labels.tolist()))
+        classes = list(dict.fromkeys([*slots_by_class, *new_classes]))
         quotas = allot(self.storage_policy.max_size, classes)
-        chosen: dict[int, Exemplars] = {}
-        slots: list[int] = []
-        frames: list[int] = []
+        exemplars_by_class: dict[int, Exemplars] = {}
+        staying_slots: list[int] = []
+        new_positions: list[int] = []
         for label, quota in quotas.items():
             positions = (labels == label).nonzero().flatten().tolist()
-            exemplars = self._choose(strategy, label, quota, positions, features)
-            chosen[label] = exemplars
-            slots += exemplars.slots
-            frames += exemplars.positions
-        self.hold(strategy, slots=slots, positions=frames)
-        for label, exemplars in chosen.items():
+            exemplars = self._choose_exemplars(
+                strategy, label, quota, positions, features
+            )
+            exemplars_by_class[label] = exemplars
+            staying_slots += exemplars.slots
+            new_positions += exemplars.positions
+        self.hold(strategy, slots=staying_slots, positions=new_positions)
+        for label, exemplars in exemplars_by_class.items():
             if exemplars.order is not None:
-                by_class[label] = _in_order(by_class[label], exemplars.order)
+                slots_by_class[label] = _in_order(
+                    slots_by_class[label], exemplars.order
+                )
 
     def _features_of_frames(self, strategy) -> tuple[Tensor, Tensor]:
         """Compute unit features ``(N, D)`` and labels ``(N,)`` of the experience."""
@@ -355,13 +379,13 @@ class HerdingPlugin(ImageMemoryPlugin):
         )
         features = []
         labels = []
-        for images, targets, *_ in loader:
+        for images, batch_labels, *_ in loader:
             images = images.to(strategy.device)
             features.append(unit_features(strategy.model, images))
-            labels.append(targets)
+            labels.append(batch_labels)
         return torch.cat(features), torch.cat(labels)
 
-    def _choose(
+    def _choose_exemplars(
         self,
         strategy,
         label: int,
@@ -369,7 +393,7 @@ class HerdingPlugin(ImageMemoryPlugin):
         positions: list[int],
         features: Tensor,
     ) -> Exemplars:
-        """Choose the exemplars of a class.
+        """Choose the exemplars of a class by herding, from old ones and new frames.
 
         Args:
             strategy: gives the model.
@@ -378,25 +402,25 @@ class HerdingPlugin(ImageMemoryPlugin):
             positions: of its frames in the experience; maybe none.
             features: ``(N, D)`` of all frames of the experience.
         """
-        by_class = self.storage_policy.slots.by_class
-        members = by_class.setdefault(label, [])
-        if not positions:
-            return Exemplars(slots=members[:quota], positions=[], order=None)
+        old_slots = self.storage_policy.slots.by_class.setdefault(label, [])
+        if not positions:  # old exemplars are in order of priority already
+            return Exemplars(slots=old_slots[:quota], positions=[], order=None)
         candidates = features[positions]
-        if members:
-            stored = self.stored_features(strategy, members)
-            candidates = torch.cat([stored, candidates])
-        slots: list[int] = []
-        frames_chosen: list[int] = []
+        if old_slots:
+            old_features = self.stored_features(strategy, old_slots)
+            candidates = torch.cat([old_features, candidates])
+        staying_slots: list[int] = []
+        new_positions: list[int] = []
         order: list[int | None] = []
         for index in herd(candidates, quota):
-            if index < len(members):
-                slots.append(members[index])
-                order.append(members[index])
+            is_old = index < len(old_slots)
+            if is_old:
+                staying_slots.append(old_slots[index])
+                order.append(old_slots[index])
             else:
-                frames_chosen.append(positions[index - len(members)])
+                new_positions.append(positions[index - len(old_slots)])
                 order.append(None)  # it has no slot yet
-        return Exemplars(slots=slots, positions=frames_chosen, order=order)
+        return Exemplars(slots=staying_slots, positions=new_positions, order=order)
 
     def stored_features(self, strategy, slots: Sequence[int]) -> Tensor:
         """Compute unit features ``(n, D)`` of stored images."""
@@ -408,8 +432,13 @@ class HerdingPlugin(ImageMemoryPlugin):
 
 
 def _in_order(members: list[int], order: list[int | None]) -> list[int]:
-    """Return the slots of a class in order of priority; see ``Exemplars.order``."""
-    # In the order in which they were chosen.
+    """Return the slots of a class in order of priority.
+
+    Args:
+        members: slots of the class; those of new exemplars are in the order in which
+            these were chosen.
+        order: see ``Exemplars.order``.
+    """
     new_slots = iter([slot for slot in members if slot not in order])
     ordered = []
     for slot in order:
@@ -449,13 +478,13 @@ class OldNetwork:
         return tensor_bytes(old.state.values())
 
     def take(self, model: SplitModel) -> None:
-        """Copy the current weights."""
+        """Copy the current weights of the plastic layers, with their buffers."""
         self.state = {}
-        for name, value in model.plastic_layers.state_dict().items():
-            dtype = value.dtype
-            if self.half and value.is_floating_point():
+        for name, weight in model.plastic_layers.state_dict().items():
+            dtype = weight.dtype
+            if self.half and weight.is_floating_point():
                 dtype = torch.float16
-            self.state[name] = value.detach().to(dtype, copy=True)
+            self.state[name] = weight.detach().to(dtype, copy=True)
 
     @torch.no_grad()
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
@@ -469,10 +498,10 @@ class OldNetwork:
             ``(B, classes)`` float32.
         """
         weights = {}
-        for name, value in self.state.items():
-            value = value.to(maps.device)  # a loaded state is on the CPU
-            self.state[name] = value
-            weights[name] = value.float() if value.is_floating_point() else value
+        for name, weight in self.state.items():
+            weight = weight.to(maps.device)  # a loaded state is on the CPU
+            self.state[name] = weight
+            weights[name] = weight.float() if weight.is_floating_point() else weight
         with (
             model.stopwatch.measure("plastic"),
             evaluating(model.plastic_layers),
@@ -487,19 +516,19 @@ class OldNetwork:
     def load_state_dict(self, state: dict) -> None:
         """Load what ``state_dict`` returned."""
         self.state = {}
-        for name, value in state.items():
+        for name, weight in state.items():
             # Weights of a SplitModel lie channels-last, an order that a file does not
             # keep and kernels round by.
-            order = torch.contiguous_format
-            if value.dim() == 4:
-                order = torch.channels_last
-            self.state[name] = value.clone(memory_format=order)
+            memory_format = torch.contiguous_format
+            if weight.dim() == 4:
+                memory_format = torch.channels_last
+            self.state[name] = weight.clone(memory_format=memory_format)
 
 
 def distillation_loss(
     logits: Tensor, old_logits: Tensor, classes: Sequence[int], temperature: float
 ) -> Tensor:
-    """Compute the mean Kullback-Leibler divergence from the old answers.
+    """Compute the mean Kullback-Leibler divergence of new answers from the old ones.
 
     It has the gradient of LwF's modified cross-entropy (eq. 2), and is 0 if nothing was
     forgotten.
@@ -510,8 +539,8 @@ def distillation_loss(
         classes: columns that are compared.
         temperature: divisor of both.
     """
-    answers = (logits[:, classes] / temperature).log_softmax(1)
-    old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
+    log_answers = (logits[:, classes] / temperature).log_softmax(1)
+    log_old_answers = (old_logits[:, classes] / temperature).log_softmax(1)
     return functional.kl_div(
-        answers, old_answers, reduction="batchmean", log_target=True
+        log_answers, log_old_answers, reduction="batchmean", log_target=True
     )

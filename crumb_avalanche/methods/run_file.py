@@ -98,10 +98,11 @@ def load_learner(
     try:
         with preserve_rng_state():
             strategy = _build_strategy(header, device)
-            _load(strategy, state)
+            _load_strategy(strategy, state)
     # The state of each strategy is its own, and so is how it fails.
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = lines[0]
         raise LearnerError(
             f"{path} does not fit strategy {header.strategy} of this version: {reason}"
         ) from error
@@ -139,8 +140,17 @@ def _build_strategy(header: LearnerHeader, device: str) -> Any:
     return strategy
 
 
-def _load(strategy: Any, state: dict[str, Any]) -> None:
-    """Load weights and what was learned; raise StateError if a weight is not finite."""
+def _load_strategy(strategy: Any, state: dict[str, Any]) -> None:
+    """Load the state of a learner file into the strategy of its header.
+
+    Args:
+        strategy: untrained; its weights and what it learned are replaced.
+        state: ``feature_extractor`` holds the weights of F, ``strategy`` what
+            ``answer_state`` returned.
+
+    Raises:
+        StateError: a weight is not finite.
+    """
     model = strategy.model
     model.feature_extractor.load_state_dict(state["feature_extractor"])
     strategy.load_answer_state(state["strategy"])
@@ -150,10 +160,10 @@ def _load(strategy: Any, state: dict[str, Any]) -> None:
 
 
 def probabilities(strategy: Any, outputs: Tensor) -> Tensor:
-    """Return the softmax of ``(B, classes)`` outputs.
+    """Return the softmax of ``(B, classes)`` outputs of a run's strategy.
 
     That of a closed form is taken at its usual temperature.
     """
-    statistics = getattr(strategy, "statistics", None)
-    temperature = getattr(statistics, "temperature", 1.0)
+    closed_form = getattr(strategy, "statistics", None)
+    temperature = getattr(closed_form, "temperature", 1.0)
     return (outputs.double() / temperature).softmax(1)

@@ -141,13 +141,19 @@ class LearnerHeader:
 def check_format(
     path: str | os.PathLike, metadata: dict[str, str], formats: Sequence[str]
 ) -> None:
-    """Raise LearnerError if the metadata of a file name none of the formats."""
+    """Raise LearnerError if the metadata of a file name none of the formats.
+
+    Args:
+        path: of the file, which the error names.
+        metadata: of the file.
+        formats: names of the formats of learner files that are read.
+    """
     name = metadata.get("format", "")
     if name in formats:
         return
-    described = f"of format {shown(name)}" if name else "no learner file"
+    description = f"of format {shown(name)}" if name else "no learner file"
     raise LearnerError(
-        f"{path} is {described}, not {' or '.join(formats)}: give a file that crumb "
+        f"{path} is {description}, not {' or '.join(formats)}: give a file that crumb "
         "teach, Learner.save or crumb run wrote"
     )
 
@@ -168,11 +174,18 @@ def read_run_header(path: str | os.PathLike, metadata: dict[str, str]) -> Learne
 
 
 def _check_header(values: Any) -> None:
-    """Raise StateError if plain values are no header; names the value and the rule."""
+    """Raise StateError if plain values are no header; names the value and the rule.
+
+    Args:
+        values: of a learner file's header, of any type.
+    """
     check(HEADER, values)
-    labels = [known["label"] for known in values["classes"]]
-    names = [known["name"] for known in values["classes"]]
-    if len(set(labels)) < len(labels) or len(set(names)) < len(names):
+    classes = values["classes"]  # see LearnerHeader
+    labels = [class_values["label"] for class_values in classes]
+    names = [class_values["name"] for class_values in classes]
+    share_label = len(set(labels)) < len(labels)
+    share_name = len(set(names)) < len(names)
+    if share_label or share_name:
         raise StateError("classes share a label or a name, but have to have their own")
     if max(labels, default=0) >= values["network"]["n_classes"]:
         raise StateError("a label of classes has to be below network.n_classes")

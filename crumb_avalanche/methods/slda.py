@@ -61,21 +61,22 @@ class StreamingLDA(ClassMeans):
 
     def _update(self, features, labels):
         """Add ``(B, D)`` features to the means and to the covariance."""
-        old = self.covariance_images
+        old_images = self.covariance_images
         increments = self.absorb(features, labels)
         rows = torch.cat(list(increments.values()))
-        total = old + len(labels)
-        covariance = self.covariance.double() * (old / total) + rows.mT @ rows / total
+        images = old_images + len(labels)
+        old_part = self.covariance.double() * (old_images / images)
+        covariance = old_part + rows.mT @ rows / images
         self.covariance = covariance.float()
 
     def _solve(self, seen):
         """Return weights ``(C, D)`` and offsets ``(C,)`` of the discriminant."""
-        values, vectors = torch.linalg.eigh(self.covariance.double())
+        eigenvalues, vectors = torch.linalg.eigh(self.covariance.double())
         # With fewer images than features, float32 leaves eigenvalues a little below
         # zero.
-        values = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
+        shrunk = (1 - self.shrinkage) * eigenvalues.clamp_min(0) + self.shrinkage
         means = self.means[seen].double()
-        weights = (means @ vectors / values) @ vectors.mT
+        weights = (means @ vectors / shrunk) @ vectors.mT
         offsets = (weights * means).sum(1) / 2
         return weights, offsets
 
@@ -87,8 +88,8 @@ class StreamingLDA(ClassMeans):
     def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
         """Return the span of the class means where the covariance is 1."""
         means = self.means[self.image_counts > 0].double()
-        values, vectors = torch.linalg.eigh(self.covariance.double())
-        shrunk = (1 - self.shrinkage) * values.clamp_min(0) + self.shrinkage
+        eigenvalues, vectors = torch.linalg.eigh(self.covariance.double())
+        shrunk = (1 - self.shrinkage) * eigenvalues.clamp_min(0) + self.shrinkage
         whitening = Whitening(vectors=vectors, roots=shrunk.sqrt())
         span = MeansSpan.of_whitened(means, whitening)
         return span.against_background(means, nothing)
@@ -99,21 +100,21 @@ class StreamingLDA(ClassMeans):
         """Measure ``(B, D)`` features by relative distance and cosine."""
         rows = features - space.centre
         scores = self.solution()(features)
-        white = space.white(rows)
-        return space.typicality(scores, rows=rows, white=white, left_out=left_out)
+        whitened = space.whiten(rows)
+        return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)
 
     def _merge(self, other, labels):
         """Add means and covariance of another instance, weighed by images."""
-        old = self.covariance_images
-        new = other.covariance_images
-        merged = self.absorb_means(other, labels)
-        rows = torch.cat([mean.between for mean in merged])
+        own_images = self.covariance_images
+        other_images = other.covariance_images
+        merged_means = self.absorb_means(other, labels)
+        rows = torch.cat([mean.between for mean in merged_means])
         scatter = (
-            old * self.covariance.double()
-            + new * other.covariance.double()
+            own_images * self.covariance.double()
+            + other_images * other.covariance.double()
             + rows.mT @ rows
         )
-        self.covariance = (scatter / (old + new)).float()
+        self.covariance = (scatter / (own_images + other_images)).float()
 
     def _check_values(self, tensors):
         """Raise ``StateError`` for values that no images give."""

@@ -55,9 +55,12 @@ class StreamingRda(BlendedGaussians):
 
     def _blend(self, counts, left_out):
         """Return the weights of own and common covariance for each class."""
-        of_class = (1 - self.shrinkage) * self.own
-        of_common = (1 - self.shrinkage) * (1 - self.own)
-        return torch.full_like(counts, of_class), 1 + of_class / of_common * left_out
+        own_weight = (1 - self.shrinkage) * self.own
+        common_weight = (1 - self.shrinkage) * (1 - self.own)
+        of_class = torch.full_like(counts, own_weight)
+        # The common covariance has its weight already; what directions leave out of a
+        # class has its shape, too.
+        return of_class, 1 + own_weight / common_weight * left_out
 
     def _solve(self, seen):
         """Solve for Gaussians whose classes are as probable as their images."""

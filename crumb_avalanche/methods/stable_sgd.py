@@ -69,17 +69,20 @@ class StableSGDPlugin(StatefulPlugin):
     def before_training_exp(self, strategy, **kwargs):
         """Set the decayed rate of the experience, with a momentum of 0."""
         strategy.make_optimizer(reset_optimizer_state=True)
-        decayed = self.first_rate * self.gamma**strategy.clock.train_exp_counter
+        experience = strategy.clock.train_exp_counter
+        decayed_rate = self.first_rate * self.gamma**experience
         for group in strategy.optimizer.param_groups:
-            group["lr"] = max(decayed, self.lowest_rate)
+            group["lr"] = max(decayed_rate, self.lowest_rate)
 
 
 def _set_dropout(layers: nn.Module, probability: float) -> None:
     """Set the probability of all dropout layers; warn if there are none."""
-    dropouts = [module for module in layers.modules() if isinstance(module, nn.Dropout)]
-    for module in dropouts:
-        module.p = probability
-    if probability and not dropouts:
+    dropout_layers = [
+        module for module in layers.modules() if isinstance(module, nn.Dropout)
+    ]
+    for layer in dropout_layers:
+        layer.p = probability
+    if probability and not dropout_layers:
         warnings.warn(
             f"the plastic layers have no dropout, so dropout={probability} of "
             "stable_sgd has no effect; the decaying rate and the small batches have",

@@ -68,8 +68,8 @@ class Typicality(NamedTuple):
         typicality = cls(scores, values_of(scores))
         if left_out is None:
             return typicality
-        others = without_row(scores.mT, left_out).mT
-        return typicality._replace(left_out=values_of(others))
+        scores_of_others = without_row(scores.mT, left_out).mT
+        return typicality._replace(left_out=values_of(scores_of_others))
 
 
 class Whitening(NamedTuple):
@@ -83,13 +83,16 @@ class Whitening(NamedTuple):
     vectors: Tensor
     roots: Tensor
 
-    def white(self, rows: Tensor) -> Tensor:
+    def whiten(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` rows ``X`` to ``X S^-1/2``."""
         return rows @ self.vectors / self.roots
 
-    def back(self, rows: Tensor) -> Tensor:
-        """Map ``(n, D)`` rows ``X S^-1/2`` to ``X S^-1``."""
-        return rows / self.roots @ self.vectors.mT
+    def feature_weights(self, whitened: Tensor) -> Tensor:
+        """Map whitened ``(n, D)`` rows ``X S^-1/2`` to ``X S^-1``.
+
+        Products of features with these are products of whitened features with the rows.
+        """
+        return whitened / self.roots @ self.vectors.mT
 
 
 class NothingCosine(NamedTuple):
@@ -116,37 +119,37 @@ class NothingCosine(NamedTuple):
         nothing: Tensor,
         means: Tensor,
         centre: Tensor,
-        white: Callable[[Tensor], Tensor],
+        whiten: Callable[[Tensor], Tensor],
     ) -> "NothingCosine":
-        """Find the cosines.
+        """Build the cosines with class means, apart from images that show nothing.
 
         Args:
             nothing: ``(n, D)`` float64 features of images that show nothing.
             means: ``(C, D)`` class means.
             centre: ``(D,)``, mean of the class means.
-            white: function from ``(n, D)`` rows to the whitened space.
+            whiten: function from ``(n, D)`` rows to the whitened space.
         """
         nothing_mean = nothing.mean(0)
         # V, scaled so that the images have a mean squared length of STRENGTH.
-        spread = white(nothing - nothing_mean).mT
+        spread = whiten(nothing - nothing_mean).mT
         energy = spread.square().sum().clamp_min(TINY)
         spread = spread * (STRENGTH * spread.shape[1] / energy).sqrt()
         # Woodbury: (1 + V V^T)^-1 = 1 - V (1 + V^T V)^-1 V^T = 1 - lift lift^T.
         unit = torch.eye(len(nothing), dtype=torch.float64)
         root = torch.linalg.cholesky(unit + spread.mT @ spread)
         lift = torch.linalg.solve_triangular(root, spread.mT, upper=False).mT
-        white_means = white(means - nothing_mean).mT
-        towards = white_means - lift @ (lift.mT @ white_means)
-        lengths = (white_means * towards).sum(0).clamp_min(TINY).sqrt()
-        shift = white((centre - nothing_mean).unsqueeze(0))[0]
+        whitened_means = whiten(means - nothing_mean).mT
+        towards = whitened_means - lift @ (lift.mT @ whitened_means)
+        lengths = (whitened_means * towards).sum(0).clamp_min(TINY).sqrt()
+        shift = whiten((centre - nothing_mean).unsqueeze(0))[0]
         return cls(shift=shift, lift=lift, towards=towards / lengths)
 
-    def __call__(self, white_rows: Tensor) -> Tensor:
+    def __call__(self, whitened: Tensor) -> Tensor:
         """Return the cosines of ``(B, D)`` whitened rows with the means: ``(B, C)``.
 
         The rows are seen from the centre of the classes.
         """
-        shifted = white_rows + self.shift
+        shifted = whitened + self.shift
         squares = shifted.square().sum(1) - (shifted @ self.lift).square().sum(1)
         return (shifted @ self.towards) / squares.clamp_min(TINY).sqrt().unsqueeze(1)
 
@@ -159,52 +162,59 @@ class MeansSpan(NamedTuple):
         projection: ``(D, r)``, from features minus ``centre`` to the span.
         means: ``(C, r)``, the class means in the span, whose axes are their principal
             ones.
-        white: function from ``(n, D)`` rows to the whitened space.
+        whiten: function from ``(n, D)`` rows to the whitened space.
         background: ``(r,)``, factors of squares in units of the total covariance;
             ``None`` for unit vectors.
-        outside: share of the cosine apart from images that show nothing.
-        cosines: with images that are drawn, and with those shown, too; maybe neither.
+        apart_share: share of the cosine apart from images that show nothing.
+        nothing_cosines: apart from images that are drawn, and from these and those
+            shown; the second one, or both, may be missing.
     """
 
     centre: Tensor
     projection: Tensor
     means: Tensor
-    white: Callable[[Tensor], Tensor]
+    whiten: Callable[[Tensor], Tensor]
     background: Tensor | None = None
-    outside: float = 0.0
-    cosines: tuple[NothingCosine, ...] = ()
+    apart_share: float = 0.0
+    nothing_cosines: tuple[NothingCosine, ...] = ()
 
     @classmethod
     def of_unit_vectors(cls, means: Tensor) -> "MeansSpan":
         """Find the span of ``(C, D)`` float64 class means of length 1."""
-        return cls._of_means(means, white=_unchanged, back=_unchanged)
+        return cls._of_means(means, whiten=_unchanged, feature_weights=_unchanged)
 
     @classmethod
     def of_whitened(cls, means: Tensor, whitening: Whitening) -> "MeansSpan":
         """Find the span of ``(C, D)`` float64 class means in a whitened space."""
-        return cls._of_means(means, white=whitening.white, back=whitening.back)
+        return cls._of_means(
+            means, whiten=whitening.whiten, feature_weights=whitening.feature_weights
+        )
 
     @classmethod
     def _of_means(
         cls,
         means: Tensor,
-        white: Callable[[Tensor], Tensor],
-        back: Callable[[Tensor], Tensor],
+        whiten: Callable[[Tensor], Tensor],
+        feature_weights: Callable[[Tensor], Tensor],
     ) -> "MeansSpan":
         """Find the space that class means span.
 
         Args:
             means: ``(C, D)`` float64.
-            white: maps rows to where the common covariance is 1.
-            back: maps rows of that space to weights of the features.
+            whiten: maps rows to where the common covariance is 1.
+            feature_weights: maps rows of that space to weights of the features.
         """
         centre = means.mean(0)
-        rows = white(means - centre)
-        lengths, vectors = torch.linalg.eigh(rows @ rows.mT)
-        axes = above_rounding(lengths)
-        projection = back(rows).mT @ (vectors[:, axes] / lengths[axes].sqrt())
-        in_span = (means - centre) @ projection
-        return cls(centre=centre, projection=projection, means=in_span, white=white)
+        whitened = whiten(means - centre)
+        # Principal axes of the means, from their C x C products.
+        squares, vectors = torch.linalg.eigh(whitened @ whitened.mT)
+        axes = above_rounding(squares)
+        combinations = vectors[:, axes] / squares[axes].sqrt()
+        projection = feature_weights(whitened).mT @ combinations
+        means_in_span = (means - centre) @ projection
+        return cls(
+            centre=centre, projection=projection, means=means_in_span, whiten=whiten
+        )
 
     def against_background(
         self, means: Tensor, nothing: Tensor | None = None
@@ -219,21 +229,26 @@ class MeansSpan(NamedTuple):
         squares = self.means.square().sum(0)
         span = self._replace(
             background=1 / (1 + squares / len(means)),
-            outside=_outside(self.means / squares, len(self.centre)),
+            apart_share=_apart_share(self.means / squares, len(self.centre)),
         )
         if nothing is None:
             return span
         banks = [nothing[:DRAWN]]
-        if len(nothing) > DRAWN:
+        has_shown_images = len(nothing) > DRAWN
+        if has_shown_images:
             banks.append(nothing)
         cosines = [
-            NothingCosine.of_rows(bank.double(), means, self.centre, self.white)
+            NothingCosine.of_rows(bank.double(), means, self.centre, self.whiten)
             for bank in banks
         ]
-        return span._replace(cosines=tuple(cosines))
+        return span._replace(nothing_cosines=tuple(cosines))
 
     def typicality(
-        self, scores: Tensor, rows: Tensor, white: Tensor, left_out: int | None = None
+        self,
+        scores: Tensor,
+        rows: Tensor,
+        whitened: Tensor,
+        left_out: int | None = None,
     ) -> Typicality:
         """Compute distances and cosines, seen from the centre.
 
@@ -250,50 +265,58 @@ class MeansSpan(NamedTuple):
         Args:
             scores: ``(B, C)`` of the images.
             rows: ``(B, D)`` float64, the features minus ``centre``.
-            white: the same in the whitened space.
+            whitened: ``(B, D)``, the same in the whitened space.
             left_out: column of a class; the values are computed without it, too.
         """
         points = rows @ self.projection
-        lengths = white.square().sum(1).clamp_min(TINY).sqrt()
-        cosines = [nothing_cosine(white) for nothing_cosine in self.cosines]
-        apart = None
+        lengths = whitened.square().sum(1).clamp_min(TINY).sqrt()
+        # (B, C) each: apart from images drawn, and from those drawn and shown.
+        cosines = [nothing_cosine(whitened) for nothing_cosine in self.nothing_cosines]
+        apart_from_drawn = None
         if cosines:
-            apart = cosines[0].amax(1)
+            apart_from_drawn = cosines[0].amax(1)
         background = None
         if self.background is not None:
             background = points.square() @ self.background
-        seen = SeenPoints(points, self.means, lengths, background, apart)
-        typicality = Typicality(scores, seen.values(self.outside))
+        seen = SeenPoints(points, self.means, lengths, background, apart_from_drawn)
+        typicality = Typicality(scores, seen.values(self.apart_share))
         if len(cosines) > 1:
             typicality = typicality._replace(apart=cosines[1].amax(1))
         if left_out is None or len(self.means) < 2:
             return typicality
         if cosines:
-            apart = without_row(cosines[0].mT, left_out).mT.amax(1)
-        without = self._without(left_out, points, lengths, apart)
-        return typicality._replace(left_out=without)
+            cosines_of_others = without_row(cosines[0].mT, left_out).mT
+            apart_from_drawn = cosines_of_others.amax(1)
+        values = self._values_without(left_out, points, lengths, apart_from_drawn)
+        return typicality._replace(left_out=values)
 
-    def _without(
+    def _values_without(
         self, column: int, points: Tensor, lengths: Tensor, apart: Tensor | None
     ) -> Tensor:
-        """Compute the values of images in the span of the means but one.
+        """Compute the values of images as if one class had not been learned.
 
-        It takes ``C r`` steps an image: nothing is solved again. The covariance of the
-        space stays as it is.
+        They are those of ``typicality``, in the span of the other means. It takes ``C
+        r`` steps an image: nothing is solved again. The covariance of the space stays
+        as it is.
 
         Args:
             column: of the class left out.
             points: ``(B, r)`` of the images.
             lengths: ``(B,)`` of the images in the whitened space.
             apart: ``(B,)``, cosines with the other means apart from what shows nothing.
+
+        Returns:
+            ``(B, 3)``; see ``Typicality.values``.
         """
         squares = self.means.square().sum(0)
         # Rows of the transposed pseudo-inverse: each is normal to the plane of the
         # other means.
         normals = self.means / squares
         normal = functional.normalize(normals[column], dim=0)
-        if self.means.shape[1] < len(self.means) - 1:
-            normal = torch.zeros_like(normal)  # the other means span the same space
+        others_span_the_same = self.means.shape[1] < len(self.means) - 1
+        if others_span_the_same:
+            normal = torch.zeros_like(normal)
+        # Seen from the centre of the other means.
         means = without_row(self.means, column)
         centre = means.mean(0)
         lengths = (
@@ -304,22 +327,28 @@ class MeansSpan(NamedTuple):
         points = points - centre
         points = points - (points @ normal).unsqueeze(1) * normal
         background = None
-        outside = 0.0
+        apart_share = 0.0
         if self.background is not None:
             background = self._background_without(column, points, squares)
-            in_plane = without_row(normals, column)
-            in_plane = in_plane - (in_plane @ normal).unsqueeze(1) * normal
-            outside = _outside(in_plane, len(self.centre))
+            normals_in_plane = without_row(normals, column)
+            along_normal = (normals_in_plane @ normal).unsqueeze(1)
+            normals_in_plane = normals_in_plane - along_normal * normal
+            apart_share = _apart_share(normals_in_plane, len(self.centre))
         seen = SeenPoints(points, means - centre, lengths, background, apart)
-        return seen.values(outside)
+        return seen.values(apart_share)
 
     def _background_without(
         self, column: int, points: Tensor, squares: Tensor
     ) -> Tensor:
-        """Return the squared lengths of points by the total covariance but of a class.
+        """Return squared lengths ``(B,)`` by the total covariance without a class.
 
         By the identity of Sherman and Morrison: without a mean ``m`` of ``C``, the
         scatter of the others around their own mean is less by ``C / (C - 1) m m^T``.
+
+        Args:
+            column: of the class left out.
+            points: ``(B, r)`` of the images, seen from the centre of the other means.
+            squares: ``(r,)``, sums of squares of all means along the axes.
         """
         n_others = len(self.means) - 1
         mean = self.means[column]
@@ -348,51 +377,57 @@ class SeenPoints(NamedTuple):
     background: Tensor | None
     apart: Tensor | None
 
-    def values(self, outside: float) -> Tensor:
-        """Return the values of a ``Typicality``, ``(B, 3)``.
+    def values(self, apart_share: float) -> Tensor:
+        """Return the values of a ``Typicality``, ``(B, 3)``; see ``MeansSpan``.
 
         Args:
-            outside: share of the cosine apart from images that show nothing.
+            apart_share: share of the cosine apart from images that show nothing in the
+                second value; the rest is the cosine within the span.
         """
         mean_squares = self.means.square().sum(1)
+        # Projections of the images on the nearest direction of a mean.
         products = (self.points @ functional.normalize(self.means).mT).amax(1)
         cosine = products / self.lengths
         squares = self.points.square().sum(1)
-        # As a product: torch's exporter to ONNX has no cdist in every version.
+        # Squared distances, as a product: torch's exporter to ONNX has no cdist in
+        # every version.
         nearest = (mean_squares - 2 * self.points @ self.means.mT).amin(1) + squares
         if self.background is None:
             return torch.stack([-nearest, cosine, cosine], 1)
-        apart = cosine
+        cosine_apart = cosine
         if self.apart is not None:
-            apart = self.apart
-        difference = self.background - nearest
-        relative = difference / mean_squares.mean().clamp_min(TINY).sqrt()
-        relative = DISTANCE * relative + RISE * (1 - 1 / len(self.means))
-        within = 2 * products / squares.clamp_min(TINY).sqrt() - 1
-        mixed = (1 - outside) * within + outside * apart
-        return torch.stack([relative, mixed, apart], 1)
+            cosine_apart = self.apart
+        relative_distance = self.background - nearest
+        relative = relative_distance / mean_squares.mean().clamp_min(TINY).sqrt()
+        closeness = DISTANCE * relative + RISE * (1 - 1 / len(self.means))
+        cosine_within = 2 * products / squares.clamp_min(TINY).sqrt() - 1
+        mixed = (1 - apart_share) * cosine_within + apart_share * cosine_apart
+        return torch.stack([closeness, mixed, cosine_apart], 1)
 
 
-def _outside(normals: Tensor, length: int) -> float:
-    """Return the share of the cosine apart from images that show nothing.
+def _apart_share(normals: Tensor, length: int) -> float:
+    """Return the share of the cosine apart from images that show nothing, 0 to 1.
+
+    It is larger the further class means lie from the plane of the others, and one half
+    at a squared distance of ``OUTSIDE`` per feature.
 
     Args:
         normals: ``(C, r)``; the length of each is 1 / (distance of its class mean from
             the plane of the others).
         length: number of features.
     """
-    heights = 1 / normals.square().sum(1).clamp_min(TINY)
-    height = float(heights.mean()) / length
-    return height**2 / (height**2 + OUTSIDE**2)
+    squared_distances = 1 / normals.square().sum(1).clamp_min(TINY)
+    per_feature = float(squared_distances.mean()) / length
+    return per_feature**2 / (per_feature**2 + OUTSIDE**2)
 
 
 def without_row(rows: Tensor, index: int) -> Tensor:
-    """Return the rows but one."""
+    """Return ``(n, D)`` rows without the one of an index."""
     return torch.cat([rows[:index], rows[index + 1 :]])
 
 
 def above_rounding(squares: Tensor) -> Tensor:
-    """Return a mask of the squared lengths that are more than rounding."""
+    """Return a mask of the squared lengths of axes that are more than rounding."""
     if not len(squares):
         return squares > 0
     return squares > TINY + 1e-9 * squares.amax()

@@ -391,6 +391,7 @@ def pixel_reader(
     in_order = in_order or getattr(strategy, "frames_in_order", False)
 
     def read_pixels(positions_in_batch: Sequence[int]) -> Tensor:
+        """Return pixels ``(n, 3, h, w)`` of some images of the batch."""
         are_cached_maps = images.shape[1] != 3
         if not are_cached_maps:
             return strategy.model.pixels(images[list(positions_in_batch)])

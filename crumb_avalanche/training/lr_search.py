@@ -344,7 +344,18 @@ class _HeadLoss(StatefulPlugin):
 def _try_rate(
     rate: float, make_strategy, benchmark, head_loss: bool, loader: dict
 ) -> Trial:
-    """Train with a learning rate and test on the held-out images; see ``tune``."""
+    """Train with a learning rate and test on the held-out images.
+
+    Args:
+        rate: the learning rate.
+        make_strategy: see ``tune``.
+        benchmark: see ``tune``.
+        head_loss: whether the loss is that of the head's logits.
+        loader: keyword arguments of the data loaders.
+
+    Returns:
+        The trial; of a training that diverged with an infinite loss.
+    """
     evaluator = EvaluationPlugin(
         accuracy_metrics(stream=True),
         loss_metrics(stream=True),

@@ -156,12 +156,12 @@ class TableTask:
     def _fit_sample(self) -> None:
         """Fit REMIND's tables to a sample of locations, as this library does."""
         from crumb_avalanche.memory.product_quantizer import ProductQuantizer
-        from crumb_avalanche.methods.remind import some_locations
+        from crumb_avalanche.methods.remind import draw_locations
 
         count = self.shape[0]
         maps = self.maps(range(0, count, MAPS_AT_A_TIME), MAPS_AT_A_TIME)
         generator = np.random.default_rng(self.seed)
-        vectors = some_locations(maps, count, self.fit_vectors, generator)
+        vectors = draw_locations(maps, count, self.fit_vectors, generator)
         tables = ProductQuantizer(self.shape[-1], self.sub_quantizers, 2**self.bits)
         tables.fit(vectors, self.seed)
 

@@ -275,7 +275,7 @@ def test_a_class_left_out_of_gaussians(statistics):
     whitening = Whitening(vectors, values.sqrt())
     span = MeansSpan.of_whitened(means, whitening).against_background(means, nothing)
     rows = fresh.double() - span.centre
-    expected = span.typicality(measured.scores, rows, span.white(rows))
+    expected = span.typicality(measured.scores, rows, span.whiten(rows))
     torch.testing.assert_close(measured.left_out, expected.values)
 
 

@@ -95,7 +95,7 @@ def begun(make_model):
     plugin = built("cope", make_model(codebook=False), 4, method=method).memory
     plugin.prototypes = torch.zeros(3, 2)
     embeddings = torch.tensor([[0.6, 0.8], [0.6, -0.8], [0.0, 1.0]])
-    plugin.begin(embeddings, torch.tensor([2, 2, 0]))
+    plugin.begin_prototypes(embeddings, torch.tensor([2, 2, 0]))
     return plugin
 
 
@@ -106,7 +106,9 @@ def test_prototypes_begin_as_means(begun):
 
 
 def test_prototypes_evolve_by_hand(begun):
-    begun.evolve(torch.tensor([[0.6, 0.8], [1.0, 0.0]]), torch.tensor([2, 0]))
+    begun.evolve_prototypes(
+        torch.tensor([[0.6, 0.8], [1.0, 0.0]]), torch.tensor([2, 0])
+    )
     # Halfway: (0.5, 0.5) and (0.8, 0.4), each brought to length 1.
     of_class_0 = [0.5**0.5, 0.5**0.5]
     of_class_2 = [0.8 / math.sqrt(0.8), 0.4 / math.sqrt(0.8)]
@@ -116,7 +118,7 @@ def test_prototypes_evolve_by_hand(begun):
 
 def test_a_known_prototype_does_not_begin_again(begun):
     before = begun.prototypes.clone()
-    begun.begin(torch.tensor([[0.0, -1.0]]), torch.tensor([2]))
+    begun.begin_prototypes(torch.tensor([[0.0, -1.0]]), torch.tensor([2]))
     assert torch.equal(begun.prototypes, before)
 
 

@@ -295,7 +295,7 @@ class Stored:
         self.logits = torch.randn(4, 3)
         self.logits[2, 1] = UNSEEN_LOGIT
         self.buffer = LogitImageBuffer(4, Reservoir())
-        self.buffer.offered = lambda positions: self.logits[positions]
+        self.buffer.offered_logits = lambda positions: self.logits[positions]
         batch = StreamBatch(
             labels=torch.tensor([0, 1, 2, 2]),
             feature_map=torch.empty(0),

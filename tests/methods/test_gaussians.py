@@ -171,9 +171,9 @@ def test_axes_go_back_as_rows_go_there(few_rows):
     root = LowRankRoot.of_rows(features.double(), variances, 10.0)
     axes = torch.eye(24, dtype=torch.float64)[:, :5]
     rows = features.double() * 2 - 1
-    torch.testing.assert_close(rows @ root.back(axes), root.white(rows) @ axes)
+    torch.testing.assert_close(rows @ root.feature_axes(axes), root.whiten(rows) @ axes)
     covariance = features.double().mT @ features.double() / 10 + variances.diag()
-    white = root.white(rows)
+    white = root.whiten(rows)
     expected = rows @ covariance.inverse() @ rows.mT
     torch.testing.assert_close(white @ white.mT, expected)
 

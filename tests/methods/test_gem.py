@@ -149,7 +149,7 @@ def test_no_slot_is_lost(experiences, share):
 @each_share
 def test_past_experiences_are_listed(experiences, share):
     shares = Shares(experiences)
-    assert len(shares.rule.past(shares.slots)) == experiences - 1
+    assert len(shares.rule.past_slots(shares.slots)) == experiences - 1
 
 
 def test_too_many_experiences_are_told():
@@ -170,7 +170,7 @@ class Watch(SupervisedPlugin):
         layers = strategy.model.plastic_layers
         gradient = flat([weight.grad.clone() for weight in layers.parameters()])
         products = []
-        for slots in buffer.rule.past(buffer.slots):
+        for slots in buffer.rule.past_slots(buffer.slots):
             past = self.gradient_of(strategy, slots)
             products.append(float(gradient @ past / past.norm()))
         self.products.append(products)

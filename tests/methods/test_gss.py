@@ -79,7 +79,7 @@ def entered():
         slots = Slots(3, seed)
         for _ in SCORES:
             slots.take(0)
-        counts[rule._enter(slots, 1, 0.5)] += 1
+        counts[rule._slot_for_frame(slots, 1, 0.5)] += 1
     return counts
 
 

@@ -15,7 +15,7 @@ from crumb_avalanche.memory.packing import unpack
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods import remind
 from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.methods.remind import EvictLargest, PQCodeBuffer, some_locations
+from crumb_avalanche.methods.remind import EvictLargest, PQCodeBuffer, draw_locations
 from crumb_avalanche.models.split_backbone import split_backbone
 
 REMIND = STRATEGIES["remind"]
@@ -304,7 +304,7 @@ def test_locations_are_of_all_images(most, rows):
     """Each vector names its image and its location; its channels stay together."""
     numbers = torch.arange(90.0).view(10, 1, 3, 3)
     maps = torch.cat([numbers, -numbers], 1)
-    vectors = some_locations(maps.split(3), 10, most, np.random.default_rng(0))
+    vectors = draw_locations(maps.split(3), 10, most, np.random.default_rng(0))
     assert vectors.shape == (rows, 2)
     assert torch.equal(vectors[:, 0], -vectors[:, 1])
     assert len(vectors.unique(dim=0)) == rows
@@ -322,9 +322,9 @@ def test_tables_are_fitted_to_spread_images(most, images, monkeypatch):
 
     def watched(maps, *arguments):
         fitted_to.append(torch.cat([*maps]))
-        return some_locations(fitted_to[0].split(3), *arguments)
+        return draw_locations(fitted_to[0].split(3), *arguments)
 
-    monkeypatch.setattr(remind, "some_locations", watched)
+    monkeypatch.setattr(remind, "draw_locations", watched)
     strategy, stream = learn(experiences=1, fit_vectors=most, centroids=4)
     expected = images_of(stream.train_stream[0])[images]
     assert torch.equal(fitted_to[0], strategy.model.features(expected))
