@@ -216,7 +216,7 @@ def _copy_own_tensors(source: dict, target: dict) -> None:
 class OldBranches(OldNetwork):
     """The old network without the weights of the stable branch, which never change."""
 
-    def take(self, model):
+    def take(self, model: SplitModel) -> None:
         """Copy the weights that training changes."""
         super().take(model)
         for name in self.state.keys() - model.plastic_layers.changing_names():

@@ -34,9 +34,10 @@ _SMALLEST_ALPHA = 0.01
 
 
 def spread(count: int, total: int) -> list[int]:
-    """Return ``count`` different numbers below ``total``, evenly spread and ascending.
+    """Choose ``count`` of ``total`` frames, evenly spread; all, if there are no more.
 
-    All, if there are no more.
+    Returns:
+        Their numbers, from 0, ascending.
     """
     count = min(count, total)
     return [(2 * number + 1) * total // (2 * count) for number in range(count)]
@@ -79,7 +80,9 @@ class SplitExemplars(SelectionRule):
         most = max(1, count - 1)
         return min(rounded, most)
 
-    def begin_experience(self, slots, coming, batch_size):
+    def begin_experience(
+        self, slots: Slots, coming: dict[int, int], batch_size: int
+    ) -> list[int]:
         """Decide which frames of a class are stored, and which of these are held out.
 
         Frames are spread evenly over those of the class. A class that comes again is
@@ -131,7 +134,7 @@ class SplitExemplars(SelectionRule):
         for label in labels:
             self.offered[label] = self.offered.get(label, 0) + 1
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Store the frames that were decided on; at the end balance the classes.
 
         Returns:

@@ -4,11 +4,13 @@ De Lange and Tuytelaars, "Continual Prototype Evolution", ICCV 2021.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, normalize, one_hot
 
+from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.features import feature_length
 from crumb_avalanche.methods.registry import Recipe, register
@@ -243,7 +245,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         self._labelled_embeddings = None
 
     @torch.no_grad()
-    def offer(self, strategy, batch):
+    def offer(self, strategy: Any, batch: StreamBatch) -> None:
         """Offer a batch to the buffer; a class in it may still need a prototype."""
         was_trained_on = self.batch is not None
         if not was_trained_on:

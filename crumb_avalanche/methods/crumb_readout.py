@@ -192,7 +192,7 @@ class ReadoutStrategy(CRUMBStrategy):
             super().optimizer_step()
 
     def _before_eval(self, **kwargs):
-        """Fit the readout to the memories of now."""
+        """Fit the readout to the memories of now, before images are evaluated."""
         self._readout = self._fitted()
         super()._before_eval(**kwargs)
 

@@ -4,7 +4,7 @@ Buzzega et al., NeurIPS 2020.
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,17 +32,19 @@ class LogitImageBuffer(ImageBuffer):
     offered_logits: Callable[[Sequence[int]], Tensor]
 
     @staticmethod
-    def item_bytes(model):
+    def item_bytes(model: SplitModel) -> int:
         """Return the bytes of an image with its float32 logits."""
         return ImageBuffer.item_bytes(model) + 4 * model.n_classes
 
-    def to_rows(self, batch, positions, model):
+    def to_rows(
+        self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
+    ) -> Tensor:
         """Return the rows of images of a batch: pixels, then the bytes of logits."""
         pixels = super().to_rows(batch, positions, model).flatten(1)
         logits = self.offered_logits(list(positions)).float().contiguous()
         return torch.cat([pixels, logits.view(torch.uint8)], 1)
 
-    def to_maps(self, rows, model):
+    def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
         """Compute the maps of the pixels in rows of ``(n, 3 h w + 4 classes)``."""
         side = model.image_size
         pixels = rows[:, : 3 * side**2].unflatten(1, (3, side, side))
@@ -106,7 +108,7 @@ class DarkReplayPlugin(ImageMemoryPlugin):
             label_loss = strategy._criterion(logits[count:], labels[count:])
         strategy.loss = strategy.loss + self.alpha * dark_loss + self.beta * label_loss
 
-    def offer(self, strategy, batch):
+    def offer(self, strategy: Any, batch: StreamBatch) -> None:
         """Offer a batch to the buffer, with its logits."""
         self.storage_policy.offered_logits = lambda positions: (
             self._logits_without_noise(strategy, batch, positions)

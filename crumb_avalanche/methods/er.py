@@ -44,7 +44,12 @@ class ExperienceReplayPlugin(ImageMemoryPlugin):
 
 
 def add_replay_loss(plugin: ImageMemoryPlugin, strategy) -> None:
-    """Make the loss the mean over the new batch and as many memories, if any."""
+    """Make the loss the mean over the new batch and as many memories, if any.
+
+    Args:
+        plugin: draws the memories.
+        strategy: its ``loss`` is that of the new batch, and changes.
+    """
     slots = draw(plugin.storage_policy, len(strategy.mb_y))
     if len(slots) == 0:
         return

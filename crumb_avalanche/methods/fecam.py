@@ -116,11 +116,11 @@ class FeCAM(ClassGaussians):
             )
         super()._allocate(n_classes, length, directions, whole, total_directions)
 
-    def transformed(self, features):
+    def transformed(self, features: Tensor) -> Tensor:
         """Raise the absolute values of ``(B, D)`` features to the power ``tukey``."""
         return features.sign() * features.abs() ** self.tukey
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor) -> Solution:
         """Compute the shrunk covariance of each class from its stored directions."""
         means = self.means[seen].double()
         counts = self.image_counts[seen].double()
@@ -184,7 +184,7 @@ class FeCAM(ClassGaussians):
             deviations=(variances + isotropic + common).sqrt(),
         )
 
-    def _answers(self, features, solution):
+    def _answers(self, features: Tensor, solution: Solution) -> Tensor:
         """Score ``(B, D)`` features by minus their squared distances: ``(B, C)``."""
         points = functional.normalize(self.transformed(features), dim=1)
         scores = [

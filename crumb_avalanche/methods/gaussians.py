@@ -242,7 +242,7 @@ class ClassGaussians(ClosedForm):
                 counts=torch.zeros(n_classes, dtype=torch.int32),
                 outside=torch.zeros(n_classes, dtype=torch.float64),
             )
-        labels = seen.nonzero().flatten().tolist()
+        labels = seen.nonzero().flatten().tolist()  # the classes of the mask
         return StoredScatters(
             rows=self.directions.of_classes(labels),
             counts=self.directions.counts[seen],
@@ -252,10 +252,15 @@ class ClassGaussians(ClosedForm):
     def common_covariance(self, seen: Tensor, scatters: StoredScatters) -> Tensor:
         """Compute the common covariance within classes, weighted by images.
 
+        Args:
+            seen: ``(n_classes,)`` bool, the classes with images.
+            scatters: of these classes; without effect beside a common scatter.
+
         Returns:
             ``(D, D)`` float64: the common scatter's, or from what classes hold.
         """
         if self.scatter is None:
+            # What directions leave out of a scatter is spread evenly.
             scatter = scatters.rows.mT @ scatters.rows
             scatter.diagonal().add_(scatters.outside.sum() / len(scatter))
         else:
@@ -290,7 +295,7 @@ class ClassGaussians(ClosedForm):
             return ""
         return "the share of the removed images in the common scatter"
 
-    def _update(self, features, labels):
+    def _update(self, features: Tensor, labels: Tensor) -> None:
         """Add ``(B, D)`` features to the means, scatter and directions of classes."""
         increments = self.classes.absorb(self.transformed(features), labels)
         for label, rows in increments.items():
@@ -301,7 +306,7 @@ class ClassGaussians(ClosedForm):
         if self.directions is not None:
             self.directions.trim()
 
-    def _merge(self, other, labels):
+    def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add the statistics of another instance.
 
         Where both know a class, the difference of its two means joins its scatter.
@@ -319,13 +324,13 @@ class ClassGaussians(ClosedForm):
         if self.directions is not None:
             self.directions.trim()
 
-    def _grow(self, n_classes):
+    def _grow(self, n_classes: int) -> None:
         """Add classes without images, up to a larger number."""
         self.classes.grow(n_classes)
         if self.directions is not None:
             self.directions.grow(n_classes)
 
-    def _forget(self, label):
+    def _forget(self, label: int) -> None:
         """Remove a class; a scatter that classes share loses its part by images."""
         images_before = int(self.image_counts.sum())
         self.classes.forget(label)
@@ -357,11 +362,11 @@ class ClassGaussians(ClosedForm):
             tensors += self.scatter.strips
         return tensors
 
-    def _check_values(self, tensors):
+    def _check_values(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` for means or counts that no images give."""
         self.classes._check_values(tensors)
 
-    def _load(self, tensors):
+    def _load(self, tensors: dict[str, Tensor]) -> None:
         """Take the tensors of a state by name; nothing changes if one does not fit."""
         if self.directions is not None:
             self.directions.check_tensors(tensors)
@@ -415,7 +420,7 @@ class BlendedGaussians(ClassGaussians):
         """
         return None
 
-    def _solve(self, seen) -> Solution:
+    def _solve(self, seen: Tensor) -> Solution:
         """Compute the shrunk common covariance, and the classes where it is 1.
 
         With ``span`` this is the space that the class means span, else all features.
@@ -574,6 +579,6 @@ class BlendedGaussians(ClassGaussians):
         of_class, isotropic = self._blend(counts, left_out)
         return Blends(counts=counts, of_class=of_class, isotropic=isotropic)
 
-    def _answers(self, features, solution):
+    def _answers(self, features: Tensor, solution: Solution) -> Tensor:
         """Compute log-densities ``(B, C)`` of ``(B, D)`` features."""
         return solution.scores(self.transformed(features))

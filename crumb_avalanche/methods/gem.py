@@ -48,7 +48,9 @@ class ExperienceShares(SelectionRule):
     share: int = 0
     offered: int = 0
 
-    def begin_experience(self, slots: Slots, coming, batch_size):
+    def begin_experience(
+        self, slots: Slots, coming: dict[int, int], batch_size: int
+    ) -> list[int]:
         """Give each experience, with the one that begins, an equal share of the slots.
 
         Raises:
@@ -67,7 +69,7 @@ class ExperienceShares(SelectionRule):
         self.share = slots.capacity // n_experiences
         return slots.trim(self.share)
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Store each image with the probability of a reservoir of the experience.
 
         Returns:

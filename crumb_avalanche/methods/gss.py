@@ -6,13 +6,14 @@ NeurIPS 2019.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy, normalize
 
-from crumb_avalanche.memory.buffers import ImageBuffer
+from crumb_avalanche.memory.buffers import ImageBuffer, StreamBatch
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
@@ -119,7 +120,7 @@ class GreedyDiversity(SelectionRule):
             gradients=gradients, slots=list(slots)
         )
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Store or refuse frames one by one, by their largest cosine with a memory.
 
         A frame that is stored is compared with the later ones of the batch.
@@ -279,7 +280,7 @@ class GSSPlugin(ImageMemoryPlugin):
             labels=labels[: self.compared],
         )
 
-    def offer(self, strategy, batch):
+    def offer(self, strategy: Any, batch: StreamBatch) -> None:
         """Offer the batch to the buffer, with gradients of its images and memories."""
         model = strategy.model
         maps = batch.feature_map

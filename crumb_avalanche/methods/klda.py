@@ -58,7 +58,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
     def __getstate__(self):
         return {**super().__getstate__(), "_drawn": None}
 
-    def transformed(self, features):
+    def transformed(self, features: Tensor) -> Tensor:
         """Compute random Fourier features ``(B, M)`` of ``(B, D)`` features."""
         projection = self.classes.means.shape[1]  # M
         fourier = self._fourier_features()
@@ -97,7 +97,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
             seen: ``(n_classes,)`` bool, the classes with images.
         """
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights ``(C, M)`` and offsets ``(C,)`` of a linear discriminant."""
         covariance = self.common_covariance(seen, self.stored_scatters(seen))
         self._shrink(covariance, seen)
@@ -107,7 +107,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
         offsets = (weights * means).sum(1) / 2
         return weights, offsets
 
-    def _answers(self, features, solution):
+    def _answers(self, features: Tensor, solution: tuple[Tensor, Tensor]) -> Tensor:
         """Score ``(B, D)`` features: ``(B, C)`` products with the weights."""
         weights, offsets = solution
         return self.transformed(features) @ weights.mT - offsets
@@ -147,7 +147,7 @@ class KernelLDA(FourierDiscriminant):
     gamma: Positive = 1e-4
     shrinkage: Positive = 0.1
 
-    def _shrink(self, common, seen):
+    def _shrink(self, common: Tensor, seen: Tensor) -> None:
         """Add the unit matrix, in units of the mean variance, to a covariance."""
         variance = self.mean_variance(common, seen)
         common.diagonal().add_(self.shrinkage * variance)

@@ -299,8 +299,8 @@ class LookWeights:
         used = self.used_views
         if torch.jit.is_tracing() or len(used) == 1 or not len(features):
             return used
-        computed = features.any(2).all(0).tolist()
-        return [view for view in used if computed[view]] or used
+        is_computed = features.any(2).all(0).tolist()  # of each view, for all images
+        return [view for view in used if is_computed[view]] or used
 
     def weights(self, views: Sequence[int] | None = None) -> Tensor:
         """Return the weights of some views.

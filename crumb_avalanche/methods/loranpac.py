@@ -3,6 +3,8 @@
 Peng et al., ICLR 2025.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -77,7 +79,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
         directions = max(1, round(self.rank * columns))
         self.rows = torch.zeros(directions, columns, dtype=torch.float32)
 
-    def _update(self, features, labels):
+    def _update(self, features: Tensor, labels: Tensor) -> None:
         """Add ``(B, D)`` features to the class sums and to the directions."""
         hidden = self.project(features)
         self.sums.index_add_(0, labels, hidden.float())
@@ -102,7 +104,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
         self.rows = torch.zeros_like(self.rows)
         self.rows[:n_directions] = strongest.flip(0).float()
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor) -> Tensor:
         """Return the weights ``(M, C)`` of the least squares on the directions."""
         rows = self._directions()  # S U^T
         energies = rows.square().sum(1, keepdim=True)  # S^2
@@ -113,7 +115,7 @@ class LoRanPAC(FillsBudget, RandomProjection):
         # U (S^2 + ridge)^-1 U^T H^T Y
         return rows.mT @ (along / (energies * (energies + ridge)))
 
-    def _merge(self, other, labels):
+    def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add class sums and directions of another instance."""
         add_rows(self.sums, other.sums, labels)
         add_rows(self.counts, other.counts, labels)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from crumb_avalanche.methods.gaussians import BlendedGaussians
 from crumb_avalanche.methods.packed_scatter import PackedScatter
@@ -90,12 +91,15 @@ class LowRankRda(BlendedGaussians):
             directions -= scatter_cost
         return {"directions": min(directions, length), "whole": has_scatter}
 
-    def _shrink(self, common, seen):
+    def _shrink(self, common: Tensor, seen: Tensor) -> None:
         """Make a common covariance ``a_2 S + a_3 v I``, in place."""
         variance = self.mean_variance(common, seen)
         common *= self.common
         common.diagonal().add_(self.ridge * variance)
 
-    def _blend(self, counts, left_out):
-        """Return ``a_1`` and 1 for each of the classes."""
+    def _blend(self, counts: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``a_c`` and ``b_c``, ``(C,)`` each: ``a_1`` and 1.
+
+        The common covariance is shrunk already, by ``a_2`` and ``a_3``.
+        """
         return torch.full_like(counts, self.own), torch.ones_like(counts)

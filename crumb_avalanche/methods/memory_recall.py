@@ -4,6 +4,7 @@ Maps are drawn from it for replay, as in the CRUMB paper, where it replaces the 
 blocks at the same layer (table 4, "MeRec replay").
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from crumb_avalanche.memory.buffers import MemoryBuffer
+from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import InRange
@@ -89,12 +90,12 @@ class GaussianBuffer(MemoryBuffer):
         self.settings = MemoryRecallSettings() if settings is None else settings
 
     @staticmethod
-    def item_bytes(model):
+    def item_bytes(model: SplitModel) -> int:
         """Return the bytes of a class, with the default settings."""
         return 4 * MemoryRecallSettings().row_length(model)
 
     @torch.no_grad()
-    def store(self, batch, model):
+    def store(self, batch: StreamBatch, model: SplitModel) -> int:
         """Add a batch to the statistics of its classes; return the number of images."""
         if self.rows is None:
             shape = (self.max_size, self.settings.row_length(model))
@@ -140,13 +141,15 @@ class GaussianBuffer(MemoryBuffer):
         gaussian.lowest.fill_(lowest)
         gaussian.images.add_(len(maps))
 
-    def to_rows(self, batch, positions, model):
+    def to_rows(
+        self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
+    ) -> Tensor:
         """Raise NotImplementedError: rows are of classes, not of images."""
         raise NotImplementedError(
             "a row of this buffer is a class, not an image: call store"
         )
 
-    def to_maps(self, rows, model):
+    def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
         """Draw a new map ``(C, H, W)`` for every row, from the Gaussians of its class.
 
         Args:

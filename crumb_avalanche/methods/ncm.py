@@ -1,7 +1,7 @@
 """NCM: nearest class mean of frozen features, by cosine."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class ClassMeans(ClosedForm):
         self.means = torch.zeros(n_classes, length, dtype=torch.float32)
         self.counts = torch.zeros(n_classes, dtype=torch.int32)
 
-    def _update(self, features, labels):
+    def _update(self, features: Tensor, labels: Tensor) -> None:
         """Add ``(B, D)`` features to the means of their classes."""
         self.absorb(features, labels)
 
@@ -119,11 +119,11 @@ class ClassMeans(ClosedForm):
         weight = old_images * new_images / images
         return weight**0.5 * difference
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor):
         """Return the means of the classes seen, ``(C, D)``, of length 1."""
         return functional.normalize(self.means[seen].double(), dim=1)
 
-    def _answers(self, features, solution):
+    def _answers(self, features: Tensor, solution) -> Tensor:
         """Compute the cosines ``(B, C)`` of ``(B, D)`` features with the means."""
         return functional.normalize(features, dim=1) @ solution.mT
 
@@ -141,11 +141,11 @@ class ClassMeans(ClosedForm):
         whitened = space.whiten(rows)
         return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)
 
-    def _merge(self, other, labels):
+    def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add the means of another instance."""
         self.absorb_means(other, labels)
 
-    def _check_values(self, tensors):
+    def _check_values(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` for means or counts that no images give."""
         super()._check_values(tensors)
         check_at_most("means", tensors["means"].abs(), LARGEST_FEATURE)

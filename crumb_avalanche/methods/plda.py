@@ -3,6 +3,8 @@
 Kaymak et al., ECAI 2025.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -65,7 +67,7 @@ class PostDeploymentLDA(StreamingLDA):
         """Number of images that the covariance is computed from."""
         return int(self.shaping.sum())
 
-    def _update(self, features, labels):
+    def _update(self, features: Tensor, labels: Tensor) -> None:
         """Add ``(B, D)`` features to the means, and of base classes to the covariance.
 
         Args:
@@ -96,7 +98,7 @@ class PostDeploymentLDA(StreamingLDA):
                 classes.add(label)
         return classes
 
-    def _merge(self, other, labels):
+    def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add statistics of another instance; of classes after the base their means.
 
         Args:
@@ -115,7 +117,7 @@ class PostDeploymentLDA(StreamingLDA):
             add_rows(self.shaping, other.shaping, base_labels)
         self.absorb_means(other, later_labels)
 
-    def _check_values(self, tensors):
+    def _check_values(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` for values that no images give."""
         super()._check_values(tensors)
         check_not_negative("shaping", tensors["shaping"])

@@ -69,7 +69,7 @@ class RanDumb(FourierDiscriminant):
             of features of variance 1.
     """
 
-    def _shrink(self, common, seen):
+    def _shrink(self, common: Tensor, seen: Tensor) -> None:
         """Shrink a common covariance towards the unit matrix, in place (step 2)."""
         images = int(self.image_counts[seen].sum())
         variance = self.mean_variance(common, seen)

@@ -222,7 +222,7 @@ class RandomProjection(RandomFeatures):
         return (values / self.settings["length"] ** 0.5).sigmoid()
 
     def _random_weights(self) -> Tensor:
-        """Return ``W``, ``(D, M)`` float64."""
+        """Return ``W`` of the random projection, ``(D, M)`` float64; drawn once."""
         if self._weights is None:
             generator = torch.Generator().manual_seed(self.settings["seed"])
             shape = (self.settings["length"], self.sums.shape[1])
@@ -232,14 +232,14 @@ class RandomProjection(RandomFeatures):
                 )
         return self._weights
 
-    def _update(self, features, labels):
+    def _update(self, features: Tensor, labels: Tensor) -> None:
         """Add ``(B, D)`` features to the Gram matrix and to the class sums."""
         hidden = self.project(features)
         self.gram = (self.gram.double() + hidden.mT @ hidden).float()
         self.sums.index_add_(0, labels, hidden.float())
         add_counts(self.counts, labels)
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor) -> Tensor:
         """Compute the weights ``(H^T H + ridge)^-1 H^T Y``, ``(M, C)`` float64.
 
         A ``ridge`` of 0 is chosen by generalised cross-validation.
@@ -262,7 +262,7 @@ class RandomProjection(RandomFeatures):
         ridge = unit * chosen_ridge(eigenvalues / unit, energies, images)
         return vectors @ (along / (eigenvalues + ridge).unsqueeze(1))
 
-    def _answers(self, features, solution):
+    def _answers(self, features: Tensor, solution: Tensor) -> Tensor:
         """Score ``(B, D)`` features by the weights ``(M, C)``: ``(B, C)``."""
         return self.project(features) @ solution
 
@@ -305,13 +305,13 @@ class RandomProjection(RandomFeatures):
 
         return Typicality.of_scores(self.solution()(features), values_of, left_out)
 
-    def _merge(self, other, labels):
+    def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add Gram matrix and class sums of another instance."""
         self.gram += other.gram
         add_rows(self.sums, other.sums, labels)
         add_rows(self.counts, other.counts, labels)
 
-    def _check_values(self, tensors):
+    def _check_values(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` for values that no images give."""
         super()._check_values(tensors)
         if "gram" in tensors:

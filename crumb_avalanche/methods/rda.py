@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.methods.closed_form import LOWEST_SCORE
+from crumb_avalanche.methods.gaussian_solution import Solution
 from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, BlendedGaussians
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import MeansSpan, Typicality, above_rounding
@@ -214,7 +215,7 @@ class RegularizedDiscriminant(BlendedGaussians):
 
     # The rule
 
-    def _shrink(self, common, seen):
+    def _shrink(self, common: Tensor, seen: Tensor) -> None:
         """Shrink a common covariance, in place: its diagonal grows."""
         images = float(self.image_counts[seen].sum())
         common.diagonal().add_(self._variances_added(common.diagonal(), images))
@@ -236,7 +237,7 @@ class RegularizedDiscriminant(BlendedGaussians):
             return shrinkage * diagonal.clamp_min(LEAST_VARIANCE * variance)
         return torch.full_like(diagonal, shrinkage * variance)
 
-    def _blend(self, counts, left_out):
+    def _blend(self, counts: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``a_c`` and what the common covariance is multiplied by, ``(C,)``.
 
         Images of a class decide how much its own covariance counts; what its directions
@@ -245,7 +246,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         of_class = self.own * counts / (counts + self.own_images)
         return of_class, 1 - of_class + of_class * left_out
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor) -> Solution:
         """Solve for all features and, with ``part``, for the last ones alone."""
         solution = super()._solve(seen)
         if self.settings["part"]:

@@ -113,7 +113,7 @@ class EvictLargest(SelectionRule):
 
     evenly_spread = False
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Return position and slot of each image of a batch that is stored."""
         chosen = []
         for position, label in enumerate(labels):
@@ -166,11 +166,13 @@ class PQCodeBuffer(MemoryBuffer):
         self.quantizer = quantizer
 
     @staticmethod
-    def item_bytes(model):
+    def item_bytes(model: SplitModel) -> int:
         """Return the bytes of the codes of a map, with default settings."""
         return make_quantizer(model.map_shape[0]).map_bytes(*model.map_shape[1:])
 
-    def to_rows(self, batch, positions, model):
+    def to_rows(
+        self, batch: StreamBatch, positions: Sequence[int], model: SplitModel
+    ) -> Tensor:
         """Return packed codes of images of a batch, ``(n, bytes)`` uint8."""
         if batch.codes is None:
             codes = self.quantizer.encode(batch.feature_map[positions])
@@ -179,7 +181,7 @@ class PQCodeBuffer(MemoryBuffer):
         flat = codes.permute(0, 2, 3, 1).reshape(len(positions), -1)
         return pack(flat, self.quantizer.bits)
 
-    def to_maps(self, rows, model):
+    def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
         """Decode ``(n, bytes)`` uint8 rows to maps ``(n, C, H, W)``."""
         groups = self.quantizer.sub_quantizers
         _, height, width = model.map_shape
@@ -559,7 +561,7 @@ class RemindPlugin(StoringPlugin):
         if not self.storage_policy.quantizer.fitted:
             super().after_forward(strategy, **kwargs)
 
-    def offers(self, strategy):
+    def offers(self, strategy: Any) -> bool:
         """Return whether batches are stored: once the quantizer is fitted."""
         return self.storage_policy.quantizer.fitted
 

@@ -44,7 +44,7 @@ class Reservoir(SelectionRule):
 
     seen: int = 0
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Return position and slot of each frame of a batch that is stored."""
         chosen = []
         for position, label in enumerate(labels):
@@ -84,7 +84,7 @@ class RingBuffer(SelectionRule):
 
     evenly_spread = False
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Store every frame of a batch; return its position and slot."""
         chosen = []
         for position, label in enumerate(labels):
@@ -113,7 +113,7 @@ class ChosenFrames(SelectionRule):
     second_pass = True
     evenly_spread = False
 
-    def choose(self, slots, labels):
+    def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Store frames while slots are free; return their positions and slots."""
         chosen = []
         for position, label in enumerate(labels):
@@ -132,9 +132,16 @@ class HerdedFrames(ChosenFrames):
 
 
 def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
-    """Allot equal shares of all slots to classes, and the remainder one each.
+    """Allot equal shares of a buffer's slots to classes, and the remainder one each.
 
     The first classes get the remainder; the last may get none.
+
+    Args:
+        capacity: number of slots of the buffer.
+        classes: all classes, in order of priority.
+
+    Returns:
+        The number of slots of each class.
     """
     share, remainder = divmod(capacity, len(classes))
     quotas = {}
@@ -188,7 +195,7 @@ def herd(features: Tensor, count: int) -> list[int]:
 
 
 def held_slots(buffer: MemoryBuffer) -> list[int]:
-    """Return the slots that hold a memory, ascending."""
+    """Return the slots of a buffer that hold a memory, ascending."""
     slots: list[int] = []
     for members in buffer.slots.by_class.values():
         slots += members
@@ -196,16 +203,24 @@ def held_slots(buffer: MemoryBuffer) -> list[int]:
 
 
 def draw_from(random: np.random.Generator, slots: Sequence[int], count: int) -> Tensor:
-    """Draw ``(count,)`` int64 of some slots in random order.
+    """Draw ``(count,)`` int64 slots of memories to replay, in random order.
 
     Each is drawn again only after all were drawn.
+
+    Args:
+        random: of the draws.
+        slots: to draw from, at least one.
+        count: number of draws.
     """
     shuffled = random.permutation(np.asarray(slots, dtype=np.int64))
     return torch.from_numpy(np.resize(shuffled, count))
 
 
 def draw(buffer: MemoryBuffer, count: int) -> Tensor:
-    """Draw ``(count,)`` int64 slots as ``draw_from`` does; none without memories."""
+    """Draw ``(count,)`` int64 slots of a buffer's memories to replay.
+
+    Each is drawn again only after all were drawn; none without memories.
+    """
     slots = held_slots(buffer)
     if not slots:
         return torch.empty(0, dtype=torch.int64)

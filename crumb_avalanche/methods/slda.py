@@ -3,6 +3,8 @@
 Hayes and Kanan, CVPR Workshops 2020.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -59,7 +61,7 @@ class StreamingLDA(ClassMeans):
         """Number of images that the covariance is computed from: all."""
         return int(self.counts.sum())
 
-    def _update(self, features, labels):
+    def _update(self, features: Tensor, labels: Tensor) -> None:
         """Add ``(B, D)`` features to the means and to the covariance."""
         old_images = self.covariance_images
         increments = self.absorb(features, labels)
@@ -69,7 +71,7 @@ class StreamingLDA(ClassMeans):
         covariance = old_part + rows.mT @ rows / images
         self.covariance = covariance.float()
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor):
         """Return weights ``(C, D)`` and offsets ``(C,)`` of the discriminant."""
         eigenvalues, vectors = torch.linalg.eigh(self.covariance.double())
         # With fewer images than features, float32 leaves eigenvalues a little below
@@ -80,7 +82,7 @@ class StreamingLDA(ClassMeans):
         offsets = (weights * means).sum(1) / 2
         return weights, offsets
 
-    def _answers(self, features, solution):
+    def _answers(self, features: Tensor, solution) -> Tensor:
         """Score ``(B, D)`` features: ``(B, C)`` products with the weights."""
         weights, offsets = solution
         return features @ weights.mT - offsets
@@ -103,7 +105,7 @@ class StreamingLDA(ClassMeans):
         whitened = space.whiten(rows)
         return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)
 
-    def _merge(self, other, labels):
+    def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add means and covariance of another instance, weighed by images."""
         own_images = self.covariance_images
         other_images = other.covariance_images
@@ -116,7 +118,7 @@ class StreamingLDA(ClassMeans):
         )
         self.covariance = (scatter / (own_images + other_images)).float()
 
-    def _check_values(self, tensors):
+    def _check_values(self, tensors: dict[str, Tensor]) -> None:
         """Raise ``StateError`` for values that no images give."""
         super()._check_values(tensors)
         check_not_negative("covariance", tensors["covariance"].diagonal())

@@ -4,7 +4,9 @@ Khawand, Hanappe and Colliaux, ICCV Workshops 2023, arXiv 2309.08353.
 """
 
 import torch
+from torch import Tensor
 
+from crumb_avalanche.methods.gaussian_solution import Solution
 from crumb_avalanche.methods.gaussians import BlendedGaussians
 from crumb_avalanche.methods.registry import register
 from crumb_avalanche.system.setting_ranges import PositiveShare, Share
@@ -47,14 +49,19 @@ class StreamingRda(BlendedGaussians):
     own: Share = 0.1
     shrinkage: PositiveShare = 0.1
 
-    def _shrink(self, common, seen):
+    def _shrink(self, common: Tensor, seen: Tensor) -> None:
         """Make a common covariance ``(1 - e) (1 - a) S + e v I``, in place."""
         variance = self.mean_variance(common, seen)
         common *= (1 - self.shrinkage) * (1 - self.own)
         common.diagonal().add_(self.shrinkage * variance)
 
-    def _blend(self, counts, left_out):
-        """Return the weights of own and common covariance for each class."""
+    def _blend(self, counts: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``a_c`` and ``b_c``, ``(C,)`` each; see ``BlendedGaussians``.
+
+        Args:
+            counts: ``(C,)`` float64, images of the classes.
+            left_out: ``(C,)``, shares of their traces that directions leave out.
+        """
         own_weight = (1 - self.shrinkage) * self.own
         common_weight = (1 - self.shrinkage) * (1 - self.own)
         of_class = torch.full_like(counts, own_weight)
@@ -62,7 +69,7 @@ class StreamingRda(BlendedGaussians):
         # class has its shape, too.
         return of_class, 1 + own_weight / common_weight * left_out
 
-    def _solve(self, seen):
+    def _solve(self, seen: Tensor) -> Solution:
         """Solve for Gaussians whose classes are as probable as their images."""
         solution = super()._solve(seen)
         counts = self.image_counts[seen].double()
