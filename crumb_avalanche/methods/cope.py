@@ -222,11 +222,11 @@ class CoPEPlugin(ImageMemoryPlugin):
         storage = self.storage_policy
         assert self._labelled_embeddings is not None, "set in after_forward"
         embeddings, labels = self._labelled_embeddings
-        stored = held_slots(storage)
-        if stored:
+        stored_slots = held_slots(storage)
+        if stored_slots:
             with model.stopwatch.measure("replay"):
-                count = min(len(stored), len(labels))
-                slots = draw_from(storage.slots.random, stored, count)
+                count = min(len(stored_slots), len(labels))
+                slots = draw_from(storage.slots.random, stored_slots, count)
                 maps, memory_labels = storage.replay(slots, model)
                 memory_embeddings = normalize(penultimate(model, maps))
                 embeddings = torch.cat([embeddings, memory_embeddings])
