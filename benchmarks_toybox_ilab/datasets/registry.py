@@ -16,8 +16,9 @@ from typing_extensions import Unpack
 
 from benchmarks_toybox_ilab.datasets.layout import Layout
 from benchmarks_toybox_ilab.streams.orders import KEYWORD_DEFAULTS, StreamKeywords
-from benchmarks_toybox_ilab.tables.frame import FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 if TYPE_CHECKING:
     from benchmarks_toybox_ilab.streams.protocols import FrameBenchmark

@@ -33,9 +33,10 @@ from benchmarks_toybox_ilab.datasets.registry import (
     shows_keywords,
 )
 from benchmarks_toybox_ilab.streams.orders import TABLE
-from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError, whole_number
+from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import read_image
+from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 NOVEL = 51  # the number of all classes that are not taught
 RATIO = 1.1  # of the side of the cut to that of the box around the object

@@ -29,11 +29,11 @@ except ImportError:  # Windows, which lets nobody remove an open file
 PART = re.compile(r"\.(?P<stem>.+)\.[0-9a-f]{16}\.part", re.DOTALL)
 # Characters of a file's name that its unfinished file repeats: both names fit in the
 # 255 bytes that file systems allow.
-_STEM = 40
+_STEM_LENGTH = 40
 # Where nothing can be locked: seconds after which an unfinished file counts as
 # abandoned.
-_OLD = 3600
-_CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+_OLD_SECONDS = 3600
+_CREATE_FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 
 @contextmanager
@@ -72,13 +72,13 @@ def atomic_write(
         _remove_abandoned_of(path)
     if permissions is None:
         # Of an existing file, nobody else reads until it is known who may.
-        at_first = 0o666 if replaced is None else 0o600
+        first_permissions = 0o666 if replaced is None else 0o600
     else:
-        at_first = permissions
-    writer = os.getpid()
-    unfinished, claim = _create_claimed(path, at_first)
+        first_permissions = permissions
+    writer_process = os.getpid()
+    unfinished, claim = _create_claimed(path, first_permissions)  # a descriptor
     try:
-        with os.fdopen(_second_descriptor(claim), mode, **options) as file:
+        with os.fdopen(_writing_descriptor(claim), mode, **options) as file:
             yield file
             file.flush()
             if not bulk:
@@ -92,10 +92,10 @@ def atomic_write(
         if not bulk:
             _sync_folder(path.parent)
     except BaseException as error:
-        if os.getpid() == writer:  # a forked process may leave the block, too
+        if os.getpid() == writer_process:  # a forked process may leave the block, too
             unfinished.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            _name_path(error, unfinished, path)
+            _name_path_in_error(error, unfinished, path)
         raise
     finally:
         if fcntl is not None:
@@ -140,20 +140,20 @@ def remove_abandoned(folder: str | Path) -> None:
 
 
 def _create_claimed(path: Path, permissions: int) -> tuple[Path, int]:
-    """Create an unfinished file and claim it; return its path and a descriptor.
+    """Create and claim the unfinished file of a path; return its path and descriptor.
 
     The claim is a lock that ends when the descriptor is closed. Where the system has no
     locks the file is unclaimed.
     """
     while True:
-        name = f".{path.name[:_STEM]}.{secrets.token_hex(8)}.part"
+        name = f".{path.name[:_STEM_LENGTH]}.{secrets.token_hex(8)}.part"
         unfinished = path.with_name(name)
         try:
-            descriptor = os.open(unfinished, _CREATE, permissions)
+            descriptor = os.open(unfinished, _CREATE_FLAGS, permissions)
         except FileExistsError:
             continue
         except OSError as error:
-            _name_path(error, unfinished, path)
+            _name_path_in_error(error, unfinished, path)
             raise
         # Another process may have taken the new file for an abandoned one.
         is_claimed = _try_lock(descriptor) is not False
@@ -162,7 +162,7 @@ def _create_claimed(path: Path, permissions: int) -> tuple[Path, int]:
         os.close(descriptor)
 
 
-def _second_descriptor(claim: int) -> int:
+def _writing_descriptor(claim: int) -> int:
     """Return a descriptor to write with, so that closing it keeps the claim."""
     if fcntl is None:
         return claim  # Windows replaces no file that is open a second time
@@ -170,7 +170,10 @@ def _second_descriptor(claim: int) -> int:
 
 
 def _try_lock(descriptor: int) -> bool | None:
-    """Lock an open file, unless another process has; ``None`` if nothing can be."""
+    """Lock an open file; return whether it is locked now, or another process has it.
+
+    ``None`` where the system or the disk locks no files.
+    """
     if fcntl is None:
         return None
     try:
@@ -188,7 +191,7 @@ def _remove_abandoned_of(path: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = PART.fullmatch(entry.name)
-            if match and match["stem"] == path.name[:_STEM]:
+            if match and match["stem"] == path.name[:_STEM_LENGTH]:
                 _remove_if_abandoned(Path(entry.path))
 
 
@@ -212,7 +215,8 @@ def _remove_if_abandoned(unfinished: Path) -> None:
 
 
 def _is_old(unfinished: Path) -> bool:
-    return time.time() - unfinished.stat().st_mtime > _OLD
+    """Whether an unfinished file was last written so long ago that it is abandoned."""
+    return time.time() - unfinished.stat().st_mtime > _OLD_SECONDS
 
 
 def _take_over_owner(path: Path, replaced: os.stat_result) -> int:
@@ -222,8 +226,9 @@ def _take_over_owner(path: Path, replaced: os.stat_result) -> int:
     """
     permissions = stat.S_IMODE(replaced.st_mode) & 0o777
     present = path.stat()
-    is_same = (present.st_uid, present.st_gid) == (replaced.st_uid, replaced.st_gid)
-    if is_same or os.name != "posix":
+    owner_and_group = (present.st_uid, present.st_gid)
+    is_same_owner = owner_and_group == (replaced.st_uid, replaced.st_gid)
+    if is_same_owner or os.name != "posix":
         return permissions
     unchanged = -1
     # Others than root can change the group alone.
@@ -231,10 +236,11 @@ def _take_over_owner(path: Path, replaced: os.stat_result) -> int:
         with contextlib.suppress(OSError):
             os.chown(path, owner, replaced.st_gid)
             return permissions
-    return permissions & 0o707
+    without_group = 0o707
+    return permissions & without_group
 
 
-def _name_path(error: OSError, unfinished: Path, path: Path) -> None:
+def _name_path_in_error(error: OSError, unfinished: Path, path: Path) -> None:
     """Let an error of writing name the file that was asked for."""
     is_of_unfinished = error.filename == str(unfinished)
     is_unnamed_write = error.filename is None and error.errno in WRITE_ERRORS

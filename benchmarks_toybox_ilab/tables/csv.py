@@ -22,21 +22,27 @@ def csv_text(rows: Iterable[Iterable]) -> str:
     See `spreadsheet_cell`.
     """
     text = io.StringIO()
-    _write(text, rows)
+    _write_rows(text, rows)
     return text.getvalue()
 
 
 def write_frames(path: str | Path, frames: Iterable[Sequence]) -> None:
-    """Write the header and rows of `COLUMNS` as UTF-8, atomically."""
+    """Write a frame table as CSV in UTF-8, atomically.
+
+    Args:
+        path: The file.
+        frames: The values of each row, in the order of `COLUMNS`, which are its header.
+    """
     with atomic_write(
         path, "w", encoding="utf-8", errors="surrogateescape", newline=""
     ) as file:
-        _write(cast(TextIO, file), chain([COLUMNS], frames))
+        _write_rows(cast(TextIO, file), chain([COLUMNS], frames))
 
 
-def _write(file: TextIO, rows: Iterable[Iterable]) -> None:
-    # With a line end that has both characters, both are quoted inside a cell; lines end
-    # with the second alone.
+def _write_rows(file: TextIO, rows: Iterable[Iterable]) -> None:
+    """Write rows as lines of CSV that end with a newline."""
+    # The writer quotes cells that contain a character of its line end, so it gets both
+    # characters, of which the first is left out again at the end of each line.
     lines = SimpleNamespace(write=lambda line: file.write(line[:-2] + "\n"))
     writer = csv.writer(lines, lineterminator="\r\n")
     for row in rows:
@@ -44,7 +50,9 @@ def _write(file: TextIO, rows: Iterable[Iterable]) -> None:
 
 
 def read_frames(path: str | Path) -> list[Frame]:
-    """Read a file of `write_frames`, or one made by hand with the same header.
+    """Read the rows of a frame table from a CSV of `write_frames` or made by hand.
+
+    Its header is `COLUMNS`.
 
     Raises:
         FrameTableError: If the file is missing, or its header or a line is invalid.
@@ -63,15 +71,27 @@ def read_frames(path: str | Path) -> list[Frame]:
                     f"{path} begins with {','.join(header)!r}; it must begin with "
                     f"{','.join(COLUMNS)!r}"
                 )
-            return [_frame(path, lines.line_num, line) for line in lines if line]
+            return [
+                _frame_of_line(path, lines.line_num, line) for line in lines if line
+            ]
         except csv.Error as error:
             raise FrameTableError(
                 f"{path}, line {lines.line_num} is no CSV: {error}."
             ) from error
 
 
-def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:
-    """Return the frame of a line of a file."""
+def _frame_of_line(path: str | Path, number: int, line: Sequence[str]) -> Frame:
+    """Return the frame of a line of CSV.
+
+    Args:
+        path: The file, for errors.
+        number: Number of the line in it, for errors.
+        line: Its cells.
+
+    Raises:
+        FrameTableError: If the cells are not as many as the `COLUMNS`, or the number of
+            the frame is not a whole number.
+    """
     if len(line) != len(COLUMNS):
         raise FrameTableError(
             f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: "
@@ -79,7 +99,8 @@ def _frame(path: str | Path, number: int, line: Sequence[str]) -> Frame:
         )
     cells = dict(zip(COLUMNS, map(from_spreadsheet_cell, line)))
     frame = cells["frame"]
-    if not frame.isascii() or not frame.isdecimal() or len(frame) > MOST_DIGITS:
+    is_number = frame.isascii() and frame.isdecimal()
+    if not is_number or len(frame) > MOST_DIGITS:
         raise FrameTableError(
             f"{path}, line {number}: frame is {frame[:40]!r}, but must be a whole "
             f"number from 0, of at most {MOST_DIGITS} digits."

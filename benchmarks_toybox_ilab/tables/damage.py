@@ -18,19 +18,21 @@ from typing import BinaryIO
 
 from PIL import Image
 
-# Bytes. The longest run that encoders wrote, also of flat images of 16 megapixels, has
-# 16; data of cameras beside the pixels of AVIF and HEIF have longer ones.
-_LONGEST_RUN = {"JPEG2000": 64, "AVIF": 256, "HEIF": 256}
+# Bytes of zeros in a row. The longest run that encoders wrote, also of flat images of
+# 16 megapixels, has 16; data of cameras beside the pixels of AVIF and HEIF have longer
+# ones.
+_MOST_ZEROS = {"JPEG2000": 64, "AVIF": 256, "HEIF": 256}
 # 78 bits a block of 16 x 16 pixels, of a fast encoder.
 _ZEROS_OF_WEBP_BLOCK = 10
-_LONGEST_RUN_OF_LZW = 64
+_ZEROS_OF_ANY_WEBP = 64  # besides those of its blocks
+_MOST_ZEROS_OF_LZW = 64
 # A flat gradient of a few thousand pixels may leave a hundred.
-_LONGEST_RUN_OF_JPEG = 256
-_LONG_RUNS = re.compile(rb"\0{%d,}" % _LONGEST_RUN_OF_JPEG)
+_MOST_ZEROS_OF_JPEG = 256
+_LONG_RUNS = re.compile(rb"\0{%d,}" % _MOST_ZEROS_OF_JPEG)
 _LONGEST_GAP = 64  # between two segments of a JPEG, where nothing should stand
 
-# What such a file begins with, and where. The file of an image that Pillow has decoded
-# may hold pixels instead.
+# Where in a file its signature stands, and what it may be. The file of an image that
+# Pillow has decoded may hold pixels instead.
 _SIGNATURES: dict[str | None, tuple[int, tuple[bytes, ...]]] = {
     "WEBP": (0, (b"RIFF",)),
     "AVIF": (4, (b"ftyp",)),
@@ -80,59 +82,67 @@ def check_whole(image: Image.Image, file: BinaryIO) -> None:
         OSError: If the file cannot be read.
     """
     if image.format in ("JPEG", "MPO"):
-        _check_jpeg(image, file.read())
+        _check_jpeg_file(image, file.read())
     elif image.format == "TIFF":
-        _check_tiff(image, file)
+        _check_tiff_page(image, file)
     elif image.format in _SIGNATURES:
         content = file.read()
         position, signature = _SIGNATURES[image.format]
         if content.startswith(signature, position):
-            _check_runs(image, content)
+            _check_zeros_of_format(image, content)
 
 
-def _check_runs(image: Image.Image, content: bytes) -> None:
-    """Raise if zeros in a row are more than encoders write."""
+def _check_zeros_of_format(image: Image.Image, content: bytes) -> None:
+    """Raise if an image file has more zeros in a row than encoders write."""
     if image.format == "WEBP":
         blocks = math.ceil(image.width / 16) * math.ceil(image.height / 16)
-        for start, end in _chunks_of_webp(content):
-            _check_run(content[start:end], _ZEROS_OF_WEBP_BLOCK * blocks + 64)
+        most_zeros = _ZEROS_OF_WEBP_BLOCK * blocks + _ZEROS_OF_ANY_WEBP
+        for start, end in _lossy_chunks_of_webp(content):
+            _check_zeros(content[start:end], most_zeros)
     elif image.format in ("AVIF", "HEIF"):
-        for start, end in _boxes(content, b"mdat"):
-            _check_run(content[start:end], _LONGEST_RUN[image.format])
+        for start, end in _boxes_of_iso_media(content, b"mdat"):
+            _check_zeros(content[start:end], _MOST_ZEROS[image.format])
     elif image.format == "JPEG2000":
-        _check_run(content, _LONGEST_RUN[image.format])
+        _check_zeros(content, _MOST_ZEROS[image.format])
 
 
-def _check_run(content: bytes, longest: int) -> None:
-    if bytes(longest) in content:
-        raise _hole(longest)
+def _check_zeros(content: bytes, most: int) -> None:
+    """Raise if `most` bytes in a row of an image's content are zeros."""
+    if bytes(most) in content:
+        raise _hole_error(most)
 
 
-def _hole(count: int) -> DamagedError:
+def _hole_error(count: int) -> DamagedError:
+    """Return the error for an image file with a hole of at least `count` bytes."""
     return DamagedError(
         f"it is damaged: at least {count} bytes of its pixels are zeros, which an "
         "interrupted copy leaves; copy it again from its source"
     )
 
 
-def _chunks_of_webp(content: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the lossy pixels of a WebP file."""
+def _lossy_chunks_of_webp(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the lossy pixels of a WebP file, in bytes."""
     position = _HEADER_OF_RIFF
-    while position + 8 <= len(content):
+    while position + 8 <= len(content):  # a chunk begins with its name and size
         name, size = struct.unpack_from("<4sI", content, position)
+        start = position + 8
+        end = start + size
         if name == _LOSSY_WEBP:
-            yield position + 8, position + 8 + size
-        position += 8 + size + size % 2
+            yield start, end
+        position = end + size % 2  # chunks begin at even positions
 
 
-def _boxes(content: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the boxes of a name in an ISO base media file."""
+def _boxes_of_iso_media(content: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the boxes of an AVIF or HEIF image that have a name.
+
+    In bytes, without the 8 of the size and the name with which a box begins.
+    """
     position = 0
     while position + 8 <= len(content):
         size, name = struct.unpack_from(">I4s", content, position)
         if size == 1 and position + 16 <= len(content):  # the size follows, in 64 bits
             size = struct.unpack_from(">Q", content, position + 8)[0]
-        if size < 8:  # up to the end of the file
+        if size < 8:  # 0 is up to the end of the file; no box is smaller than its head
             size = len(content) - position
         if name == wanted:
             yield position + 8, position + size
@@ -142,11 +152,11 @@ def _boxes(content: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
 # TIFF
 
 
-def _check_tiff(image: Image.Image, file: BinaryIO) -> None:
-    """Check the strips or tiles of the page that is read.
+def _check_tiff_page(image: Image.Image, file: BinaryIO) -> None:
+    """Raise if a strip or tile of the page of a TIFF file that is read has a hole.
 
-    Those of LZW, JPEG and Deflate; libtiff does not look at the checksums of Deflate
-    once all pixels are there.
+    Those of LZW, JPEG and Deflate are checked; libtiff does not look at the checksums
+    of Deflate once all pixels are there.
     """
     tags = image.tag_v2  # type: ignore[attr-defined]
     compression = tags.get(_COMPRESSION)
@@ -158,18 +168,18 @@ def _check_tiff(image: Image.Image, file: BinaryIO) -> None:
         file.seek(offset)
         content = file.read(size)
         if compression == _LZW:
-            _check_run(content, _LONGEST_RUN_OF_LZW)
+            _check_zeros(content, _MOST_ZEROS_OF_LZW)
         elif compression == _JPEG:
             # Both begin with a marker of 2 bytes; the tables end with one, too.
-            _check_scans(tags.get(_JPEG_TABLES, b"")[:-2] + content[2:])
-        elif not _inflates(content):
+            _check_jpeg_scans(tags.get(_JPEG_TABLES, b"")[:-2] + content[2:])
+        elif not _is_whole_deflate(content):
             raise DamagedError(
                 "it is damaged: a checksum of its pixels is wrong; copy it again from "
                 "its source"
             )
 
 
-def _inflates(content: bytes) -> bool:
+def _is_whole_deflate(content: bytes) -> bool:
     """Whether bytes are a whole zlib stream with the right checksum."""
     inflater = zlib.decompressobj()
     try:
@@ -239,67 +249,81 @@ class _Frame:
         return columns * rows
 
 
-def _check_jpeg(image: Image.Image, content: bytes) -> None:
-    tables = getattr(image, "quantization", {})
-    if any(0 in table for table in tables.values()):
+def _check_jpeg_file(image: Image.Image, content: bytes) -> None:
+    """Raise if a quantization table or the pixels of a JPEG file have a hole."""
+    quantization_tables = getattr(image, "quantization", {})
+    if any(0 in table for table in quantization_tables.values()):
         raise DamagedError(
             "it is damaged: a quantization table holds zeros; copy it again from its "
             "source"
         )
-    _check_scans(content)
+    _check_jpeg_scans(content)
 
 
-def _check_scans(content: bytes) -> None:
-    """Raise if the scans of a JPEG file have a hole."""
-    if bytes(_LONGEST_RUN_OF_JPEG) not in content:
+def _check_jpeg_scans(content: bytes) -> None:
+    """Raise if the pixels of a JPEG file have more zeros than its scans may write."""
+    if bytes(_MOST_ZEROS_OF_JPEG) not in content:
         return
-    frame = _Frame()
+    frame = _Frame()  # is filled in with the first scan
     # What breaks the structure of a JPEG is for its decoder to judge.
     with suppress(struct.error, IndexError):
-        for scan in _scans(content, frame):
-            longest = max(map(len, _LONG_RUNS.findall(scan.content)), default=0)
+        for scan in _scans_of_jpeg(content, frame):
+            long_runs = _LONG_RUNS.findall(scan.content)
+            longest = max(map(len, long_runs), default=0)  # bytes
             if longest and 8 * longest > _most_zero_bits(scan, frame):
-                raise _hole(longest)
+                raise _hole_error(longest)
 
 
-def _scans(content: bytes, frame: _Frame) -> Iterator[_Scan]:
-    """Yield the scans of the first image of a JPEG file; fill in its frame.
+def _scans_of_jpeg(content: bytes, frame: _Frame) -> Iterator[_Scan]:
+    """Yield the scans of the first image of a JPEG file.
+
+    Args:
+        content: The file.
+        frame: Receives size and components of the image, before the first scan.
 
     Raises:
         DamagedError: If there is a hole between two segments.
     """
     codes: dict[int, _ZeroCode | None] = {}  # by class (0: DC, 16: AC) plus number
-    position = 2
+    position = 2  # after the marker of the beginning
     while position + 4 <= len(content):
         if content.startswith(bytes(_LONGEST_GAP), position):
-            raise _hole(_LONGEST_GAP)
+            raise _hole_error(_LONGEST_GAP)
         if content[position] != 0xFF:  # decoders skip what stands between segments
             position += 1
             continue
-        kind = content[position + 1]
-        if kind == 0xFF or kind in _RESTARTS:  # a byte that fills, a stray restart
-            position += 1 if kind == 0xFF else 2
+        marker = content[position + 1]
+        if marker == 0xFF:  # a byte that fills
+            position += 1
             continue
-        if kind == _END:
+        if marker in _RESTARTS:  # stray
+            position += 2
+            continue
+        if marker == _END:
             return
         length = struct.unpack_from(">H", content, position + 2)[0]
         segment = content[position + 4 : position + 2 + length]
         position += 2 + length
-        if kind == _HUFFMAN_TABLES:
+        if marker == _HUFFMAN_TABLES:
             codes.update(_zero_codes(segment))
-        elif kind in _FRAMES:
+        elif marker in _FRAMES:
             _read_frame(segment, frame)
-        elif kind == _START_OF_SCAN:
+        elif marker == _START_OF_SCAN:
             following = _NEXT_MARKER.search(content, position)
             end = len(content) if following is None else following.start()
-            yield _scan(segment, codes, frame, content[position:end])
+            yield _read_scan(segment, codes, frame, content[position:end])
             position = end
 
 
 def _read_frame(segment: bytes, frame: _Frame) -> None:
-    """Read size and components of a JPEG from its start-of-frame segment (SOF)."""
+    """Read size and components of a JPEG from its start-of-frame segment (SOF).
+
+    Args:
+        segment: The segment without marker and length.
+        frame: Receives them.
+    """
     frame.height, frame.width, count = struct.unpack_from(">xHHB", segment)
-    blocks = {}
+    blocks = {}  # of an MCU, by number of the component
     widest = 1  # component of an MCU, in blocks
     highest = 1
     for component in range(count):
@@ -315,37 +339,53 @@ def _read_frame(segment: bytes, frame: _Frame) -> None:
 
 
 def _zero_codes(segment: bytes) -> Iterable[tuple[int, _ZeroCode | None]]:
-    """Yield the code of zeros of each Huffman table, with the table's class and number.
+    """Yield the code of zeros of each Huffman table in a segment of a JPEG (DHT).
 
-    Codes are given in ascending order, so it is that of the first symbol.
+    Codes are given in ascending order, so it is that of the first symbol, which is
+    among the shortest.
+
+    Yields:
+        Class (0: DC, 16: AC) plus number of the table, and the code, or None if the
+        table is empty.
     """
     position = 0
     while position + 17 <= len(segment):
         table = segment[position]
-        counts = segment[position + 1 : position + 17]
+        counts = segment[position + 1 : position + 17]  # of codes with 1 to 16 bits
         symbols = segment[position + 17 : position + 17 + sum(counts)]
-        bits = next((bits for bits, count in enumerate(counts, 1) if count), 0)
-        yield table, _ZeroCode(symbols[0], bits) if bits and symbols else None
+        code = None
+        if symbols:
+            fewest_bits = 1 + next(i for i, count in enumerate(counts) if count)
+            code = _ZeroCode(symbols[0], fewest_bits)
+        yield table, code
         position += 17 + sum(counts)
 
 
-def _scan(
+def _read_scan(
     segment: bytes,
     codes: dict[int, _ZeroCode | None],
     frame: _Frame,
     content: bytes,
 ) -> _Scan:
-    """Read the header of a scan (SOS segment) of a JPEG.
+    """Read a scan of a JPEG from its header (SOS segment).
 
     Args:
-        segment: the header.
-        codes: Huffman codes by number, DC below 16, AC from 16 on.
-        frame: of the file.
-        content: entropy-coded data after the header.
+        segment: The header without marker and length.
+        codes: Code of zeros by class (0: DC, 16: AC) plus number of its Huffman table.
+        frame: Of the file.
+        content: Entropy-coded bytes after the header.
     """
-    count = segment[0]
+    count = segment[0]  # of components
     first, last, bits = struct.unpack_from("BBB", segment, 1 + 2 * count)
-    scan = _Scan([], [], [], first, last, refines=bool(bits >> 4), content=content)
+    scan = _Scan(
+        dc_codes=[],
+        ac_codes=[],
+        blocks=[],
+        first=first,
+        last=last,
+        refines=bool(bits >> 4),
+        content=content,
+    )
     for component in range(count):
         number, tables = struct.unpack_from("BB", segment, 1 + 2 * component)
         scan.dc_codes.append(codes.get(tables >> 4))
@@ -355,43 +395,51 @@ def _scan(
 
 
 def _most_zero_bits(scan: _Scan, frame: _Frame) -> float:
-    """Return how many bits of zeros may follow each other in a scan.
+    """Return how many bits of zeros may follow each other in a scan of a JPEG.
 
-    None, unless the codes of zeros say "no difference to the block before" and "no
+    Zero, unless the codes of zeros say "no difference to the block before" and "no
     further coefficient", as optimised tables may write a flat area; then as many as all
     blocks of the image have.
     """
     if scan.first == 0 and scan.refines:  # one bit a block, without any code
         return frame.mcus * sum(scan.blocks)
+    ends_blocks = all(map(_ends_blocks, scan.ac_codes))
     if scan.refines:  # corrections of any number of coefficients stand between codes
-        return math.inf if all(map(_ends_blocks, scan.ac_codes)) else 0
-    bits = 0.0
+        return math.inf if ends_blocks else 0
+    bits_of_mcu = 0.0
     if scan.first == 0:
-        if not all(map(_is_no_difference, scan.dc_codes)):
+        if not all(map(_repeats_brightness, scan.dc_codes)):
             return 0
-        bits += _bits_of_mcu(scan.dc_codes, scan.blocks)
+        bits_of_mcu += _bits_of_mcu(scan.dc_codes, scan.blocks)
     if scan.last > 0:
-        if not all(map(_ends_blocks, scan.ac_codes)):
+        if not ends_blocks:
             return 0
-        bits += _bits_of_mcu(scan.ac_codes, scan.blocks)
-    return bits * frame.mcus
+        bits_of_mcu += _bits_of_mcu(scan.ac_codes, scan.blocks)
+    return bits_of_mcu * frame.mcus
 
 
-def _is_no_difference(code: _ZeroCode | None) -> bool:
+def _repeats_brightness(code: _ZeroCode | None) -> bool:
     """Whether a code of DC coefficients says that a block is as bright as the last."""
     return code is not None and code.symbol == 0
 
 
 def _ends_blocks(code: _ZeroCode | None) -> bool:
     """Whether a code of AC coefficients ends a block, or a run of blocks."""
-    return code is not None and code.symbol & 15 == 0 and code.symbol != _SIXTEEN_ZEROS
+    if code is None or code.symbol == _SIXTEEN_ZEROS:
+        return False
+    size_of_coefficient = code.symbol & 15  # in bits; without one, the block is over
+    return size_of_coefficient == 0
 
 
 def _bits_of_mcu(codes: Iterable[_ZeroCode | None], blocks: Iterable[int]) -> float:
-    """Return the bits of an MCU that consists of codes of zeros.
+    """Return the bits of an MCU of a JPEG scan that consists of codes of zeros.
 
     Symbol 16 r of progressive AC coefficients ends at least 2^r blocks, and r more bits
     follow it.
+
+    Args:
+        codes: Code of zeros of each component.
+        blocks: Number of blocks of each component in the MCU.
     """
     bits = 0.0
     for code, count in zip(codes, blocks):

@@ -44,7 +44,7 @@ def check_room(folder: Path, needed: int, job: str) -> None:
 
 
 def readable_size(count: int) -> str:
-    """A number of bytes with its unit: 12 bytes, 3.4 MB, 25.1 GB."""
+    """Return a number of bytes with its unit: 12 bytes, 3.4 MB, 25.1 GB."""
     for unit, (size, least) in _UNITS.items():
         if count >= least:
             return f"{count / size:.1f} {unit}"
@@ -52,7 +52,7 @@ def readable_size(count: int) -> str:
 
 
 def files_digest(paths: Iterable[Path]) -> str:
-    """SHA-256 over the contents of files, in their order.
+    """Return the SHA-256 over the contents of files in their order, in hexadecimal.
 
     Raises:
         OSError: If a file cannot be read.
@@ -71,9 +71,14 @@ def files_digest(paths: Iterable[Path]) -> str:
 
 @lru_cache(maxsize=2**17)
 def _content_digest(path: str, changed: int, size: int) -> bytes:
-    """SHA-256 of a file.
+    """Return the SHA-256 of the content of a file, 32 bytes.
 
-    Cached by modification time and size, because a process asks several times.
+    Cached, because a process asks several times.
+
+    Args:
+        path: The file.
+        changed: Its modification time in ns, so that a changed file is read again.
+        size: Its size in bytes, for the same reason.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:

@@ -34,7 +34,7 @@ CURES = {
 
 
 def cured(error: OSError) -> str | None:
-    """Return path, reason and cure of an error of a disk or a path.
+    """Return a message for an error of a disk: path, reason, and what a user can do.
 
     ``None`` for an error of another kind, such as that of a connection.
     """
@@ -45,6 +45,7 @@ def cured(error: OSError) -> str | None:
     if error.filename is None:
         return f"{reason}; {cure}"
     if error.errno == errno.EACCES and not os.path.lexists(error.filename):
+        # A new file, which the folder does not let in.
         folder = os.path.dirname(os.path.abspath(error.filename))
         cure = cure.replace(
             "its permissions", f"the permissions of the folder {folder}"

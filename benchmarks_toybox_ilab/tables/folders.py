@@ -30,7 +30,7 @@ VIDEO_EXTENSIONS = (
     ".avc", ".ivf", ".y4m",
 )
 # Read if Pillow has a decoder.
-_OPTIONAL = (".avif", ".avifs", ".heic", ".heif", ".hif")
+_NEED_DECODER = (".avif", ".avifs", ".heic", ".heif", ".hif")
 _RAW = (
     ".dng", ".cr2", ".cr3", ".crw", ".nef", ".nrw", ".arw", ".srf", ".sr2", ".raf",
     ".orf", ".rw2", ".pef",
@@ -60,7 +60,7 @@ _CLUTTER = frozenset((
     "lost+found", "__pycache__",
 ))
 # fmt: on
-_CURES = dict.fromkeys((*_OPTIONAL, *_RAW), "convert them to JPEG or PNG")
+_CURES = dict.fromkeys((*_NEED_DECODER, *_RAW), "convert them to JPEG or PNG")
 
 _HIDDEN = "hidden or system"
 _MOST_KINDS = 8  # of ignored files that are listed
@@ -87,14 +87,14 @@ def kind_of(path: Path) -> Kind | None:
     """Whether a file is a photo or a video; None for all others.
 
     The extension decides where it is known, in any case. A file with another extension,
-    or none, is a photo if Pillow recognises it.
+    or none, is a photo if Pillow recognises it by its first bytes.
     """
     extension = path.suffix.lower()
     if extension in IMAGE_EXTENSIONS:
         return "image"
     if extension in VIDEO_EXTENSIONS:
         return "video"
-    if extension in _OPTIONAL:
+    if extension in _NEED_DECODER:
         has_decoder = Image.registered_extensions().get(extension) in Image.OPEN
         return "image" if has_decoder else None
     if extension in _UNOPENED or not path.is_file():  # a pipe would block
@@ -114,17 +114,18 @@ def is_video(path: Path) -> bool:
 
 
 def entries_of(folder: Path) -> Entries:
-    """List a folder, which is read once.
+    """List the folders, photos and videos in a folder; count its other files.
 
     Raises:
         OSError: If it cannot be listed.
     """
     entries = Entries(folders=[], images=[], videos=[], ignored=Counter())
     with os.scandir(folder) as scanned:
-        in_order = sorted(scanned, key=lambda entry: natural_key(entry.name))
-    for entry in in_order:
+        entries_in_order = sorted(scanned, key=lambda entry: natural_key(entry.name))
+    for entry in entries_in_order:
         if not is_visible(entry.name):
-            entries.ignored[_HIDDEN] += entry.name.lower() not in _SILENT
+            if entry.name.lower() not in _SILENT:
+                entries.ignored[_HIDDEN] += 1
             continue
         path = folder / entry.name
         with suppress(OSError):  # a link to itself
@@ -157,30 +158,34 @@ def walk(
     """
     if root is None:
         root = top
-    real = Path(os.path.realpath(root))
-    above = list(real.parents)
+    real_root = Path(os.path.realpath(root))
+    above = list(real_root.parents)
     if root != top:
-        above.append(real)
-    seen = {_identity(folder) for folder in above} - {None}
-    stack = [top]
+        above.append(real_root)
+    seen = {_folder_identity(folder) for folder in above} - {None}
+    stack = [top]  # the next folder is the last one
     while stack:
         folder = stack.pop()
         try:
-            key = _identity(folder)
-            if key in seen:
+            identity = _folder_identity(folder)
+            if identity in seen:
                 continue
             entries = entries_of(folder)
         except OSError as error:
             bad(folder, error)
             continue
-        if key is not None:
-            seen.add(key)
+        if identity is not None:
+            seen.add(identity)
         yield folder, entries
         stack += reversed(entries.folders)
 
 
-def _identity(folder: Path) -> tuple[int, int] | str | None:
-    """Return what tells whether two paths are the same folder."""
+def _folder_identity(folder: Path) -> tuple[int, int] | str | None:
+    """Return what two paths of the same folder have in common; None without a folder.
+
+    It is the device and the number of the folder on it, or where the system has no such
+    numbers the path without links.
+    """
     try:
         status = os.stat(folder)
     except OSError:
@@ -191,13 +196,17 @@ def _identity(folder: Path) -> tuple[int, int] | str | None:
 
 
 def ignored_files(ignored: Counter[str]) -> str:
-    """Describe what is ignored.
+    """Describe the files of a folder that are ignored.
 
     Such as `3 .heic (convert them to JPEG or PNG), 1 .txt and 2 hidden or system`.
+
+    Args:
+        ignored: Numbers of files by extension, see `Entries`.
     """
     names = [name for name, count in ignored.items() if count]
+    # The most frequent extensions first, hidden files last.
     names.sort(key=lambda name: (name == _HIDDEN, -ignored[name], natural_key(name)))
-    phrases = [_phrase(name, ignored[name]) for name in names]
+    phrases = [_extension_in_words(name, ignored[name]) for name in names]
     if len(phrases) > _MOST_KINDS + 1:
         unnamed = sum(ignored[name] for name in names[_MOST_KINDS:])
         phrases = [*phrases[:_MOST_KINDS], f"{unnamed:,} others"]
@@ -207,8 +216,8 @@ def ignored_files(ignored: Counter[str]) -> str:
     return f"{', '.join(first)} and {last}"
 
 
-def _phrase(name: str, count: int) -> str:
-    """Describe the ignored files of an extension."""
+def _extension_in_words(name: str, count: int) -> str:
+    """Describe the ignored files of an extension: `3 .heic (convert them ...)`."""
     phrase = f"{count:,} {printable(name) or 'without extension'}"
     if name in _CURES:
         phrase += f" ({_CURES[name]})"
@@ -216,7 +225,7 @@ def _phrase(name: str, count: int) -> str:
 
 
 def visible_entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder in natural order.
+    """Return the files and folders in a folder in natural order.
 
     Without hidden files and system files such as Thumbs.db.
     """

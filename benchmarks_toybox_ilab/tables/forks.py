@@ -13,13 +13,13 @@ from typing import Any
 from weakref import WeakMethod, WeakSet
 
 # Methods that every forked process calls.
-_methods: set[WeakMethod] = set()
+_called_in_child: set[WeakMethod] = set()
 # Whether forked processes collect no garbage of before the fork.
-_collect_nothing = False
+_spares_garbage = False
 # Objects with threads of this process or of its parents.
-_with_threads: WeakSet[Any] = WeakSet()
+_resources_with_threads: WeakSet[Any] = WeakSet()
 # Those of the parents, which are never freed here.
-_of_parents: list[Any] = []
+_resources_of_parents: list[Any] = []
 
 
 def call_in_child(method: Callable[[], None]) -> None:
@@ -28,7 +28,7 @@ def call_in_child(method: Callable[[], None]) -> None:
     It may replace a lock. The object may be collected meanwhile. Where processes are
     not forked, as on Windows, nothing is called.
     """
-    _methods.add(WeakMethod(method, _methods.discard))
+    _called_in_child.add(WeakMethod(method, _called_in_child.discard))
 
 
 def collect_nothing_of_the_parent() -> None:
@@ -36,19 +36,26 @@ def collect_nothing_of_the_parent() -> None:
 
     Call this before an object with threads is made.
     """
-    global _collect_nothing
-    _collect_nothing = True
+    global _spares_garbage
+    _spares_garbage = True
 
 
 def never_freed_in_forks(resource: Any) -> None:
-    """Let forked processes keep an object with threads that takes weak references."""
+    """Let forked processes never free an object that has threads in this one.
+
+    Args:
+        resource: The object, such as a video decoder; it must take weak references.
+    """
     collect_nothing_of_the_parent()
-    _with_threads.add(resource)
+    _resources_with_threads.add(resource)
 
 
 @contextmanager
 def closed_by_its_process(resource: Any) -> Iterator[Any]:
-    """Close a resource with threads at the end, but not in a process forked since."""
+    """Yield an open resource with threads, such as a video, and close it at the end.
+
+    A process that was forked meanwhile does not close it.
+    """
     opened_by = os.getpid()
     try:
         yield resource
@@ -57,15 +64,16 @@ def closed_by_its_process(resource: Any) -> Iterator[Any]:
             resource.close()
 
 
-def _in_child() -> None:
-    if _collect_nothing:
+def _after_fork_in_child() -> None:
+    """Keep what the parent left, and call the methods that wait for a fork."""
+    if _spares_garbage:
         gc.freeze()
-        _of_parents.extend(_with_threads)
-    for reference in list(_methods):
+        _resources_of_parents.extend(_resources_with_threads)
+    for reference in list(_called_in_child):
         method = reference()
         if method is not None:
             method()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_in_child)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -4,7 +4,7 @@ import posixpath
 import re
 from dataclasses import dataclass
 
-from benchmarks_toybox_ilab.tables.numbers import whole_number
+from benchmarks_toybox_ilab.tables.numbers import check_whole_number
 
 SPLITS = ("train", "test")
 
@@ -51,12 +51,13 @@ def check_row(
     """Raise FrameTableError if a row breaks a rule or repeats a path.
 
     Args:
-        number: Number of the row.
+        number: Number of the row in its table, from 0.
         row: The row.
-        clip_of_path: Clip of each path of the rows before, to which it is added.
+        clip_of_path: Class, object, session and split of each path of the rows before,
+            or None where the table is not padded. The path of this row is added.
         padded: Whether a path may be repeated in its clip.
     """
-    where = _where(number, row)
+    where = _row_in_words(number, row)
     if not row.path:
         raise FrameTableError(
             f"{where} has no path; every row needs a path and a class."
@@ -69,8 +70,10 @@ def check_row(
         raise FrameTableError(
             f"{where} has split {row.split!r}; a split is 'train' or 'test'."
         )
-    if type(row.frame) is not int or row.frame < 0:
-        whole_number(f"the frame number of {where}", row.frame, 0, FrameTableError)
+    is_valid = type(row.frame) is int and row.frame >= 0  # quick, true of most rows
+    if not is_valid:
+        name = f"the frame number of {where}"
+        check_whole_number(name, row.frame, 0, FrameTableError)
     if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
         raise FrameTableError(
             f"row {number} ({row.path!r}) has a name that contains a line break; "
@@ -80,7 +83,9 @@ def check_row(
     if padded:
         clip = (row.class_name, row.object_name, row.session, row.split)
     path = posixpath.normpath(row.path)  # ./a.png is a.png
-    if path in clip_of_path and not (padded and clip_of_path[path] == clip):
+    is_repeated = path in clip_of_path
+    is_padding = padded and clip_of_path.get(path) == clip
+    if is_repeated and not is_padding:
         rule = "list every frame once"
         if padded:
             rule = "a padded table repeats a frame only within its clip"
@@ -88,16 +93,17 @@ def check_row(
     clip_of_path[path] = clip
 
 
-def _where(number: int, row: Frame) -> str:
+def _row_in_words(number: int, row: Frame) -> str:
+    """Name a row of a table in a message, as in `row 3 (cup/a.png)`."""
     return f"row {number} ({row.path})"
 
 
 def natural_key(text: str) -> tuple:
-    """Sort key of a `text` that compares digits as numbers: object2 before object10."""
-    pieces: list = _DIGITS.split(text)
+    """Return a sort key that compares digits of a name as numbers: a2 before a10."""
+    texts_and_digits: list = _DIGITS.split(text)
     # Every other part is digits, so numbers are only compared with numbers; int()
     # refuses thousands of digits.
-    for position in range(1, len(pieces), 2):
-        digits = pieces[position].lstrip("0")
-        pieces[position] = (len(digits), digits)
-    return tuple(pieces), text
+    for position in range(1, len(texts_and_digits), 2):
+        digits = texts_and_digits[position].lstrip("0")
+        texts_and_digits[position] = (len(digits), digits)
+    return tuple(texts_and_digits), text

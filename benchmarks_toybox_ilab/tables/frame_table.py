@@ -47,16 +47,17 @@ class _Columns:
         # One object for equal names: a million rows have few classes and sessions.
         self._names: dict[str, str] = {}
 
-    def add(self, row: Frame) -> None:
-        """Add a row."""
+    def add_row(self, row: Frame) -> None:
+        """Append the values of a row to the columns of the table."""
         self.path.append(row.path)
-        self.class_name.append(self._shared(row.class_name))
+        self.class_name.append(self._shared_name(row.class_name))
         self.object_name.append(row.object_name)
-        self.session.append(self._shared(row.session))
+        self.session.append(self._shared_name(row.session))
         self.frame.append(operator.index(row.frame))
-        self.split.append(self._shared(row.split))
+        self.split.append(self._shared_name(row.split))
 
-    def _shared(self, name: str) -> str:
+    def _shared_name(self, name: str) -> str:
+        """Return the object that stands for a name in all rows of the table."""
         return self._names.setdefault(name, name)
 
 
@@ -98,34 +99,38 @@ class FrameTable:
         self.reader = reader
         self.name = name
         self.padded = padded
-        rows = _Columns()
+        columns = _Columns()
         clip_of_path: dict[str, tuple | None] = {}
         for number, row in enumerate(frames):
             check_row(number, row, clip_of_path, padded)
-            rows.add(row)
+            columns.add_row(row)
         if not clip_of_path:
             raise FrameTableError(
                 f"{self._title()} has no frames; a table needs at least one training "
                 "frame."
             )
         del clip_of_path  # as large as the columns
-        self.path = tuple(rows.path)
-        self.class_name = tuple(rows.class_name)
-        self.object_name = tuple(rows.object_name)
-        self.session = tuple(rows.session)
-        self.frame = tuple(rows.frame)
-        self.split = tuple(rows.split)
+        self.path = tuple(columns.path)
+        self.class_name = tuple(columns.class_name)
+        self.object_name = tuple(columns.object_name)
+        self.session = tuple(columns.session)
+        self.frame = tuple(columns.frame)
+        self.split = tuple(columns.split)
         self.classes = self._check_classes(classes)
         label_of = {name: label for label, name in enumerate(self.classes)}
         labels = map(label_of.__getitem__, self.class_name)
         self.labels = np.fromiter(labels, np.int64, len(self))
         self.labels.setflags(write=False)
         is_test = (split == "test" for split in self.split)
-        self._is_test = np.fromiter(is_test, bool, len(self))
+        self._is_test = np.fromiter(is_test, bool, len(self))  # of each row, (N,)
         self._check_training_frames()
 
     def _check_classes(self, classes: Sequence[str] | None) -> tuple[str, ...]:
-        """Return the classes in the given or in natural order."""
+        """Return the class names of the table in the given or in natural order.
+
+        Raises:
+            FrameTableError: If `classes` are not those of the rows.
+        """
         natural = tuple(sorted(set(self.class_name), key=natural_key))
         if classes is None:
             return natural
@@ -137,6 +142,7 @@ class FrameTable:
         return tuple(classes)
 
     def _check_training_frames(self) -> None:
+        """Raise if a class of the table has no training frames."""
         for class_name, count in self.counts().items():
             if not count["train"]:
                 raise FrameTableError(
@@ -146,7 +152,10 @@ class FrameTable:
                 )
 
     def _title(self) -> str:
-        return f"frame table {self.name!r}" if self.name else "the frame table"
+        """Return what messages call this table."""
+        if not self.name:
+            return "the frame table"
+        return f"frame table {self.name!r}"
 
     def __repr__(self) -> str:
         splits = f"{self.split.count('train')} train, {self.split.count('test')} test"
@@ -156,6 +165,7 @@ class FrameTable:
         )
 
     def _columns(self) -> tuple[tuple, ...]:
+        """Return the columns of the table in the order of a CSV."""
         return (
             self.path,
             self.class_name,
@@ -202,7 +212,7 @@ class FrameTable:
                     f"there is no split {split!r}; use 'train', 'test', or None for "
                     "both."
                 )
-            mask &= self._is_test == (split == "test")
+            mask &= self._is_test if split == "test" else ~self._is_test
         if class_name is not None:
             if class_name not in self.classes:
                 raise FrameTableError(
@@ -224,10 +234,13 @@ class FrameTable:
             clip = (self.class_name[row], self.object_name[row], self.session[row])
             rows_of.setdefault(clip, []).append(row)
         clips = sorted(rows_of, key=lambda clip: tuple(map(natural_key, clip)))
-        return [np.array(sorted(rows_of[clip], key=self._position)) for clip in clips]
+        return [
+            np.array(sorted(rows_of[clip], key=self._position_in_clip))
+            for clip in clips
+        ]
 
-    def _position(self, row: int) -> tuple[int, int]:
-        """Return what the rows of a clip are sorted by."""
+    def _position_in_clip(self, row: int) -> tuple[int, int]:
+        """Return what the rows of a clip are sorted by: frame, and row of the table."""
         return self.frame[row], row
 
     def read(self, row: int) -> Image.Image:
@@ -239,16 +252,18 @@ class FrameTable:
             BadFrameError: If the file is missing, truncated or not an image.
         """
         path = self.path[row]
-        source = path if self.root is None else str(self.root / path)
+        file = path
+        if self.root is not None:
+            file = str(self.root / path)
         try:
             if self.reader is None:
-                return read_image(source)
+                return read_image(file)
             return self.reader(path).convert("RGB")
         # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError,
         # ValueError, struct.error ...).
         except Exception as error:
             raise BadFrameError(
-                f"cannot decode frame {source}: {error or type(error).__name__}. "
+                f"cannot decode frame {file}: {error or type(error).__name__}. "
                 "Restore the file, or leave it out with --on-bad-frame skip."
             ) from error
 
@@ -264,24 +279,25 @@ class FrameTable:
             (row, message) for each frame that cannot be decoded, in row order.
         """
 
-        def failure(row: int) -> str | None:
+        def error_of_row(row: int) -> str | None:
             try:
                 self.read(row)
             except BadFrameError as error:
                 return str(error)
             return None
 
-        bad = []
+        bad_rows = []
         # Pillow releases the interpreter lock while it decodes.
         with (
             progress(len(self), "checking frames", " images") as bar,
             ThreadPoolExecutor(max_workers=2) as pool,
         ):
-            for row, message in enumerate(pool.map(failure, range(len(self)))):
+            messages = pool.map(error_of_row, range(len(self)))
+            for row, message in enumerate(messages):
                 if message is not None:
-                    bad.append((row, message))
+                    bad_rows.append((row, message))
                 bar.update()
-        return bad
+        return bad_rows
 
     def without(self, rows: Iterable[int]) -> "FrameTable":
         """Return the table without some `rows`, given by number.
@@ -300,21 +316,21 @@ class FrameTable:
                 f"{len(self) - 1}."
             )
         frames = [frame for row, frame in enumerate(self) if row not in dropped]
-        names = {frame.class_name for frame in frames}
+        present = {frame.class_name for frame in frames}
         return FrameTable(
             frames,
             root=self.root,
             reader=self.reader,
             name=self.name,
             padded=self.padded,
-            classes=[name for name in self.classes if name in names],
+            classes=[name for name in self.classes if name in present],
         )
 
     def frames_below(self, folder: Path) -> list[Frame]:
-        """Return all frames, with paths relative to another folder.
+        """Return all frames of the table, with paths relative to another folder.
 
         Args:
-            folder: Above the root of the table.
+            folder: A folder above the root of the table, which must have one.
         """
         prefix = cast(Path, self.root).relative_to(folder).as_posix()
         return [replace(frame, path=f"{prefix}/{frame.path}") for frame in self]
@@ -326,34 +342,34 @@ class FrameTable:
         """
         relabelled = copy(self)
         relabelled.classes = self._check_classes(classes)
-        new_label = [relabelled.classes.index(name) for name in self.classes]
-        relabelled.labels = np.array(new_label)[self.labels]
+        new_label_of_old = [relabelled.classes.index(name) for name in self.classes]
+        relabelled.labels = np.array(new_label_of_old)[self.labels]
         relabelled.labels.setflags(write=False)
         return relabelled
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Count frames by class and split: `counts()["cup"]["test"]`."""
-        number = len(self.classes)
-        test = np.bincount(self.labels[self._is_test], minlength=number).tolist()
-        train = np.bincount(self.labels[~self._is_test], minlength=number).tolist()
+        n_classes = len(self.classes)
+        test = np.bincount(self.labels[self._is_test], minlength=n_classes).tolist()
+        train = np.bincount(self.labels[~self._is_test], minlength=n_classes).tolist()
         counts = {}
         for label, name in enumerate(self.classes):
             counts[name] = {"train": train[label], "test": test[label]}
         return counts
 
     def content_hash(self) -> str:
-        """Return the SHA-256 of all columns in row order.
+        """Return the SHA-256 of all columns of the table in row order, in hexadecimal.
 
         Without the root, so that it is the same on every machine.
         """
-        return _sha256(zip(*self._columns(), strict=True))
+        return _rows_digest(zip(*self._columns(), strict=True))
 
     def frames_hash(self) -> str:
-        """Return the SHA-256 of the paths in row order.
+        """Return the SHA-256 of the paths of the table in row order, in hexadecimal.
 
         It is the same for every split of the same files.
         """
-        return _sha256(zip(self.path))
+        return _rows_digest(zip(self.path))
 
     def to_csv(self, path: str | Path) -> None:
         """Write the table to `path` atomically, as UTF-8 CSV.
@@ -362,7 +378,8 @@ class FrameTable:
         `.NAME.sha256` beside it receives the `content_hash`, which `from_csv` compares.
         """
         digest_file = _digest_file(path)
-        # A table without a digest is read, one with that of another is not.
+        # First: a crash may leave a table without a digest, which can be read, but not
+        # with the digest of another.
         digest_file.unlink(missing_ok=True)
         write_frames(path, zip(*self._columns(), strict=True))
         with atomic_write(digest_file) as file:
@@ -392,10 +409,10 @@ class FrameTable:
             table = cls(frames, root, reader, Path(path).stem, padded)
         except FrameTableError as error:
             raise FrameTableError(f"{path}: {error}") from error
-        if (
-            digest_file.is_file()
-            and digest_file.read_bytes() != table.content_hash().encode()
-        ):
+        if not digest_file.is_file():
+            return table
+        digest = table.content_hash().encode()
+        if digest_file.read_bytes() != digest:
             raise FrameTableError(
                 f"{path} is not what was written: the SHA-256 of its rows is not the "
                 f"one in {digest_file}, so one of them was damaged or changed later. "
@@ -405,10 +422,12 @@ class FrameTable:
 
 
 def _digest_file(path: str | Path) -> Path:
+    """Return the file that holds the digest of the table at a path."""
     return Path(path).with_name(f".{Path(path).name}.sha256")
 
 
-def _sha256(rows: Iterable[Sequence]) -> str:
+def _rows_digest(rows: Iterable[Sequence]) -> str:
+    """Return the SHA-256 of rows of a table, a line of JSON each, in hexadecimal."""
     digest = hashlib.sha256()
     for row in rows:
         line = json.dumps(row, ensure_ascii=True, separators=(",", ":"))

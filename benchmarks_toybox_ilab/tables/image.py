@@ -48,9 +48,12 @@ _ORIENTATION = ExifTags.Base.Orientation
 _UPRIGHT = 1  # value of the tag
 _ANIMATED = ("GIF", "PNG", "WEBP", "AVIF")  # formats of animations with transparency
 # TIFF tags
-_SUBFILE = 254
+_SUBFILE = 254  # a sum of the two below and others
+_REDUCED_COPY = 1
+_MASK = 4
 _BITS_PER_SAMPLE = 258
 _PHOTOMETRIC = 262
+_WHITE_IS_ZERO = 0  # value of the tag
 _MAX_SAMPLE_VALUE = 281
 _DNG_VERSION = 50706
 # Transfer functions of HDR, numbered as in ITU-T H.273: PQ and HLG
@@ -73,14 +76,14 @@ class _CutFilesRefused:
     def __init__(self) -> None:
         self._lock = Lock()
         self._blocks = 0  # that threads are in
-        self._before = False
+        self._setting_before = False
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._begin_in_child)
 
     def __enter__(self) -> None:
         with self._lock:
             if self._blocks == 0:
-                self._before = ImageFile.LOAD_TRUNCATED_IMAGES
+                self._setting_before = ImageFile.LOAD_TRUNCATED_IMAGES
                 ImageFile.LOAD_TRUNCATED_IMAGES = False
             self._blocks += 1
 
@@ -88,13 +91,13 @@ class _CutFilesRefused:
         with self._lock:
             self._blocks -= 1
             if self._blocks == 0:
-                ImageFile.LOAD_TRUNCATED_IMAGES = self._before
+                ImageFile.LOAD_TRUNCATED_IMAGES = self._setting_before
 
     def _begin_in_child(self) -> None:
         """Forget the threads of the parent, of which a forked process has none."""
         self._lock = Lock()
         if self._blocks:
-            ImageFile.LOAD_TRUNCATED_IMAGES = self._before
+            ImageFile.LOAD_TRUNCATED_IMAGES = self._setting_before
         self._blocks = 0
 
 
@@ -116,14 +119,14 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
             other errors, too.
     """
     with open_image(path) as image:
-        note = other_images(image)
-        if note:
-            warnings.warn(f"{path}: {note}", stacklevel=2)
-        return _converted_to_rgb(image, upright)
+        unused = other_images(image)
+        if unused:
+            warnings.warn(f"{path}: {unused}", stacklevel=2)
+        return _as_rgb(image, upright)
 
 
 def open_image(
-    source: str | PathLike | BinaryIO, most_pixels: int | None = None, **how: Any
+    source: str | PathLike | BinaryIO, most_pixels: int | None = None, **options: Any
 ) -> Image.Image:
     """Open an image without decoding it.
 
@@ -133,7 +136,7 @@ def open_image(
     Args:
         source: Path of a file, or an open file.
         most_pixels: Number of pixels that may be decoded; None is `MOST_PIXELS`.
-        **how: For `PIL.Image.open`, such as `formats`.
+        **options: For `PIL.Image.open`, such as `formats`.
 
     Raises:
         TooManyPixelsError: If the image is too large.
@@ -145,7 +148,7 @@ def open_image(
     if _is_special_file(source):
         raise ValueError("it is not a regular file; give a file of an image")
     with _cut_files_refused:
-        image = _open_any_size(source, most_pixels, **how)
+        image = _open_any_size(source, most_pixels, **options)
     try:
         # Whatever its name: Pillow runs Ghostscript, if there is one, to decode it.
         if image.format == "EPS":
@@ -153,7 +156,7 @@ def open_image(
                 "it is PostScript, a program that draws an image; convert it to JPEG "
                 "or PNG"
             )
-        _reduce(image, most_pixels)
+        _set_decoded_size(image, most_pixels)
     except BaseException:
         image.close()
         raise
@@ -168,49 +171,53 @@ def _is_special_file(source: str | PathLike | BinaryIO) -> bool:
 
 
 def _open_any_size(
-    source: str | PathLike | BinaryIO, most: int, **options: Any
+    source: str | PathLike | BinaryIO, most_pixels: int, **options: Any
 ) -> Image.Image:
     """Open an image; also a JPEG of so many pixels that Pillow refuses it.
 
     Pillow does so before the JPEG can be asked for a reduced size.
 
     Args:
-        source: path or file.
-        most: number of pixels that are accepted, for the error.
-        options: arguments of `Image.open`.
+        source: Path of a file, or an open file.
+        most_pixels: Number of pixels that may be decoded, for the error.
+        **options: Arguments of `PIL.Image.open`.
 
     Raises:
-        TooManyPixelsError: Pillow refuses it, and it is no JPEG.
+        TooManyPixelsError: If Pillow refuses it, and it is no JPEG.
     """
     try:
         return Image.open(source, **options)
     except Image.DecompressionBombError as error:
-        refused = TooManyPixelsError(f"it has far {_too_large(most)}")
-        refused.__cause__ = error
+        too_large = TooManyPixelsError(f"it has far {_too_large(most_pixels)}")
+        too_large.__cause__ = error
     formats = options.get("formats") or ("JPEG",)
     if "JPEG" not in formats:
-        raise refused
+        raise too_large
     if not isinstance(source, str | PathLike):
         source.seek(0)
     try:
         return JpegImagePlugin.JpegImageFile(source)
-    except SyntaxError:  # of another format
-        raise refused from refused.__cause__
+    except SyntaxError:  # it is no JPEG
+        raise too_large from too_large.__cause__
 
 
-def _too_large(most: int) -> str:
+def _too_large(most_pixels: int) -> str:
+    """Say how many pixels an image may have, and what to do with a larger one."""
     return (
-        f"more than {most:,} pixels; reduce it, or save it as JPEG, which is decoded "
-        "at a reduced size"
+        f"more than {most_pixels:,} pixels; reduce it, or save it as JPEG, which is "
+        "decoded at a reduced size"
     )
 
 
-def _reduce(image: Image.Image, most: int) -> None:
-    """Set a large JPEG to be decoded at a reduced size; raise if an image is too large.
+def _set_decoded_size(image: Image.Image, most_pixels: int) -> None:
+    """Set a large JPEG to be decoded at a half, quarter or eighth of its sides.
 
     Args:
         image: An opened image, not yet decoded.
-        most: Number of pixels that may be decoded.
+        most_pixels: Number of pixels that may be decoded.
+
+    Raises:
+        TooManyPixelsError: If it has more even then, or is no JPEG.
     """
     width, height = image.size
     if max(width, height) > LONGEST_SIDE:
@@ -218,20 +225,21 @@ def _reduce(image: Image.Image, most: int) -> None:
             f"it has {width} x {height} pixels, a side of more than {LONGEST_SIDE:,}; "
             "cut it"
         )
-    limit = _MOST_REDUCED
+    most_in_file = _MOST_REDUCED
     if image.info.get("progressive"):
-        limit = MOST_PROGRESSIVE
-    if width * height > limit:
+        most_in_file = MOST_PROGRESSIVE
+    if width * height > most_in_file:
         raise TooManyPixelsError(
-            f"it has {width} x {height} pixels, more than {limit:,}; reduce it"
+            f"it has {width} x {height} pixels, more than {most_in_file:,}; reduce it"
         )
-    fitting = (factor for factor in _REDUCTIONS if width * height <= most * factor**2)
-    reduction = next(fitting, _REDUCTIONS[-1])
+    for reduction in _REDUCTIONS:  # the smallest that is enough, or the largest
+        if width * height <= most_pixels * reduction**2:
+            break
     if reduction > 1:
-        image.draft(None, (width // reduction, height // reduction))
-    if image.width * image.height > most:
+        image.draft(None, (width // reduction, height // reduction))  # JPEG alone
+    if image.width * image.height > most_pixels:
         raise TooManyPixelsError(
-            f"it has {width} x {height} pixels, {_too_large(most)}"
+            f"it has {width} x {height} pixels, {_too_large(most_pixels)}"
         )
 
 
@@ -243,20 +251,22 @@ def other_images(image: Image.Image) -> str | None:
     """
     if image.format in ("MPO", "PSD") or not getattr(image, "is_animated", False):
         return None
-    if image.format == "TIFF" and _pages(image) < 2:
+    if image.format == "TIFF" and _count_pages(image) < 2:
         return None
     return "only the first of its images is used; save the others as files of their own"
 
 
-def _pages(image: Image.Image) -> int:
-    """Number of pages of a TIFF file that are neither reduced copies nor masks."""
-    pages = 0
-    with suppress(EOFError):
+def _count_pages(image: Image.Image) -> int:
+    """Count the pages of a TIFF file that are neither reduced copies nor masks."""
+    count = 0
+    with suppress(EOFError):  # after the last page
         for page in range(_MOST_SEARCHED):
             image.seek(page)
-            pages += image.tag_v2.get(_SUBFILE, 0) & 0b101 == 0  # type: ignore
+            subfile = image.tag_v2.get(_SUBFILE, 0)  # type: ignore
+            if not subfile & (_REDUCED_COPY | _MASK):
+                count += 1
     image.seek(0)
-    return pages
+    return count
 
 
 def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
@@ -276,7 +286,7 @@ def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
             f"it has {image.width} x {image.height} pixels; give an image with at "
             "least one"
         )
-    rgb = _converted_to_rgb(image, upright)
+    rgb = _as_rgb(image, upright)
     if rgb is image:
         return rgb.copy()
     return rgb
@@ -299,16 +309,18 @@ def eight_bits(pixels: np.ndarray, depths: tuple[int, ...] = DEPTHS) -> np.ndarr
     """
     channels = pixels.shape[-1]
     has_alpha = channels in (2, 4)
-    colours = channels - has_alpha
-    bits = _fewest_bits(pixels[..., :colours], depths)
-    shallow = (pixels >> (bits - 8)).astype(np.uint8)
+    n_colours = channels - has_alpha
+    bits = _fewest_bits(pixels[..., :n_colours], depths)
+    pixels_8bit = (pixels >> (bits - 8)).astype(np.uint8)
     if has_alpha:
-        alpha = pixels[..., colours:]
-        shallow[..., colours:] = alpha >> (_fewest_bits(alpha, (bits,)) - 8)
-    return shallow
+        alpha = pixels[..., n_colours:]
+        alpha_bits = _fewest_bits(alpha, (bits,))
+        pixels_8bit[..., n_colours:] = alpha >> (alpha_bits - 8)
+    return pixels_8bit
 
 
 def _fewest_bits(pixels: np.ndarray, depths: tuple[int, ...]) -> int:
+    """Return the first of the depths in bits that holds the largest pixel, or 16."""
     largest = int(pixels.max())
     return next((bits for bits in depths if largest < 1 << bits), 16)
 
@@ -323,7 +335,7 @@ def on_background(image: Image.Image) -> Image.Image:
     return canvas
 
 
-def _converted_to_rgb(image: Image.Image, upright: bool) -> Image.Image:
+def _as_rgb(image: Image.Image, upright: bool) -> Image.Image:
     """Convert an image of any mode to sRGB of 8 bits, on white.
 
     An image that needs no conversion is returned itself, not a copy.
@@ -333,8 +345,8 @@ def _converted_to_rgb(image: Image.Image, upright: bool) -> Image.Image:
         upright: Whether to turn it as its EXIF orientation says.
     """
     _check_readable(image)
-    profile = image.info.get("icc_profile")
-    decoded = _decoded(image)
+    profile = image.info.get("icc_profile")  # of its colours, bytes
+    decoded = _eight_bit_image(image)
     if decoded.has_transparency_data:
         rgb = on_background(decoded)
     elif decoded.mode == "RGB":
@@ -342,7 +354,7 @@ def _converted_to_rgb(image: Image.Image, upright: bool) -> Image.Image:
     else:
         rgb = decoded.convert("RGB")
     if profile and decoded.mode in ("RGB", "RGBA", "P", "PA"):
-        transform = _transform(profile)
+        transform = _transform_to_srgb(profile)
         if transform is not None:
             # It returns nothing only where it is asked to change the image itself.
             rgb = cast(Image.Image, ImageCms.applyTransform(rgb, transform))
@@ -360,10 +372,10 @@ def _upright(image: Image.Image, orientation: int) -> Image.Image:
 
 
 def _check_readable(image: Image.Image) -> None:
-    """Raise for files of which Pillow reads something else than the image."""
+    """Raise ValueError for image files of which Pillow reads something else."""
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore
-        if _DNG_VERSION in tags or tags.get(_SUBFILE, 0) & 1:
+        if _DNG_VERSION in tags or tags.get(_SUBFILE, 0) & _REDUCED_COPY:
             raise ValueError(
                 "it is a raw photo, of which only a thumbnail could be read; convert "
                 "it to JPEG, PNG or TIFF"
@@ -376,7 +388,7 @@ def _check_readable(image: Image.Image) -> None:
 
 
 @lru_cache(maxsize=8)
-def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
+def _transform_to_srgb(profile: bytes) -> ImageCms.ImageCmsTransform | None:
     """Return the transform from RGB of a colour profile to sRGB.
 
     None if the profile is that of sRGB, damaged or of other colours than RGB.
@@ -402,8 +414,8 @@ def _transform(profile: bytes) -> ImageCms.ImageCmsTransform | None:
 # Decoding
 
 
-def _decoded(image: Image.Image) -> Image.Image:
-    """Decode an opened image: the image itself, or one of 8 bits instead of it.
+def _eight_bit_image(image: Image.Image) -> Image.Image:
+    """Decode an opened image; return it, or one of 8 bits a channel instead of it.
 
     Raises:
         OSError: If the file is cut or damaged.
@@ -411,20 +423,20 @@ def _decoded(image: Image.Image) -> Image.Image:
     """
     if image.mode == "F" or image.mode.startswith("I"):
         return _eight_bit_grey(image)
-    sixteen_bits = _has_sixteen_bit_colours(image)
-    _load(image)
-    if sixteen_bits:
+    has_deep_colours = _has_sixteen_bit_colours(image)
+    _load_pixels(image)
+    if has_deep_colours:
         _check_depth_of_colours(image)
     return _first_visible(image)
 
 
-def _load(image: Image.Image) -> None:
-    """Decode an opened image.
+def _load_pixels(image: Image.Image) -> None:
+    """Decode the pixels of an opened image in place; raise if its file is damaged.
 
     Pillow maps uncompressed TIFF files into memory, rotated ones with width and height
     exchanged, which scrambles them. It does not map files whose name it does not know.
     """
-    with _at_start(image) as file:
+    with _file_at_start(image) as file:
         check_whole(image, file)
     name = getattr(image, "filename", None)
     if image.format == "TIFF":
@@ -444,7 +456,8 @@ def _first_visible(image: Image.Image) -> Image.Image:
     the file holds one image, it is the image itself. The image stays at its place in
     the file.
     """
-    if image.format not in _ANIMATED or image.tell() or _is_visible(image):
+    is_first = image.format in _ANIMATED and image.tell() == 0
+    if not is_first or _is_visible(image):
         return image
     visible = None
     with _cut_files_refused:
@@ -466,24 +479,24 @@ def _is_visible(image: Image.Image) -> bool:
     if image.mode == "La":
         image = image.convert("LA")
     alpha = image.convert("RGBA").getchannel("A")
-    return alpha.getbbox() is not None
+    return alpha.getbbox() is not None  # the box around all that is not 0
 
 
 def _has_sixteen_bit_colours(image: Image.Image) -> bool:
     """Whether an opened image has 16-bit colours; Pillow keeps their upper byte."""
+    if image.format not in ("PNG", "TIFF") or image.mode not in ("RGB", "RGBA"):
+        return False
+    # The arguments of the decoder of each part of the image: RGB;16B and the like.
     tiles = getattr(image, "tile", ())
-    return (
-        any(";16" in str(tile.args) for tile in tiles)
-        and image.format in ("PNG", "TIFF")
-        and image.mode in ("RGB", "RGBA")
-    )
+    return any(";16" in str(tile.args) for tile in tiles)
 
 
 def _check_depth_of_colours(image: Image.Image) -> None:
     """Raise if few of the bits of 16-bit colours are used, of which Pillow drops 8."""
     transparent_colour = image.info.get("transparency")
-    brightest = np.asarray(image)[..., :3].max()
-    if transparent_colour is not None or brightest < 1 << 6:
+    brightest = np.asarray(image)[..., :3].max()  # of the upper 8 bits
+    uses_few_bits = brightest < 1 << 6
+    if transparent_colour is not None or uses_few_bits:
         raise ValueError(
             "its colours have 16 bits of which few are used; save it with 8 bits per "
             "channel"
@@ -493,13 +506,15 @@ def _check_depth_of_colours(image: Image.Image) -> None:
 def _eight_bit_grey(image: Image.Image) -> Image.Image:
     """Decode an image of 16-bit greys as one of 8 bits, with its orientation."""
     depths = _stated_depths(image)
-    transparent_grey = image.info.get("transparency")
-    _load(image)
-    pixels = _grey(image)
-    shallow = eight_bits(pixels, depths)[..., 0]
-    if image.format == "TIFF" and image.tag_v2.get(_PHOTOMETRIC) == 0:  # type: ignore
-        shallow = 255 - shallow  # white is 0 there, which Pillow leaves so
-    converted = Image.fromarray(shallow)
+    transparent_grey = image.info.get("transparency")  # a value of 16 bits, or None
+    _load_pixels(image)
+    pixels = _grey_pixels(image)
+    pixels_8bit = eight_bits(pixels, depths)[..., 0]
+    if image.format == "TIFF":
+        photometric = image.tag_v2.get(_PHOTOMETRIC)  # type: ignore
+        if photometric == _WHITE_IS_ZERO:  # which Pillow leaves so
+            pixels_8bit = 255 - pixels_8bit
+    converted = Image.fromarray(pixels_8bit)
     if transparent_grey is not None:
         hidden = pixels[..., 0] == transparent_grey
         alpha = np.where(hidden, np.uint8(0), np.uint8(255))
@@ -509,8 +524,12 @@ def _eight_bit_grey(image: Image.Image) -> Image.Image:
     return converted
 
 
-def _grey(image: Image.Image) -> np.ndarray:
-    """Return the pixels of an image of mode I or I;16, as `(H, W, 1)` `uint16`."""
+def _grey_pixels(image: Image.Image) -> np.ndarray:
+    """Return the pixels of an image of mode I or I;16, as `(H, W, 1)` `uint16`.
+
+    Raises:
+        ValueError: If its range is unknown: floats, or values beyond 16 bits.
+    """
     pixels = np.asarray(image)
     lowest = pixels.min()
     highest = pixels.max()
@@ -535,18 +554,18 @@ def _stated_depths(image: Image.Image) -> tuple[int, ...]:
     if image.format in ("PPM", "JPEG2000"):  # Pillow scales their values to 16 bits
         bits = 16
     elif image.format == "TIFF":
-        bits = _stated_in_tiff(image)
+        bits = _bits_stated_in_tiff(image)
     elif image.format == "PNG":
         # Cameras fill only the bits that they state. A file that follows the standard
         # fills all 16: its brightest pixel does not fit into fewer.
-        bits = max(_chunk(image, b"sBIT"), default=0)
+        bits = max(_start_of_png_chunk(image, b"sBIT"), default=0)  # a byte a channel
     if not bits:
         return DEPTHS
     return (min(max(bits, 8), 16),)
 
 
-def _stated_in_tiff(image: Image.Image) -> int:
-    """Return the bits that the tags of a TIFF file state; 0 for none or 16."""
+def _bits_stated_in_tiff(image: Image.Image) -> int:
+    """Return the bits of a channel that the tags of a TIFF state; 0 for none or 16."""
     tags = image.tag_v2  # type: ignore
     largest = tags.get(_MAX_SAMPLE_VALUE, 0)
     if isinstance(largest, tuple):
@@ -562,22 +581,27 @@ def _is_hdr(image: Image.Image) -> bool:
     Pillow, and decoders of HEIC that are registered with it, ignore that.
     """
     if image.format == "PNG":
-        return _chunk(image, b"cICP")[1:2] in (b"\x10", b"\x12")
+        # A byte each: primaries, transfer function, matrix, range.
+        transfer = _start_of_png_chunk(image, b"cICP")[1:2]
+        return int.from_bytes(transfer, "big") in _HDR_TRANSFERS
     if image.format == "AVIF":
-        with _at_start(image) as file:
+        # Two bytes each: primaries, transfer function, matrix.
+        with _file_at_start(image) as file:
             _, _, colours = file.read(1 << 16).partition(b"colrnclx")
-        return colours[2:4] in (b"\0\x10", b"\0\x12")
+        return int.from_bytes(colours[2:4], "big") in _HDR_TRANSFERS
     profile = image.info.get("nclx_profile") or {}  # of pillow-heif
     return profile.get("transfer_characteristics") in _HDR_TRANSFERS
 
 
-def _chunk(image: Image.Image, name: bytes) -> bytes:
-    """Return the beginning of a chunk before the pixels of a PNG file.
+def _start_of_png_chunk(image: Image.Image, name: bytes) -> bytes:
+    """Return the first 4 bytes of a chunk before the pixels of a PNG file.
 
-    Pillow skips such chunks. At most 4 bytes; empty if there is none.
+    Pillow skips such chunks. Fewer bytes if it is shorter; none if there is no chunk of
+    this name.
     """
-    with _at_start(image) as file:
-        file.seek(8)
+    with _file_at_start(image) as file:
+        file.seek(8)  # after the signature of PNG
+        # Of each chunk: its length in 4 bytes, its name, the content, a checksum.
         while len(head := file.read(8)) == 8 and head[4:] != b"IDAT":
             length = struct.unpack(">I", head[:4])[0]
             if head[4:] == name:
@@ -587,7 +611,7 @@ def _chunk(image: Image.Image, name: bytes) -> bytes:
 
 
 @contextmanager
-def _at_start(image: Image.Image) -> Iterator[BinaryIO]:
+def _file_at_start(image: Image.Image) -> Iterator[BinaryIO]:
     """Yield the file of an opened image, at its beginning; its position is restored.
 
     It is an empty file if the one of the image is closed.

@@ -35,7 +35,7 @@ class DoubtfulNameError(FrameTableError):
 
 
 def check_name(name: object) -> str:
-    """Return a class name without outer spaces and in Unicode form NFC.
+    """Return the name of a class without outer spaces and in Unicode form NFC.
 
     So names that look the same are the same.
 
@@ -53,20 +53,20 @@ def check_name(name: object) -> str:
             f"a class name is {name!r} ({type(name).__name__}); {rule}."
         )
     name = unicodedata.normalize("NFC", name)
-    wrong = _what_is_wrong(name)
+    problem = _problem_of_name(name)
     name = name.strip()
-    if wrong:
+    if problem:
         quoted = f"'{printable(name[:40])}'"
         if len(name) > 40:
             quoted += "..."
         raise FrameTableError(
-            f"class name {quoted} {wrong}; {rule}. Choose another name, or rename the "
-            "folder."
+            f"class name {quoted} {problem}; {rule}. Choose another name, or rename "
+            "the folder."
         )
     return name
 
 
-def _what_is_wrong(name: str) -> str:
+def _problem_of_name(name: str) -> str:
     """Say which part of the rule a class name breaks; empty if it breaks none."""
     for position, char in enumerate(name):
         if char in "/\\" or not is_seen(name, position):
@@ -80,7 +80,7 @@ def _what_is_wrong(name: str) -> str:
 
 
 def near_key(name: str) -> str:
-    """Return what nearly the same names share.
+    """Return what nearly the same names of classes share.
 
     They differ in case, spaces, width, accents' form or invisible characters alone.
     """
@@ -120,23 +120,26 @@ def check_not_splits(root: object, folders: Mapping[str, Sequence[str]]) -> None
         root: Path of the folder, for the message.
         folders: Names of the class folders, and of the folders in each.
     """
-    splits = _splits(folders)
-    only_one = bool(splits) and len(folders) == 1 and len(folders[splits[0]]) > 1
-    if len(splits) > 1 or only_one:
+    splits = _names_of_splits(folders)
+    # An only folder `train` may be a class, unless folders of classes are in it.
+    is_only_folder = len(splits) == 1 and len(folders) == 1
+    holds_classes = is_only_folder and len(folders[splits[0]]) > 1
+    if len(splits) > 1 or holds_classes:
         raise DoubtfulNameError(
             f"{root} looks like the splits of a data set, not like classes: "
             f"{', '.join(splits)}. Give one of them, such as {root}/{splits[0]}; if "
             f"these are classes, {INSIST}"
         )
-    inner = [_splits(names) for names in folders.values()]
-    if inner and all(len(splits) > 1 for splits in inner):
+    splits_of_each = [_names_of_splits(inner) for inner in folders.values()]
+    if splits_of_each and all(len(splits) > 1 for splits in splits_of_each):
+        splits = splits_of_each[0]
         raise DoubtfulNameError(
             f"each class folder of {root} holds the splits of a data set: "
-            f"{', '.join(inner[0])}. Give a folder with the files of one split, laid "
-            f"out as {root}/{inner[0][0]}/CLASS; if all are meant, {INSIST}"
+            f"{', '.join(splits)}. Give a folder with the files of one split, laid "
+            f"out as {root}/{splits[0]}/CLASS; if all are meant, {INSIST}"
         )
 
 
-def _splits(names: Iterable[str]) -> list[str]:
-    """Return the names that splits of data sets have."""
-    return [name for name in names if _SPLIT.fullmatch(name.casefold())]
+def _names_of_splits(folders: Iterable[str]) -> list[str]:
+    """Return those names of folders that splits of data sets have, such as train."""
+    return [name for name in folders if _SPLIT.fullmatch(name.casefold())]

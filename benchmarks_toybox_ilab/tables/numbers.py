@@ -18,23 +18,31 @@ def is_whole_number(value: object) -> bool:
     return True
 
 
-def whole_number(
+def check_whole_number(
     name: str, value: Any, least: int, error: type[ValueError] = ValueError
-) -> int:
-    """Return a value as int.
+) -> None:
+    """Raise unless a value is a whole number of at least `least`.
 
     Args:
         name: what it is, for the message.
         value: what was given.
         least: the smallest number that is allowed.
         error: what is raised.
-
-    Raises:
-        ValueError: or another `error`, unless the value is a whole number of at least
-            `least`.
     """
     if not is_whole_number(value) or operator.index(value) < least:
         raise error(
             f"{name} is {value!r}, but must be a whole number of at least {least}."
         )
+
+
+def whole_number(
+    name: str, value: Any, least: int, error: type[ValueError] = ValueError
+) -> int:
+    """Return a whole number as int; the arguments are those of `check_whole_number`.
+
+    Raises:
+        ValueError: or another `error`, unless the value is a whole number of at least
+            `least`.
+    """
+    check_whole_number(name, value, least, error)
     return operator.index(value)

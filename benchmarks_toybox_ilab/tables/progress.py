@@ -13,14 +13,19 @@ class Lines(tqdm):
     monitor_interval = 0  # seconds between looks of a thread at the bars: no thread
 
     def display(self, msg: str | None = None, pos: int | None = None) -> None:
-        """Print a line; tqdm gives a text only to clear its bar."""
+        """Print a line with the present count, unless tqdm asks to clear its bar.
+
+        Args:
+            msg: What tqdm would print instead of the bar; it does so only to clear it.
+            pos: Ignored.
+        """
         if msg is None:
             self.last_print_n = self.n
             self.last_print_t = self._time()
             print(" ".join(str(self).split()), file=self.fp, flush=True)
 
     def close(self) -> None:
-        """Print the last line."""
+        """Print the last line of the progress, if its count was not printed yet."""
         if self.last_print_n != self.n:
             self.refresh()
         super().close()
@@ -58,7 +63,7 @@ def progress_bar(
     }
     if not show or sys.stderr.isatty():
         return tqdm(**options, disable=not show)
-    # In tqdm's format.
+    # Fields of tqdm's format for a bar.
     count = "{n_fmt}/{total_fmt}" if total else "{n_fmt}"
     return Lines(
         **options,

@@ -55,6 +55,7 @@ def is_seen(text: str, index: int) -> bool:
 
 
 def _is_noncharacter(code: int) -> bool:
+    """Whether Unicode promises that a code will never be a character."""
     return code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
 
 
@@ -83,7 +84,7 @@ def printable(text: object, keep: str = "") -> str:
 
 
 def spreadsheet_cell(value: object) -> object:
-    """Put an apostrophe before a text that begins as a formula does.
+    """Put an apostrophe before the text of a CSV cell that begins as a formula does.
 
     Numbers such as -1.5 stay as they are.
     """
@@ -93,7 +94,7 @@ def spreadsheet_cell(value: object) -> object:
 
 
 def from_spreadsheet_cell(text: str) -> str:
-    """Undo `spreadsheet_cell`."""
+    """Return the text that `spreadsheet_cell` put into a cell of a CSV file."""
     if text.startswith("'") and _is_formula(text[1:]):
         return text[1:]
     return text
@@ -107,10 +108,10 @@ def _is_formula(text: str) -> bool:
     if not _FORMULA.match(text) or _WORDS.fullmatch(text):
         return False
     try:
-        for number in text.split(" "):
-            float(number)
+        for word in text.split(" "):
+            float(word)
     except ValueError:
-        return True
+        return True  # not all of its words are numbers
     return False
 
 
@@ -149,18 +150,18 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Write a text.
+        """Write a text to the terminal or file; return its number of characters.
 
         Characters that the stream's encoding lacks become escapes, too.
         """
+        moves_cursor = self._bars and _CURSOR.fullmatch(text)
         safe = text
-        if not (self._bars and _CURSOR.fullmatch(text)):
+        if not moves_cursor:
             safe = printable(text, self._keep)
         encoding = self._stream.encoding or "utf-8"
+        encoded = safe.encode(encoding, "backslashreplace")
         try:
-            self._stream.write(
-                safe.encode(encoding, "backslashreplace").decode(encoding)
-            )
+            self._stream.write(encoded.decode(encoding))
         except OSError as error:
             self.error = error
             raise
@@ -174,14 +175,14 @@ class SafeStream:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Let all that is printed in a block go through `SafeStream`.
+    """Let all that a block prints go through `SafeStream`: to stdout and to stderr.
 
-    To standard output and error. This includes warnings, logs, progress bars and the
+    This includes warnings, logs, progress bars and the
     messages of other libraries, and the traceback of an error that leaves the block and
     ends the program.
     """
 
-    def print_error(*error: Any) -> None:
+    def print_error(*error: Any) -> None:  # its type, the error, its traceback
         with safe_output():
             traceback.print_exception(*error)
 
@@ -202,5 +203,5 @@ def safe_output() -> Iterator[None]:
 
 
 def now() -> str:
-    """Return date and time in UTC, ISO 8601."""
+    """Return the present date and time in UTC as text, ISO 8601."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
