@@ -10,6 +10,9 @@ import numpy as np
 # nits of a white page in HDR (ITU-R BT.2408); what is brighter is white, too
 WHITE = 203.0
 _HLG_PEAK = 1000.0  # nits of the screen for which HLG is computed
+_HLG_EXPONENT = 0.2  # gamma of that screen, 1.2, less 1
+# Brightness of linear RGB of BT.2020.
+_BT2020_LUMA = (0.2627, 0.678, 0.0593)
 # transfer functions, numbered as in ITU-T H.273
 _PQ = 16
 _HLG = 18
@@ -34,7 +37,7 @@ _SRGB = {
 
 
 def is_wide(transfer: int, primaries: int) -> bool:
-    """Whether colours need `srgb`.
+    """Whether the colours of a video need `srgb`.
 
     They do if brightness is for HDR screens, or the primaries are not those of sRGB.
     """
@@ -42,7 +45,7 @@ def is_wide(transfer: int, primaries: int) -> bool:
 
 
 def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
-    """Convert RGB of HDR or of wide gamut to sRGB.
+    """Convert a video frame in RGB of HDR or of wide gamut to sRGB.
 
     A white page is white, and brighter or purer colours are cut off.
 
@@ -56,21 +59,24 @@ def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
     Returns:
         `(H, W, 3)` `uint8`.
     """
-    light = _light(transfer)[pixels]
+    light = _light_of_signals(transfer)[pixels]
     if transfer == _HLG:
-        # The screen's gamma depends on the brightness of all three channels.
-        scene = light @ np.array([0.2627, 0.678, 0.0593], np.float32)
-        light *= (_HLG_PEAK / WHITE * np.maximum(scene, 1e-6) ** 0.2)[..., None]
+        # BT.2100's light of the screen: that of the scene, times the screen's peak,
+        # times the brightness of all three channels to the power of gamma - 1.
+        brightness = light @ np.array(_BT2020_LUMA, np.float32)
+        gain = _HLG_PEAK / WHITE * np.maximum(brightness, 1e-6) ** _HLG_EXPONENT
+        light *= gain[..., None]
     if transfer in HDR and primaries == _UNKNOWN:
         primaries = _BT2020
     matrix = _SRGB.get(primaries)
     if matrix is not None:
         light = light @ np.array(matrix, np.float32).T
-    return _to_srgb()[np.rint(light.clip(0, 1) * 0xFFFF).astype(np.uint16)]
+    light_16bit = np.rint(light.clip(0, 1) * 0xFFFF).astype(np.uint16)
+    return _srgb_of_light()[light_16bit]
 
 
 @cache
-def _light(transfer: int) -> np.ndarray:
+def _light_of_signals(transfer: int) -> np.ndarray:
     """Return the light of each 16-bit signal, `(65536,)` float32.
 
     1 is white (PQ, sRGB), or the most that the scene has (HLG). The curves and their
@@ -78,7 +84,7 @@ def _light(transfer: int) -> np.ndarray:
     and IEC 61966-2-1 (sRGB).
     """
     signal = np.linspace(0, 1, 1 << 16)
-    if transfer == _PQ:
+    if transfer == _PQ:  # the constants m2, c1, c3, c2 and m1 of the standard
         root = signal ** (32 / 2523)
         ratio = np.maximum(root - 3424 / 4096, 0) / ((2413 - 2392 * root) / 128)
         light = 10_000 / WHITE * ratio ** (8192 / 1305)
@@ -92,7 +98,7 @@ def _light(transfer: int) -> np.ndarray:
 
 
 @cache
-def _to_srgb() -> np.ndarray:
+def _srgb_of_light() -> np.ndarray:
     """Return the 8-bit sRGB value of each 16-bit light, `(65536,)` uint8."""
     light = np.linspace(0, 1, 1 << 16)
     bright = 1.055 * light ** (1 / 2.4) - 0.055

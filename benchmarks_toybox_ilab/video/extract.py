@@ -28,7 +28,11 @@ from benchmarks_toybox_ilab.video.sampling import Size, VideoError, sampled_fram
 
 
 def frame_rate(fps: float) -> float:
-    """Return the rate as float; ValueError if it is not a finite number above 0."""
+    """Return the frames per second to take of a video, as float.
+
+    Raises:
+        ValueError: If it is not a finite number above 0.
+    """
     is_number = isinstance(fps, int | float) and not isinstance(fps, bool)
     if not is_number or not 0 < fps < math.inf:
         raise ValueError(f"fps is {fps!r}, but must be a number above 0.")
@@ -58,24 +62,24 @@ class Job:
     size: Size = None
 
     def name(self, number: int) -> str:
-        """File name of frame `number`, which counts from 1."""
+        """Return the file name of frame `number` of the clip, which counts from 1."""
         return f"{self.prefix}{number:0{self.digits}d}.png"
 
     @property
-    def _hidden(self) -> str:
+    def _hidden_prefix(self) -> str:
         """What the names of this clip's hidden files begin with."""
         return "." + (self.prefix.strip("._- ") or "frames")
 
     @property
-    def _marker(self) -> Path:
+    def _marker_file(self) -> Path:
         """The file that is written last.
 
         It marks a finished clip, and holds what its frames depend on.
         """
-        return self.folder / f"{self._hidden}.json"
+        return self.folder / f"{self._hidden_prefix}.json"
 
-    def _record(self) -> dict[str, Any]:
-        """Return what the frames depend on.
+    def _dependencies(self) -> dict[str, Any]:
+        """Return what the frames of the clip depend on, as its marker file has it.
 
         Raises:
             VideoError: If the video does not exist.
@@ -100,28 +104,30 @@ class Job:
         return self.finished_frames() is not None
 
     def finished_frames(self) -> list[str] | None:
-        """Return the names of the frames if the clip is finished, else None.
+        """Return the file names of the frames if the clip is finished, else None.
 
         It is if all are as written, and neither the video nor the job has changed.
         """
         try:
-            record = json.loads(self._marker.read_text(encoding="utf-8"))
-            count = record.pop("frames")
+            marker = json.loads(self._marker_file.read_text(encoding="utf-8"))
+            count = marker.pop("frames")
             names = list(map(self.name, range(1, count + 1)))
-            digest = record.pop("frames_sha256")
-            if not names or record != self._record():
+            digest = marker.pop("frames_sha256")
+            # The rest of the marker is what the frames depended on.
+            if not names or marker != self._dependencies():
                 return None
-            if digest != self._digest(self.folder, names):
+            if digest != self._frames_digest(self.folder, names):
                 return None
             return names
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
-    def _digest(self, folder: Path, names: Iterable[str]) -> str:
+    def _frames_digest(self, folder: Path, names: Iterable[str]) -> str:
+        """Return the SHA-256 over the frames of these names in a folder."""
         return files_digest([folder / name for name in names])
 
     def extract(self, threads: int = 0) -> list[str]:
-        """Write the frames, turned as players show them, unless they are there.
+        """Write the frames of the video, turned as players show them, unless finished.
 
         They are written to a hidden folder and moved at the end.
 
@@ -129,7 +135,7 @@ class Job:
             threads: Number of decoder threads; 0 lets the decoder choose.
 
         Returns:
-            The names of the frames in order.
+            The file names of the frames in order.
 
         Raises:
             VideoError, ImportError: As `sampled_frames`.
@@ -138,12 +144,12 @@ class Job:
         names = self.finished_frames()
         if names is not None:
             return names
-        record = self._record()  # of the video before its frames are read
+        dependencies = self._dependencies()  # before the frames are read
         sampled = sampled_frames(self.video, self.fps, self.size, threads)
         with closing(sampled) as images:
             first = next(images)  # a bad file fails here, before anything is written
             try:
-                return self._write(record, chain([first], images))
+                return self._write_clip(chain([first], images), dependencies)
             except OSError as error:
                 # Another process may have finished the clip and removed our folder.
                 names = self.finished_frames()
@@ -155,47 +161,58 @@ class Job:
                     "there, and run the same again; finished clips are kept."
                 ) from error
 
-    def _write(self, record: dict, images: Iterable[Image.Image]) -> list[str]:
-        """Write frames to a hidden folder, and move them all; return their names."""
+    def _write_clip(
+        self, images: Iterable[Image.Image], dependencies: dict[str, Any]
+    ) -> list[str]:
+        """Write the frames of the clip to a hidden folder, and move them at the end.
+
+        Args:
+            images: The frames in order.
+            dependencies: What they depend on, for the marker file.
+
+        Returns:
+            The file names of the frames; those of another process if it was quicker.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        prefix = f"{self._hidden}."
-        unfinished = Path(
-            tempfile.mkdtemp(prefix=prefix, suffix=".part", dir=self.folder)
-        )
+        prefix = f"{self._hidden_prefix}."
+        hidden_folder = tempfile.mkdtemp(prefix=prefix, suffix=".part", dir=self.folder)
+        unfinished = Path(hidden_folder)
         try:
             names = []
             for number, image in enumerate(images, 1):
                 name = self.name(number)
-                _save(image, unfinished / name)
+                _save_frame(image, unfinished / name)
                 names.append(name)
-            digest = self._digest(unfinished, names)
+            digest = self._frames_digest(unfinished, names)
             of_other_process = self.finished_frames()
             if of_other_process is not None:
                 return of_other_process
-            self._marker.unlink(missing_ok=True)
+            self._marker_file.unlink(missing_ok=True)
             # Frames of another rate or video, or left by a killed process.
-            for entry in self._entries(rf"{re.escape(self.prefix)}\d+\.png"):
-                entry.unlink()
+            for file in self._paths_named(rf"{re.escape(self.prefix)}\d+\.png"):
+                file.unlink()
             for name in names:
                 os.replace(unfinished / name, self.folder / name)
-            record = {**record, "frames": len(names), "frames_sha256": digest}
-            (unfinished / "marker").write_text(json.dumps(record), encoding="utf-8")
-            os.replace(unfinished / "marker", self._marker)
+            marker = {**dependencies, "frames": len(names), "frames_sha256": digest}
+            (unfinished / "marker").write_text(json.dumps(marker), encoding="utf-8")
+            os.replace(unfinished / "marker", self._marker_file)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
         # Folders of processes that were killed.
-        for entry in self._entries(rf"{re.escape(self._hidden)}\.[^.]+\.part"):
-            shutil.rmtree(entry, ignore_errors=True)
+        abandoned = rf"{re.escape(self._hidden_prefix)}\.[^.]+\.part"
+        for folder in self._paths_named(abandoned):
+            shutil.rmtree(folder, ignore_errors=True)
         return names
 
-    def _entries(self, pattern: str) -> list[Path]:
-        """Return what lies in the folder and has such a name."""
+    def _paths_named(self, pattern: str) -> list[Path]:
+        """Return the paths in the folder of the frames whose names match a pattern."""
         names = filter(re.compile(pattern).fullmatch, os.listdir(self.folder))
         return [self.folder / name for name in names]
 
 
-def _save(image: Image.Image, path: Path) -> None:
-    # of PNG: a third of the time of the usual 6, for a quarter more bytes
+def _save_frame(image: Image.Image, path: Path) -> None:
+    """Write a frame as PNG."""
+    # A third of the time of the usual level 6, for a quarter more bytes.
     image.save(path, compress_level=1)
 
 
@@ -224,11 +241,13 @@ def extract_many(
         FrameTableError, ImportError: As `Job.extract`.
     """
     jobs = list(jobs)
-    frames = 0
+    frame_count = 0
+    decoder_threads = 0 if workers == 1 else 1
 
-    def attempt(job: Job) -> int | str:
+    def count_or_error(job: Job) -> int | str:
+        """Extract a video; return its number of frames, or why it gives none."""
         try:
-            return len(job.extract(0 if workers == 1 else 1))
+            return len(job.extract(decoder_threads))
         except VideoError as error:
             return str(error)
 
@@ -236,20 +255,20 @@ def extract_many(
         progress(len(jobs), "extracting frames", " videos") as bar,
         ThreadPoolExecutor(workers) as threads,
     ):
-        attempts = [threads.submit(attempt, job) for job in jobs]
+        futures = [threads.submit(count_or_error, job) for job in jobs]
         try:
-            for future in as_completed(attempts):
-                result = future.result()
-                if isinstance(result, int):
-                    frames += result
-                bar.set_postfix_str(f"{frames} images", refresh=False)
+            for future in as_completed(futures):
+                outcome = future.result()
+                if isinstance(outcome, int):
+                    frame_count += outcome
+                bar.set_postfix_str(f"{frame_count} images", refresh=False)
                 bar.update()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise
     failures: dict[Path, str] = {}
-    for job, future in zip(jobs, attempts):
-        result = future.result()
-        if isinstance(result, str):
-            failures[job.video] = result
+    for job, future in zip(jobs, futures):
+        outcome = future.result()
+        if isinstance(outcome, str):
+            failures[job.video] = outcome
     return failures

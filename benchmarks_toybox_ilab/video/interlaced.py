@@ -33,32 +33,37 @@ class Deinterlacer:
             if not frame.interlaced_frame or frame.height < _LEAST_LINES:
                 yield time, frame
                 return
-            self._graph = _graph(frame)
+            self._graph = _deinterlacing_graph(frame)
             self._shape = shape
         self._times.append(time)
         self._graph.push(frame)
-        yield from self._ready()
+        yield from self._ready_frames()
 
     def rest(self) -> Iterator[tuple[float, Any]]:
-        """Yield the frames that are still held, after the last one went in."""
+        """Yield the video frames that are still held, after the last one went in."""
         if self._graph is not None:
-            self._graph.push(None)
-            yield from self._ready()
+            self._graph.push(None)  # the end of the frames
+            yield from self._ready_frames()
             self._graph = None
 
-    def _ready(self) -> Iterator[tuple[float, Any]]:
+    def _ready_frames(self) -> Iterator[tuple[float, Any]]:
+        """Yield the video frames that the filter gives by now, with their times."""
         from av.error import BlockingIOError, EOFError
 
         while self._times:
             try:
                 frame = self._graph.pull()
-            except (BlockingIOError, EOFError):  # it waits for the next one
+            except (BlockingIOError, EOFError):  # it waits for the next frame
                 return
             yield self._times.popleft(), frame
 
 
-def _graph(frame: Any) -> Any:
-    """Return a filter graph for frames like this one."""
+def _deinterlacing_graph(frame: Any) -> Any:
+    """Return a graph of FFmpeg's filters that deinterlaces frames like this one.
+
+    Args:
+        frame: A frame of PyAV; those to come have its size and pixel format.
+    """
     from av.filter import Graph
 
     graph = Graph()

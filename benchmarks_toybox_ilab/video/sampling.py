@@ -44,6 +44,7 @@ _STATED_LENGTH = re.compile(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)")
 _MOST_OBLONG = 8
 _BT709 = 1  # number of the matrix in ITU-T H.273
 _UNKNOWN = 2  # transfer function or primaries, in the same standard
+_MICROSECONDS = 1e6  # in a second; FFmpeg's unit for the length of a file
 
 
 class VideoError(FrameTableError):
@@ -86,27 +87,27 @@ def sampled_frames(
         ImportError: If PyAV is not installed.
     """
     tolerance = min(_TIME_TOLERANCE, 0.25 / fps)
-    taken = 0
+    count = 0  # of the images that were yielded; the next one is that of count / fps
     time = 0.0
     try:
-        with _opened(video, threads) as (container, stream):
+        with _opened_video(video, threads) as (container, stream):
             aspect = pixel_aspect(stream)
             for time, frame in _timed_frames(video, container, stream):
-                if taken == 0:
+                if count == 0:  # time 0 is that of the first frame
                     matrix = display_matrix(frame)
                 image = None
-                while time >= taken / fps - tolerance:
+                while time >= count / fps - tolerance:
                     if image is None:
                         image = picture(frame, size, matrix, aspect)
                     yield image
-                    taken += 1
+                    count += 1
     except (VideoError, ImportError):
         raise
     # FFmpeg's errors inherit from many built-in ones.
     except Exception as error:
-        where = f" after {time:.1f} s" if taken else ""
+        where = f" after {time:.1f} s" if count else ""
         raise _video_error(
-            video, f"cannot be decoded{where}: {_reason(error)}"
+            video, f"cannot be decoded{where}: {_reason_of(error)}"
         ) from error
 
 
@@ -121,10 +122,10 @@ def seconds_of(video: Path, most: float) -> float:
     """
     begin = math.inf
     end = -math.inf
-    with _opened(video, 1) as (container, stream):
-        step = 1 / _rate(stream)
+    with _opened_video(video, 1) as (container, stream):
+        step = 1 / _frames_per_second(stream)  # seconds from one frame to the next
         packets = (packet for packet in container.demux(stream) if packet.size)
-        # Of a damaged file, what can be read.
+        # Of a damaged file, what can be read counts.
         with suppress(load_av().error.FFmpegError):
             for number, packet in enumerate(packets):
                 time = _packet_time(packet)
@@ -132,14 +133,17 @@ def seconds_of(video: Path, most: float) -> float:
                     time = number * step
                 if not packet.is_discard:
                     begin = min(begin, time)
-                    end = max(end, time + (_duration(packet) or step))
+                    end = max(end, time + (_packet_seconds(packet) or step))
                 if end - begin >= most:
                     break
     return max(end - begin, 0.0)
 
 
 def _packet_time(packet: Any) -> float | None:
-    """Return when a packet is shown, or else decoded, in seconds; None if unknown."""
+    """Return when a packet of a video is shown, or else decoded, in seconds.
+
+    None if the packet does not say.
+    """
     stamp = packet.pts
     if stamp is None:
         stamp = packet.dts
@@ -148,8 +152,8 @@ def _packet_time(packet: Any) -> float | None:
     return float(stamp * packet.time_base)
 
 
-def _duration(packet: Any) -> float:
-    """Return the seconds that a packet lasts; 0 if it does not say."""
+def _packet_seconds(packet: Any) -> float:
+    """Return the seconds that a packet of a video lasts; 0 if it does not say."""
     if not packet.duration:
         return 0.0
     return float(packet.duration * packet.time_base)
@@ -177,13 +181,14 @@ class Clock:
         elif stamp is None:
             self._time += self._step
         else:
-            if self._origin is None or self._jumps(stamp - self._origin - self._time):
+            if self._origin is None or self._is_jump(stamp - self._origin - self._time):
+                # The clock goes on by one frame.
                 self._origin = stamp - self._time - self._step
             self._time = max(self._time, stamp - self._origin)
         return self._time
 
-    def _jumps(self, seconds: float) -> bool:
-        """Whether the step from one frame to the next is no pause of a recording."""
+    def _is_jump(self, seconds: float) -> bool:
+        """Whether a step of seconds between two frames is no pause of a recording."""
         return not -1 <= seconds <= _LONGEST_GAP
 
 
@@ -210,7 +215,7 @@ def picture(
         width = round(width * aspect)
     else:
         height = round(height / aspect)
-    image = upright(_to_srgb(frame), matrix)
+    image = upright(_frame_as_srgb(frame), matrix)
     if is_transposed(matrix):
         width, height = height, width
     target = _target_size(width, height, size)
@@ -222,18 +227,23 @@ def picture(
 
 
 def _target_size(width: int, height: int, size: Size) -> tuple[int, int]:
-    """Return the size of the image of a picture that is shown as width x height."""
+    """Return width and height of the image of a frame, in pixels.
+
+    Args:
+        width, height: Of the frame as it is shown, upright and with square pixels.
+        size: Size of the image; see `sampled_frames`.
+    """
     if size is None:
         return width, height
     if isinstance(size, tuple):
         return size
-    short = min(width, height)
-    if short <= size:
+    short_side = min(width, height)
+    if short_side <= size:
         return width, height
-    return round(width * size / short), round(height * size / short)
+    return round(width * size / short_side), round(height * size / short_side)
 
 
-def _to_srgb(frame: Any) -> Image.Image:
+def _frame_as_srgb(frame: Any) -> Image.Image:
     """Convert a decoded frame to an image as photos are, 8-bit sRGB without alpha.
 
     Transparent frames are laid on white; the size stays.
@@ -241,26 +251,31 @@ def _to_srgb(frame: Any) -> Image.Image:
     Args:
         frame: A frame of PyAV, of any pixel format.
     """
-    is_transparent = _is_transparent(frame)
+    has_alpha = _has_alpha(frame)
     transfer = getattr(frame, "color_trc", _UNKNOWN)
     primaries = getattr(frame, "color_primaries", _UNKNOWN)
     if is_wide(transfer, primaries):  # HDR, or colours beyond sRGB
-        pixel_format = "rgba64le" if is_transparent else "rgb48le"
-        pixels_16bit = _pixels(frame, pixel_format)
+        pixel_format = "rgba64le" if has_alpha else "rgb48le"
+        pixels_16bit = _frame_pixels(frame, pixel_format)
         colours = srgb(pixels_16bit[..., :3], transfer, primaries)
-        alpha = (pixels_16bit[..., 3:] >> 8).astype(np.uint8)
+        alpha = (pixels_16bit[..., 3:] >> 8).astype(np.uint8)  # 0 channels without it
         pixels = np.concatenate([colours, alpha], axis=2)
     else:
-        pixel_format = "rgba" if is_transparent else "rgb24"
-        pixels = _pixels(frame, pixel_format)
+        pixel_format = "rgba" if has_alpha else "rgb24"
+        pixels = _frame_pixels(frame, pixel_format)
     image = Image.fromarray(pixels)
-    if is_transparent:
+    if has_alpha:
         return on_background(image)
     return image
 
 
-def _pixels(frame: Any, pixel_format: str) -> np.ndarray:
-    """Return the pixels of a frame in a pixel format of FFmpeg: `(H, W, channels)`."""
+def _frame_pixels(frame: Any, pixel_format: str) -> np.ndarray:
+    """Return the pixels of a video frame, `(H, W, channels)` `uint8` or `uint16`.
+
+    Args:
+        frame: A frame of PyAV.
+        pixel_format: FFmpeg's name of the format to convert it to, such as "rgb24".
+    """
     # By default PyAV 12 reads every video as BT.601. The result is RGB in any case.
     colour_spaces = {}
     if frame.colorspace == _BT709:
@@ -272,7 +287,8 @@ def _pixels(frame: Any, pixel_format: str) -> np.ndarray:
     return converted.to_ndarray()
 
 
-def _is_transparent(frame: Any) -> bool:
+def _has_alpha(frame: Any) -> bool:
+    """Whether pixels of a frame of PyAV may be transparent."""
     if frame.format.has_palette:
         return True
     return any(component.is_alpha for component in frame.format.components)
@@ -307,13 +323,13 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
 
     Args:
         image: The frame.
-        matrix: Nine 32-bit integers, or None.
+        matrix: Nine 32-bit integers, or None, which leaves the frame as it is.
     """
     if matrix is None:
         return image
-    turn = _Turn.of(matrix)
-    across = turn.a
-    down = turn.d
+    turn = _Turn.from_matrix(matrix)
+    across = turn.a  # how far a step to the right goes to the right
+    down = turn.d  # and a step down goes down
     if is_transposed(matrix):
         across = turn.c
         down = turn.b
@@ -326,10 +342,10 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
 
 
 def is_transposed(matrix: bytes | None) -> bool:
-    """Whether a display matrix exchanges width and height."""
+    """Whether the display matrix of a video exchanges width and height."""
     if matrix is None:
         return False
-    turn = _Turn.of(matrix)
+    turn = _Turn.from_matrix(matrix)
     return abs(turn.b) + abs(turn.c) > abs(turn.a) + abs(turn.d)
 
 
@@ -343,7 +359,8 @@ class _Turn:
     d: int
 
     @classmethod
-    def of(cls, matrix: bytes) -> "_Turn":
+    def from_matrix(cls, matrix: bytes) -> "_Turn":
+        """Read them from the nine 32-bit integers of a display matrix."""
         a, b, _, c, d = struct.unpack("=5i", matrix[:20])
         return cls(a=a, b=b, c=c, d=d)
 
@@ -354,62 +371,69 @@ class _Turn:
 def _timed_frames(
     video: Path, container: Any, stream: Any
 ) -> Iterator[tuple[float, Any]]:
-    """Yield every frame and its time after the first, without combs.
+    """Yield every frame of a video without combs, and its seconds after the first.
 
     Damaged frames before the first good one are skipped.
     """
     deinterlace = Deinterlacer()
-    for time, frame in _decoded(video, container, stream):
+    for time, frame in _decoded_frames(video, container, stream):
         yield from deinterlace(time, frame)
     yield from deinterlace.rest()
 
 
-def _decoded(video: Path, container: Any, stream: Any) -> Iterator[tuple[float, Any]]:
-    """Yield every frame as it is stored, and its time after the first.
+def _decoded_frames(
+    video: Path, container: Any, stream: Any
+) -> Iterator[tuple[float, Any]]:
+    """Yield every frame of a video as it is stored, and its time after the first.
+
+    Args:
+        video: The file, for errors.
+        container, stream: As PyAV opened them.
 
     Raises:
         VideoError: If no frame can be decoded, or at the first damage after a good
             frame, or at the end if it comes too early.
     """
-    rate = _rate(stream)
+    rate = _frames_per_second(stream)
     clock = Clock(rate)
-    time = 0.0
-    end = 0.0  # of the last packet
-    first_stamp: float | None = None  # of the first good frame
+    time = 0.0  # of the last frame, in seconds after the first
+    end = 0.0  # of the last packet, as a time stamp in seconds
+    first_stamp: float | None = None  # of the first good frame, in seconds
     had_good_packet = False
     for packet in container.demux(stream):
         if had_good_packet and packet.is_corrupt:
-            raise _damage(video, time)
+            raise _damage_error(video, time)
         had_good_packet = had_good_packet or not packet.is_corrupt
         for frame in packet.decode():
             if frame.is_corrupt:
                 if first_stamp is None:
                     continue  # a recording that begins between two key frames
-                raise _damage(video, time)
-            stamp = _stamp(container, frame)
+                raise _damage_error(video, time)
+            stamp = _stamp_of_frame(container, frame)
             if first_stamp is None:
                 first_stamp = stamp or 0.0
             time = clock(stamp)
             yield time, frame
         packet_time = _packet_time(packet)
         if packet_time is not None:
-            end = max(end, packet_time + _duration(packet))
+            end = max(end, packet_time + _packet_seconds(packet))
     if first_stamp is None:
         raise _video_error(video, "has no frame that can be decoded")
     # A first stamp below 0 lies before the 0 from which packets are counted.
-    length_of_packets = end - min(first_stamp, 0.0)
-    length = max(length_of_packets, time + 1 / rate)
-    stated = _stated_seconds(container, stream, rate)
-    if stated - length > _MISSING_SECONDS:
+    seconds_of_packets = end - min(first_stamp, 0.0)
+    seconds_of_frames = time + 1 / rate
+    seconds = max(seconds_of_packets, seconds_of_frames)
+    stated_seconds = _stated_seconds(container, stream, rate)
+    if stated_seconds - seconds > _MISSING_SECONDS:
         raise _video_error(
             video,
-            f"is truncated: it should last {stated:.1f} s, but ends after "
-            f"{length:.1f} s",
+            f"is truncated: it should last {stated_seconds:.1f} s, but ends after "
+            f"{seconds:.1f} s",
         )
 
 
-def _stamp(container: Any, frame: Any) -> float | None:
-    """Return the time stamp of a frame in seconds; None if it has none.
+def _stamp_of_frame(container: Any, frame: Any) -> float | None:
+    """Return the time stamp of a video frame in seconds; None if it has none.
 
     AVI stores only decoding times, so PyAV's display times are wrong for frames that
     are reordered.
@@ -420,14 +444,19 @@ def _stamp(container: Any, frame: Any) -> float | None:
     return float(stamp * frame.time_base)
 
 
-def _rate(stream: Any) -> float:
+def _frames_per_second(stream: Any) -> float:
+    """Return the frame rate of a video stream; 25 if nothing tells it."""
     return float(stream.average_rate or stream.guessed_rate or 25)
 
 
 def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
-    """Return the length of the complete file according to its header.
+    """Return the seconds that the complete video lasts according to its header.
 
     0 for containers that do not state it.
+
+    Args:
+        container, stream: As PyAV opened them.
+        rate: Frames per second.
     """
     formats = container.format.name.split(",")
     if "avi" in formats:
@@ -443,13 +472,22 @@ def _stated_seconds(container: Any, stream: Any, rate: float) -> float:
         return 3600 * hours + 60 * minutes + seconds
     # Of several streams it may be the length of the sound.
     if len(container.streams) == 1 and container.duration:
-        return container.duration / 1e6
+        return container.duration / _MICROSECONDS
     return 0.0
 
 
 @contextmanager
-def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
-    """Open a file and its first video stream."""
+def _opened_video(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
+    """Open a video file; yield PyAV's container and its first stream of pictures.
+
+    Args:
+        video: The file.
+        threads: Number of decoder threads; 0 lets the decoder choose.
+
+    Raises:
+        VideoError: If it cannot be opened, or FFmpeg or PyAV cannot decode it.
+        ImportError: If PyAV is not installed.
+    """
     if not video.is_file():
         raise VideoError(f"there is no video file {video}; restore it.")
     if not video.stat().st_size:
@@ -462,7 +500,7 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
         # Absolute, because FFmpeg reads the text before a colon as a protocol.
         container = av.open(str(video.absolute()), **options)
     except Exception as error:
-        raise _video_error(video, f"cannot be opened: {_reason(error)}") from error
+        raise _video_error(video, f"cannot be opened: {_reason_of(error)}") from error
     with closed_by_its_process(container):
         stream = _video_stream(video, container)
         if stream.codec_context is None:
@@ -481,33 +519,36 @@ def _opened(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
 
 def _video_stream(video: Path, container: Any) -> Any:
     """Return the first stream of moving pictures; covers are streams of video, too."""
-    covers = 0
+    has_cover = False
     for stream in container.streams.video:
         if not _is_cover(stream):
             return stream
-        covers += 1
-    kinds = {stream.type for stream in container.streams} - {"video"}
-    if covers:
-        kinds.add("a cover")
-    holds = ", ".join(sorted(kinds)) or "nothing"
+        has_cover = True
+    other_types = {stream.type for stream in container.streams} - {"video"}
+    if has_cover:
+        other_types.add("a cover")
+    holds = ", ".join(sorted(other_types)) or "nothing"
     raise VideoError(
         f"video {video} has no video stream, but only {holds}; replace or remove it."
     )
 
 
 def _is_cover(stream: Any) -> bool:
-    """Whether a stream is a picture that is attached to the file."""
+    """Whether a video stream is a picture that is attached to the file."""
     disposition = getattr(stream, "disposition", None)
     return "attached_pic" in str(getattr(disposition, "name", disposition))
 
 
-def _damage(video: Path, time: float) -> VideoError:
+def _damage_error(video: Path, time: float) -> VideoError:
+    """Return the error for a video with damage after `time` seconds."""
     return _video_error(video, f"is damaged or truncated after {time:.1f} s")
 
 
 def _video_error(video: Path, problem: str) -> VideoError:
+    """Return the error for a video file: what is wrong, and what to do."""
     return VideoError(f"video {video} {problem}. {_ADVICE.format(name=video.name)}")
 
 
-def _reason(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
+    """Return why FFmpeg or the system failed, without the path of the video."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -307,10 +307,13 @@ def written(clips, tmp_path, monkeypatch):
     """Extract a copy of a clip to `out`; return how many frames were written."""
     shutil.copy(clips / "whole.mp4", tmp_path / "clip.mp4")
     saved = []
-    save = video._save
-    monkeypatch.setattr(
-        video, "_save", lambda image, path: saved.append(path) or save(image, path)
-    )
+    save = video._save_frame
+
+    def counted_save(image, path):
+        saved.append(path)
+        save(image, path)
+
+    monkeypatch.setattr(video, "_save_frame", counted_save)
 
     def call(fps=1.0, size=None):
         before = len(saved)
