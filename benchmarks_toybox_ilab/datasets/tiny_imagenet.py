@@ -134,7 +134,7 @@ def _host_order(table: FrameTable, seed: int) -> list[str]:
         listed = file.read_text(encoding="utf-8", errors="replace").split()
         if sorted(listed) == sorted(names):
             names = listed
-    drawn = HostDraws(seed).classes(len(names))
+    drawn = HostDraws(seed).class_order(len(names))
     return [names[position] for position in drawn]
 
 

@@ -96,35 +96,42 @@ class PortableDraws:
 
     def __init__(self, run: int) -> None:
         self.run = run
-        self._groups = 0  # of classes, so far
+        self._groups_drawn = 0  # of classes, so far
 
-    def classes(self, count: int) -> np.ndarray:
+    def class_order(self, count: int) -> np.ndarray:
         """Shuffle the `count` classes of a group, `(count,)` int64.
 
         Call it once per group, in order.
         """
-        self._groups += 1
-        return self._order(_CLASS_ORDER, count, self._groups - 1)
+        self._groups_drawn += 1
+        return self._draw_order(_CLASS_ORDER, count, self._groups_drawn - 1)
 
-    def clips(self, count: int, experience: int) -> np.ndarray:
+    def clip_order(self, count: int, experience: int) -> np.ndarray:
         """Shuffle the `count` clips of an experience, `(count,)` int64.
 
         `experience` is its number, from 0 on.
         """
-        return self._order(_CLIP_ORDER, count, experience)
+        return self._draw_order(_CLIP_ORDER, count, experience)
 
-    def frames(self, count: int, experience: int) -> np.ndarray:
+    def frame_order(self, count: int, experience: int) -> np.ndarray:
         """Shuffle the `count` frames of an experience, `(count,)` int64.
 
         `experience` is its number, from 0 on.
         """
-        return self._order(_FRAME_ORDER, count, experience)
+        return self._draw_order(_FRAME_ORDER, count, experience)
 
-    def _order(self, kind: int, count: int, number: int) -> np.ndarray:
-        child: tuple[int, ...] = (kind, number)
+    def _draw_order(self, kind: int, count: int, number: int) -> np.ndarray:
+        """Return a permutation of `count` classes, clips or frames, `(count,)` int64.
+
+        Args:
+            kind: `_CLASS_ORDER`, `_CLIP_ORDER` or `_FRAME_ORDER`.
+            count: How many there are.
+            number: Number of the group of classes, or of the experience, from 0 on.
+        """
+        child_key: tuple[int, ...] = (kind, number)
         if kind == _CLASS_ORDER and number == 0:
-            child = (kind,)
-        seed = np.random.SeedSequence(self.run, spawn_key=child)
+            child_key = (kind,)
+        seed = np.random.SeedSequence(self.run, spawn_key=child_key)
         return np.random.default_rng(seed).permutation(count)
 
 
@@ -138,16 +145,16 @@ class HostDraws(PortableDraws):
         import torch
 
         super().__init__(seed)
-        self._random = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
-    def classes(self, count: int) -> np.ndarray:
+    def class_order(self, count: int) -> np.ndarray:
         """Shuffle the `count` classes of a group, `(count,)` int64.
 
         Call it once per group, in order.
         """
         import torch
 
-        return torch.randperm(count, generator=self._random).numpy()
+        return torch.randperm(count, generator=self._generator).numpy()
 
 
 class ReferenceDraws(PortableDraws):
@@ -155,11 +162,11 @@ class ReferenceDraws(PortableDraws):
 
     One of numpy's legacy generators, seeded with the run, shuffles the classes and then
     the clips of each experience, which are first sorted by `numbered_clips`; call
-    `classes` and then `clips` in the order of the stream. Frames are permuted by a new
-    generator in each experience, also seeded with the run, as `pandas.DataFrame.sample`
-    does with a `random_state`. The frame order of class_iid also depends on the row
-    order of the published index files, which are not all available; here it is the
-    table's.
+    `class_order` and then `clip_order` in the order of the stream. Frames are permuted
+    by a new generator in each experience, also seeded with the run, as
+    `pandas.DataFrame.sample` does with a `random_state`. The frame order of class_iid
+    also depends on the row order of the published index files, which are not all
+    available; here it is the table's.
 
     Args:
         run: Seed of the draws.
@@ -167,20 +174,21 @@ class ReferenceDraws(PortableDraws):
 
     def __init__(self, run: int) -> None:
         super().__init__(run)
-        self._random = np.random.RandomState(run)
+        self._generator = np.random.RandomState(run)
 
-    def _order(self, kind: int, count: int, number: int) -> np.ndarray:
+    def _draw_order(self, kind: int, count: int, number: int) -> np.ndarray:
+        """Return a permutation as the published code draws it; see `PortableDraws`."""
         if kind == _FRAME_ORDER:
             return np.random.RandomState(self.run).permutation(count)
         order = np.arange(count)
-        self._random.shuffle(order)
+        self._generator.shuffle(order)
         return order
 
 
 def numbered_clips(
     table: FrameTable, clips: list[np.ndarray], classes: Sequence[str]
 ) -> list[np.ndarray]:
-    """Sort clips as the published code does before it shuffles them.
+    """Sort clips of an experience as the published code does before it shuffles them.
 
     By number of object, session and class. Objects are numbered within their class and
     sessions within their object, in the order of the table's rows; classes by their
@@ -192,39 +200,49 @@ def numbered_clips(
         clips: Row numbers of each clip.
         classes: Names of all classes.
     """
-    objects = _Numbers()
-    sessions = _Numbers()
-    numbers = {}
+    object_numbers = _Numbers()
+    session_numbers = _Numbers()
+    sort_keys = {}  # by the first row of each clip
     for clip in sorted(clips, key=min):
-        first = int(clip[0])
-        frame = table[first]
-        numbers[first] = (
-            objects.number(frame.class_name, frame.object_name),
-            sessions.number((frame.class_name, frame.object_name), frame.session),
+        first_row = int(clip[0])
+        frame = table[first_row]
+        object_key = (frame.class_name, frame.object_name)
+        sort_keys[first_row] = (
+            object_numbers.number(frame.class_name, frame.object_name),
+            session_numbers.number(object_key, frame.session),
             classes.index(frame.class_name),
         )
-    return sorted(clips, key=lambda clip: numbers[int(clip[0])])
+    return sorted(clips, key=lambda clip: sort_keys[int(clip[0])])
 
 
 class _Numbers:
-    """Numbers names within their group from 0, in the order in which they come."""
+    """Numbers names within their group from 0, in the order in which they come.
+
+    Such as objects within their class, and sessions within their object.
+    """
 
     def __init__(self) -> None:
-        self._names: dict[Hashable, list[str]] = {}
+        self._names_of_group: dict[Hashable, list[str]] = {}
 
     def number(self, group: Hashable, name: str) -> int:
-        """Return the number of a name, which may be new."""
-        names = self._names.setdefault(group, [])
+        """Return the number of an object or session in its group; it may be new."""
+        names = self._names_of_group.setdefault(group, [])
         if name not in names:
             names.append(name)
         return names.index(name)
 
 
 def draws_of(run: int | None, seed: int | None, reference: bool) -> PortableDraws:
-    """Return the draws of a run or a seed.
+    """Return what draws the orders of a stream with a run or a seed.
+
+    Args:
+        run: Number of the run; None is 0 unless there is a seed.
+        seed: Draws classes as Avalanche does; None is without.
+        reference: Draw as the paper's published code does.
 
     Raises:
-        ValueError: If both are given, or one is no whole number of at least 0.
+        ValueError: If a seed is given with a run or `reference`, or one of them is no
+            whole number of at least 0.
     """
     if seed is None:
         run = whole_number("run", 0 if run is None else run, 0)
@@ -242,13 +260,19 @@ def draws_of(run: int | None, seed: int | None, reference: bool) -> PortableDraw
 
 
 def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]:
-    """Return the labels of an order of labels or names.
+    """Return the labels of the classes of a stream in the order that a user fixes.
+
+    Args:
+        classes: Names of all classes; the position is the label.
+        order: Labels or names.
 
     Raises:
         ValueError: If one is unknown or repeated, or there are none.
     """
-    labels = [_label(classes, entry) for entry in order]
-    if not labels or None in labels or len(set(labels)) < len(labels):
+    labels = [_label_of_entry(classes, entry) for entry in order]
+    has_unknown = None in labels
+    has_repeated = len(set(labels)) < len(labels)
+    if not labels or has_unknown or has_repeated:
         raise ValueError(
             f"fixed_class_order is {list(order)}, but must hold labels from 0 to "
             f"{len(classes) - 1} or names of the classes, each at most once: "
@@ -257,8 +281,8 @@ def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]
     return [label for label in labels if label is not None]
 
 
-def _label(classes: Sequence[str], entry: int | str) -> int | None:
-    """Return the label of a label or a name; None if it is unknown."""
+def _label_of_entry(classes: Sequence[str], entry: int | str) -> int | None:
+    """Return the label of a class, given by label or name; None if it is unknown."""
     if isinstance(entry, str):
         return classes.index(entry) if entry in classes else None
     label = int(entry)
@@ -272,7 +296,7 @@ def class_counts(
     half_first: bool,
     per_exp_classes: Mapping[int, int] | None = None,
 ) -> list[int]:
-    """Return the number of classes in each experience.
+    """Return the number of classes in each experience of a stream.
 
     Args:
         total: Number of all classes.
@@ -285,24 +309,24 @@ def class_counts(
     Raises:
         ValueError: If the classes cannot be divided so.
     """
-    fixed_counts = _fixed_counts(total, half_first, per_exp_classes)
-    remaining = total - sum(fixed_counts.values())
+    fixed_counts = _fixed_class_counts(total, half_first, per_exp_classes)
+    remaining = total - sum(fixed_counts.values())  # classes
     if n_experiences is None:
         size = whole_number("classes_per_experience", size, 1)
         free_counts = [size] * (remaining // size)
         if remaining % size:
             free_counts.append(remaining % size)
     else:
-        free_counts = _equal_counts(remaining, n_experiences, len(fixed_counts))
-    number = len(fixed_counts) + len(free_counts)
-    if fixed_counts and max(fixed_counts) >= number:
+        free_counts = _equal_class_counts(remaining, n_experiences, len(fixed_counts))
+    n_all = len(fixed_counts) + len(free_counts)
+    if fixed_counts and max(fixed_counts) >= n_all:
         raise ValueError(
             f"per_exp_classes names experience {max(fixed_counts)}, but there are "
-            f"{number}, which count from 0; give others, or more experiences."
+            f"{n_all}, which count from 0; give others, or more experiences."
         )
     next_free = iter(free_counts)
     counts = []
-    for experience in range(number):
+    for experience in range(n_all):
         if experience in fixed_counts:
             counts.append(fixed_counts[experience])
         else:
@@ -310,10 +334,10 @@ def class_counts(
     return counts
 
 
-def _fixed_counts(
+def _fixed_class_counts(
     total: int, half_first: bool, per_exp_classes: Mapping[int, int] | None
 ) -> dict[int, int]:
-    """Return the numbers of classes that a user fixes, by number of experience.
+    """Return how many classes a user wants in an experience, by number of experience.
 
     The arguments are those of `class_counts`.
     """
@@ -338,8 +362,8 @@ def _fixed_counts(
     return counts
 
 
-def _equal_counts(remaining: int, n_experiences: int, n_given: int) -> list[int]:
-    """Return the numbers of classes of experiences for which none is given.
+def _equal_class_counts(remaining: int, n_experiences: int, n_given: int) -> list[int]:
+    """Return the numbers of classes of the experiences for which none is given.
 
     Args:
         remaining: number of classes that are left for them.
@@ -350,8 +374,10 @@ def _equal_counts(remaining: int, n_experiences: int, n_given: int) -> list[int]
         ValueError: there are more experiences than classes, or the classes cannot be
             divided equally.
     """
-    least = n_given + (1 if remaining else 0)
-    count = whole_number("n_experiences", n_experiences, max(least, 1)) - n_given
+    least = max(n_given, 1)
+    if remaining:
+        least = n_given + 1
+    count = whole_number("n_experiences", n_experiences, least) - n_given
     if count and remaining % count:
         raise ValueError(
             f"n_experiences is {n_experiences}, but {remaining} classes cannot be "

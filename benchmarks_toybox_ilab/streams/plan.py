@@ -85,18 +85,20 @@ def plan_stream(
         _check_test_frames(table)
     groups = _checked_groups(table, class_groups)
     if fixed_class_order is not None:
-        order = fixed_order(table.classes, fixed_class_order)
+        order = fixed_order(table.classes, fixed_class_order)  # labels
     elif shuffle:
-        order = _drawn_order(table, groups, draws)
+        order = _drawn_class_order(table, groups, draws)
     else:
-        order = _sorted_order(table, groups)
+        order = _sorted_class_order(table, groups)
     if classes_per_experience is None and n_experiences is None:
-        _check_sessions(
+        _check_not_divided(
             fixed_class_order=fixed_class_order,
             first_exp_with_half_classes=first_exp_with_half_classes,
             per_exp_classes=per_exp_classes,
         )
-        experiences = _by_session(table, order, test_split, protocol == TABLE)
+        experiences = _experiences_by_session(
+            table, order, test_split, protocol == TABLE
+        )
     else:
         counts = class_counts(
             len(order),
@@ -105,13 +107,13 @@ def plan_stream(
             first_exp_with_half_classes,
             per_exp_classes,
         )
-        experiences = _by_classes(table, order, counts, test_split)
+        experiences = _experiences_by_class(table, order, counts, test_split)
     train = experiences.train
     if protocol == "offline":
-        train = [_rows_of(table, "train", order)]
+        train = [_rows_of_classes(table, "train", order)]
     if protocol == "class_instance":
-        names = _all_names(groups) if reference else None
-        train = _shuffled_clips(table, train, draws, names)
+        reference_names = _names_in_groups(groups) if reference else None
+        train = _shuffled_clips(table, train, draws, reference_names)
     elif protocol != TABLE:
         train = _shuffled_frames(train, draws)
     return StreamPlan(
@@ -123,6 +125,7 @@ def plan_stream(
 
 
 def _check_protocol(protocol: str) -> None:
+    """Raise ValueError if no protocol of a stream has this name."""
     known = (*PROTOCOLS, TABLE)
     if protocol not in known:
         raise ValueError(
@@ -131,6 +134,7 @@ def _check_protocol(protocol: str) -> None:
 
 
 def _check_test_frames(table: FrameTable) -> None:
+    """Raise FrameTableError if a class of a stream could not be evaluated."""
     for class_name, count in table.counts().items():
         if not count["test"]:
             raise FrameTableError(
@@ -142,10 +146,14 @@ def _check_test_frames(table: FrameTable) -> None:
 def _checked_groups(
     table: FrameTable, class_groups: Sequence[Sequence[str]] | None
 ) -> Sequence[Sequence[str]]:
-    """Return the groups of classes; raise unless each class is in one of them."""
+    """Return the groups of classes of a stream that follow one another.
+
+    Raises:
+        FrameTableError: Unless each class of the table is in one of them.
+    """
     if class_groups is None:
         return [table.classes]
-    if sorted(_all_names(class_groups)) != sorted(table.classes):
+    if sorted(_names_in_groups(class_groups)) != sorted(table.classes):
         raise FrameTableError(
             f"class_groups is {list(map(list, class_groups))}, but must contain each "
             f"class of the table once: {', '.join(table.classes)}"
@@ -153,7 +161,8 @@ def _checked_groups(
     return class_groups
 
 
-def _all_names(groups: Iterable[Sequence[str]]) -> list[str]:
+def _names_in_groups(groups: Iterable[Sequence[str]]) -> list[str]:
+    """Return the names of the classes of all groups."""
     return list(chain.from_iterable(groups))
 
 
@@ -170,17 +179,18 @@ def _shuffled_clips(
 
     Args:
         table: The frames.
-        experiences: Rows of each experience.
+        experiences: Row numbers of each experience.
         draws: Draw the order.
-        names: Of all classes, if clips are sorted before they are drawn as the
-            published code sorts them; see `numbered_clips`.
+        names: Names of all classes, if clips are sorted before they are drawn as the
+            published code sorts them, see `numbered_clips`; None leaves them in natural
+            order.
     """
     shuffled = []
     for number, rows in enumerate(experiences):
-        clips = table.clips(rows)
+        clips = table.clips(rows)  # the row numbers of each
         if names is not None:
             clips = numbered_clips(table, clips, names)
-        order = draws.clips(len(clips), number)
+        order = draws.clip_order(len(clips), number)
         shuffled.append(np.concatenate([clips[index] for index in order]))
     return shuffled
 
@@ -189,25 +199,28 @@ def _shuffled_frames(experiences: Sequence[Rows], draws: PortableDraws) -> list[
     """Return the rows of experiences, frame after frame in a drawn order."""
     shuffled = []
     for number, rows in enumerate(experiences):
-        shuffled.append(rows[draws.frames(len(rows), number)])
+        shuffled.append(rows[draws.frame_order(len(rows), number)])
     return shuffled
 
 
 # Orders of classes, as labels
 
 
-def _drawn_order(
+def _drawn_class_order(
     table: FrameTable, groups: Iterable[Sequence[str]], draws: PortableDraws
 ) -> list[int]:
+    """Return the labels of the classes in a drawn order, group after group."""
     order = []
     for group in groups:
-        for position in draws.classes(len(group)):
+        for position in draws.class_order(len(group)):
             order.append(table.classes.index(group[position]))
     return order
 
 
-def _sorted_order(table: FrameTable, groups: Iterable[Sequence[str]]) -> list[int]:
-    """Return the labels of each group in ascending order."""
+def _sorted_class_order(
+    table: FrameTable, groups: Iterable[Sequence[str]]
+) -> list[int]:
+    """Return the labels of each group of classes, ascending, group after group."""
     order: list[int] = []
     for group in groups:
         order += sorted(map(table.classes.index, group))
@@ -231,10 +244,17 @@ class _Experiences:
     test: list[Rows]
 
 
-def _by_classes(
+def _experiences_by_class(
     table: FrameTable, order: Sequence[int], counts: Sequence[int], test_split: str
 ) -> _Experiences:
-    """Give so many classes to each experience."""
+    """Make the experiences of a stream that divides its classes.
+
+    Args:
+        table: The frames.
+        order: Labels of the classes in order of appearance.
+        counts: Number of classes of each experience.
+        test_split: The split of the test experiences.
+    """
     chunks: list[tuple[int, ...]] = []
     train = []
     test = []
@@ -243,26 +263,26 @@ def _by_classes(
         labels = tuple(map(int, order[start : start + count]))
         start += count
         chunks.append(labels)
-        train.append(_rows_of(table, "train", labels))
-        test.append(_rows_of(table, test_split, labels))
+        train.append(_rows_of_classes(table, "train", labels))
+        test.append(_rows_of_classes(table, test_split, labels))
     return _Experiences(chunks=chunks, train=train, test=test)
 
 
-def _by_session(
-    table: FrameTable, order: Sequence[int], test_split: str, as_in_table: bool
+def _experiences_by_session(
+    table: FrameTable, order: Sequence[int], test_split: str, keeps_table_order: bool
 ) -> _Experiences:
-    """Make an experience of each session.
+    """Make the experiences of a stream from the sessions of its table.
 
     Args:
         table: The frames.
-        order: Labels in order of appearance.
+        order: Labels of the classes in order of appearance.
         test_split: The split of the test experiences.
-        as_in_table: Whether they appear as in the table instead: by experience, and by
-            label within it.
+        keeps_table_order: Whether classes appear as in the table instead: by session,
+            and by label within it.
     """
-    train = _sessions_of(table, "train")
-    test = _sessions_of(table, test_split)
-    if as_in_table:
+    train = _rows_by_session(table, "train")
+    test = _rows_by_session(table, test_split)
+    if keeps_table_order:
         labels_by_session = [np.unique(table.labels[rows]) for rows in train]
         order = list(dict.fromkeys(np.concatenate(labels_by_session).tolist()))
     chunks = []
@@ -272,11 +292,12 @@ def _by_session(
     return _Experiences(chunks=chunks, train=train, test=test)
 
 
-def _check_sessions(**keywords: object) -> None:
-    """Raise ValueError for keywords that divide classes, where sessions do it."""
+def _check_not_divided(**keywords: object) -> None:
+    """Raise ValueError for keywords that divide the classes of a stream of sessions."""
     useless = []
     for name, value in keywords.items():
-        if value is not None and value is not False:
+        is_given = value is not None and value is not False
+        if is_given:
             useless.append(name)
     if useless:
         raise ValueError(
@@ -286,15 +307,16 @@ def _check_sessions(**keywords: object) -> None:
         )
 
 
-def _rows_of(table: FrameTable, split: str, labels: Sequence[int]) -> Rows:
-    """Return the rows of a split that show any of the classes."""
+def _rows_of_classes(table: FrameTable, split: str, labels: Sequence[int]) -> Rows:
+    """Return the row numbers of a split that show any of the classes, `(n,)` int64."""
     rows = table.rows(split)
     return rows[np.isin(table.labels[rows], labels)]
 
 
-def _sessions_of(table: FrameTable, split: str) -> list[Rows]:
-    """Return the rows of each session, in natural order of their names."""
-    rows_of: dict[str, list[int]] = {}
+def _rows_by_session(table: FrameTable, split: str) -> list[Rows]:
+    """Return the row numbers of each session, in natural order of the sessions."""
+    rows_of_session: dict[str, list[int]] = {}
     for row in table.rows(split).tolist():
-        rows_of.setdefault(table.session[row], []).append(row)
-    return [np.array(rows_of[session]) for session in sorted(rows_of, key=natural_key)]
+        rows_of_session.setdefault(table.session[row], []).append(row)
+    sessions = sorted(rows_of_session, key=natural_key)
+    return [np.array(rows_of_session[session]) for session in sessions]

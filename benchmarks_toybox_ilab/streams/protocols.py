@@ -202,47 +202,51 @@ def make_benchmark(
     )
     stream = _NumberedStream(table, plan)
     if reference:
-        stream = _relabelled(stream, table.labels[np.concatenate(plan.train)])
-    original_classes = _classes_of(stream.table.labels, stream.plan.train)
+        stream = _relabelled_stream(stream, table.labels[np.concatenate(plan.train)])
+    original_classes = _labels_of_each(stream.table.labels, stream.plan.train)
     if class_ids_from_zero_from_first_exp:
-        stream = _relabelled(stream, np.concatenate(stream.plan.chunks))
+        stream = _relabelled_stream(stream, np.concatenate(stream.plan.chunks))
     if class_ids_from_zero_in_each_exp:
         excluded = class_ids_from_zero_from_first_exp or protocol == "offline"
         numbering = _numbered_in_each_experience(stream, excluded)
     else:
-        numbering = _numbered_as_classes(stream)
+        numbering = _numbered_as_in_table(stream)
     table = stream.table
     plan = stream.plan
     info = StreamInfo(
         n_classes=len(numbering.order),
-        n_classes_per_exp=_class_counts(numbering.labels, plan.train),
+        n_classes_per_exp=_class_count_of_each(numbering.labels, plan.train),
         classes_order=numbering.order,
         original_classes_in_exp=original_classes,
     )
     test_info = replace(
-        info, n_classes_per_exp=_class_counts(numbering.labels, plan.test)
+        info, n_classes_per_exp=_class_count_of_each(numbering.labels, plan.test)
     )
     transforms = {
         "train": (train_transform or imagenet_transform(), None),
         "eval": (eval_transform or imagenet_transform(), None),
     }
     frames = _StreamFrames(table, numbering.labels, transforms, return_task_id)
-    streams = _decorated(
+    streams = _streams_for_strategies(
         frames.experiences(plan.train, info),
         frames.experiences(plan.test, test_info, for_evaluation=True),
     )
     return FrameBenchmark(streams, table, protocol, plan.run, info)
 
 
-def _decorated(
+def _streams_for_strategies(
     train: list[FrameExperience], test: list[FrameExperience]
 ) -> list[EagerCLStream]:
-    """Return the two streams with what Avalanche's strategies read of experiences."""
+    """Return the training and the test stream of experiences.
+
+    The experiences get the attributes that Avalanche's strategies read: task labels,
+    and the classes of before, now and later.
+    """
     scenario = CLScenario([EagerCLStream("train", train), EagerCLStream("test", test)])
     decorated = with_task_labels(with_classes_timeline(scenario))
     streams = list(decorated.streams.values())
     for stream in streams:
-        _set_future_classes(stream)
+        _set_classes_of_experiences(stream)
     return streams
 
 
@@ -251,16 +255,16 @@ class _Numbering:
     """The numbers that a strategy sees of the classes.
 
     Attributes:
-        labels: of each row of the table, `(N,)` integers.
-        order: labels in order of appearance.
+        labels: Number of the class of each row of the table, `(N,)` integers.
+        order: Numbers of the classes in order of appearance.
     """
 
     labels: np.ndarray
     order: list[int]
 
 
-def _numbered_as_classes(stream: "_NumberedStream") -> _Numbering:
-    """Number the classes as the table does."""
+def _numbered_as_in_table(stream: "_NumberedStream") -> _Numbering:
+    """Number the classes of a stream as its table does."""
     order = dict.fromkeys(np.concatenate(stream.plan.chunks).tolist())
     return _Numbering(labels=stream.table.labels, order=list(order))
 
@@ -268,31 +272,30 @@ def _numbered_as_classes(stream: "_NumberedStream") -> _Numbering:
 def _numbered_in_each_experience(
     stream: "_NumberedStream", excluded: bool
 ) -> _Numbering:
-    """Number the classes of each experience from 0.
+    """Number the classes of each experience of a stream from 0.
 
     Args:
-        stream: the table and its experiences.
-        excluded: whether another setting excludes it.
+        stream: The table and its experiences.
+        excluded: Whether another setting of the stream excludes it.
 
     Raises:
-        ValueError: it is excluded, or experiences share classes.
+        ValueError: If it is excluded, or experiences share classes.
     """
-    chunks = stream.plan.chunks
-    by_class = _numbered_as_classes(stream)
-    share_classes = len(by_class.order) < sum(map(len, chunks))
+    chunks = stream.plan.chunks  # labels of each experience
+    as_in_table = _numbered_as_in_table(stream)
+    share_classes = len(as_in_table.order) < sum(map(len, chunks))
     if excluded or share_classes:
         raise ValueError(
             "class_ids_from_zero_in_each_exp excludes "
             "class_ids_from_zero_from_first_exp, and experiences that share "
             "classes; leave it out."
         )
-    number_of = _numbers_in_experiences(chunks)
     # Classes that the stream leaves out have no number.
     numbers = np.full(len(stream.table.classes), -1)
-    for label, number in number_of.items():
+    for label, number in _positions_in_chunks(chunks).items():
         numbers[label] = number
     return _Numbering(
-        labels=numbers[by_class.labels], order=numbers[by_class.order].tolist()
+        labels=numbers[as_in_table.labels], order=numbers[as_in_table.order].tolist()
     )
 
 
@@ -304,15 +307,20 @@ class _NumberedStream:
     plan: StreamPlan
 
 
-def _relabelled(stream: _NumberedStream, appearance: np.ndarray) -> _NumberedStream:
-    """Number the classes by the order in which their labels appear.
+def _relabelled_stream(
+    stream: _NumberedStream, appearance: np.ndarray
+) -> _NumberedStream:
+    """Label the classes of a stream by the order in which they appear in it.
 
-    Those that do not appear follow.
+    Args:
+        stream: The table and its experiences.
+        appearance: Labels in order of appearance, each once or more; classes that it
+            lacks follow.
     """
     table = stream.table
     plan = stream.plan
     labels = [*appearance.tolist(), *range(len(table.classes))]
-    order = list(dict.fromkeys(labels))
+    order = list(dict.fromkeys(labels))  # the position of a label is the new one
     chunks = [tuple(sorted(map(order.index, chunk))) for chunk in plan.chunks]
     classes = [table.classes[label] for label in order]
     return _NumberedStream(
@@ -320,25 +328,32 @@ def _relabelled(stream: _NumberedStream, appearance: np.ndarray) -> _NumberedStr
     )
 
 
-def _classes_of(
+def _labels_of_each(
     labels: np.ndarray, experiences: Iterable[np.ndarray]
 ) -> list[set[int]]:
-    """Return the labels of each experience, given by its rows."""
+    """Return the set of labels of each experience.
+
+    Args:
+        labels: Label of each row of the table, `(N,)`.
+        experiences: Row numbers of each experience.
+    """
     return [set(np.unique(labels[rows]).tolist()) for rows in experiences]
 
 
-def _numbers_in_experiences(chunks: Iterable[Sequence[int]]) -> dict[int, int]:
-    """Return the position of each label in its experience."""
-    numbers = {}
+def _positions_in_chunks(chunks: Iterable[Sequence[int]]) -> dict[int, int]:
+    """Return the position of each label among those of its experience."""
+    positions = {}
     for chunk in chunks:
-        for number, label in enumerate(chunk):
-            numbers[label] = number
-    return numbers
+        for position, label in enumerate(chunk):
+            positions[label] = position
+    return positions
 
 
-def _class_counts(labels: np.ndarray, experiences: Iterable[np.ndarray]) -> list[int]:
-    """Return the number of classes of each experience, given by its rows."""
-    return list(map(len, _classes_of(labels, experiences)))
+def _class_count_of_each(
+    labels: np.ndarray, experiences: Iterable[np.ndarray]
+) -> list[int]:
+    """Return the number of classes of each experience; see `_labels_of_each`."""
+    return list(map(len, _labels_of_each(labels, experiences)))
 
 
 @dataclass(frozen=True)
@@ -348,7 +363,8 @@ class _StreamFrames:
     Attributes:
         table: The frames.
         labels: Label of each row of the table, `(N,)` integers.
-        transforms: Those of Avalanche's transform groups "train" and "eval".
+        transforms: Transforms of image and label by Avalanche's group, "train" and
+            "eval"; None leaves the label.
         return_task_id: Whether the task label is the number of the experience.
     """
 
@@ -363,8 +379,14 @@ class _StreamFrames:
         info: StreamInfo,
         for_evaluation: bool = False,
     ) -> list[FrameExperience]:
-        """Make an experience of the rows of each."""
-        datasets = self._datasets(rows_by_experience)
+        """Make the experiences of a stream.
+
+        Args:
+            rows_by_experience: Row numbers of each in order.
+            info: Classes of the stream, for the strategies that read them.
+            for_evaluation: Whether images get the transform of the group "eval".
+        """
+        datasets = self._datasets_of_experiences(rows_by_experience)
         if for_evaluation:
             datasets = [dataset.eval() for dataset in datasets]
         experiences = []
@@ -372,8 +394,10 @@ class _StreamFrames:
             experiences.append(FrameExperience(dataset, number, info))
         return experiences
 
-    def _datasets(self, experiences: Sequence[np.ndarray]) -> list[AvalancheDataset]:
-        """Return a dataset of each experience.
+    def _datasets_of_experiences(
+        self, experiences: Sequence[np.ndarray]
+    ) -> list[AvalancheDataset]:
+        """Return the dataset of each experience, given by its rows.
 
         They are subsets of one dataset: Avalanche joins these into one, but keeps
         datasets that have transforms apart, so its replay buffers would grow with every
@@ -395,7 +419,7 @@ class _StreamFrames:
             data_attributes=[
                 DataAttribute(frames.targets, "targets"),
                 DataAttribute(frames.rows.tolist(), "frame_row", use_in_getitem=False),
-                DataAttribute(self._clips(rows), "clip", use_in_getitem=False),
+                DataAttribute(self._clip_numbers(rows), "clip", use_in_getitem=False),
                 # Avalanche expects it last.
                 DataAttribute(tasks, "targets_task_labels", use_in_getitem=True),
             ],
@@ -407,19 +431,19 @@ class _StreamFrames:
             start += size
         return datasets
 
-    def _clips(self, rows: np.ndarray) -> list[int]:
-        """Return the number of the clip of each row."""
-        numbers: dict[tuple[str, str, str], int] = {}
+    def _clip_numbers(self, rows: np.ndarray) -> list[int]:
+        """Return the number of the clip of each row, from 0 in order of appearance."""
+        number_of_clip: dict[tuple[str, str, str], int] = {}
         table = self.table
-        clips = []
+        numbers = []
         for row in rows.tolist():
             clip = (table.class_name[row], table.object_name[row], table.session[row])
-            clips.append(numbers.setdefault(clip, len(numbers)))
-        return clips
+            numbers.append(number_of_clip.setdefault(clip, len(number_of_clip)))
+        return numbers
 
 
-def _set_future_classes(stream: EagerCLStream) -> None:
-    """Set the classes of each experience, and those of all that follow.
+def _set_classes_of_experiences(stream: EagerCLStream) -> None:
+    """Set the labels of each experience of a stream, and those of all that follow it.
 
     As in Avalanche's classic benchmarks, these include classes that were seen and come
     again.

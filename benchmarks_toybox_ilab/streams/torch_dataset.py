@@ -74,7 +74,7 @@ class PixelTransform:
     interpolation: str = "bilinear"
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Transform one image."""
+        """Transform an image to pixels, `(3, size, size)` uint8."""
         if image.mode != "RGB":  # convert would copy it
             image = image.convert("RGB")
         interpolation = Image.Resampling[self.interpolation.upper()]
@@ -95,7 +95,7 @@ class ImageNetTransform:
     size: int = 224
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
-        """Transform one image."""
+        """Transform an image to normalised pixels, `(3, size, size)` float32."""
         return normalize_pixels(PixelTransform(self.size)(image))
 
 
