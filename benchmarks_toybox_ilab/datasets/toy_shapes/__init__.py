@@ -41,7 +41,7 @@ from benchmarks_toybox_ilab.datasets.toy_shapes.scene import (
 )
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from benchmarks_toybox_ilab.tables.numbers import whole_number
+from benchmarks_toybox_ilab.tables.numbers import check_whole_number
 
 # fmt: off
 PRETRAINING_CLASSES: tuple[str, ...] = (
@@ -72,7 +72,7 @@ class ToyShapesReader:
     drawing: int = field(default=DRAWING, init=False)
 
     def __call__(self, path: str) -> Image.Image:
-        """Draw the frame as an RGB image.
+        """Draw the frame of the toy shapes that a path names, as an RGB image.
 
         Raises:
             ValueError: If the path does not have this form or names an unknown class.
@@ -135,8 +135,8 @@ def ToyShapesFrames(
         "frames_per_clip": frames_per_clip,
     }
     for name, number in counts.items():
-        whole_number(name, number, 1)
-    whole_number("size", size, 16)
+        check_whole_number(name, number, 1)
+    check_whole_number("size", size, 16)
     if isinstance(held_out_sessions, int):
         held_out_sessions = (held_out_sessions,)
     held_out = set(held_out_sessions)
@@ -176,8 +176,8 @@ def ToyShapesFrames(
     return FrameTable(frames, reader=ToyShapesReader(), name=name)
 
 
-def _streamed(name: str, **settings: Any) -> Benchmark:
-    """Return a benchmark of the ten streamed shapes.
+def _streamed_benchmark(name: str, **settings: Any) -> Benchmark:
+    """Return a benchmark of the ten toy shapes that are streamed.
 
     The other ten are for pretraining.
     """
@@ -191,11 +191,11 @@ def _streamed(name: str, **settings: Any) -> Benchmark:
 
 
 # A third of the frames, for quick trials.
-register(_streamed("toy_shapes_short", frames_per_clip=5))
-register(_streamed("toy_dots", dots=True))
+register(_streamed_benchmark("toy_shapes_short", frames_per_clip=5))
+register(_streamed_benchmark("toy_dots", dots=True))
 
 
-BENCHMARK = register(_streamed("toy_shapes"))
+BENCHMARK = register(_streamed_benchmark("toy_shapes"))
 
 
 @shows_keywords

@@ -33,6 +33,7 @@ class Part(NamedTuple):
 
 
 def _part(role, points) -> Part:
+    """Return a polygon of a toy shape; the roles are those of `Part`."""
     return Part(role, np.asarray(points, dtype=float))
 
 
@@ -51,7 +52,7 @@ def arc(cx, cy, rx, ry, start=0.0, stop=360.0, steps=32) -> np.ndarray:
 
 
 def box(left, top, right, bottom) -> list[tuple[float, float]]:
-    """The corners of a rectangle."""
+    """Return the corners of a rectangle."""
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
@@ -80,30 +81,29 @@ def ribbon(path, width, end_width=None) -> np.ndarray:
 
 
 def _arrow(uniform: Uniform) -> list[Part]:
-    """Draw an arrow to the right."""
-    shaft = uniform(0.12, 0.28)
-    head = uniform(0.45, 0.7)
-    barb = uniform(0.55, 0.95)
-    neck = 1 - barb
+    """Draw the toy shape of an arrow to the right; `uniform` draws its proportions."""
+    shaft = uniform(0.12, 0.28)  # half its thickness
+    head = uniform(0.45, 0.7)  # half its height
+    barb = uniform(0.55, 0.95)  # length of the head
+    neck = 1 - barb  # where head and shaft meet
     tail = -1.0 + uniform(-0.1, 0.1)
     sweep = uniform(-0.02, 0.22)  # how far the barbs point backwards
-    notch = uniform(-0.05, 0.15)
+    notch = uniform(-0.05, 0.15)  # depth of the cut in the tail
     upper = [(1, 0), (neck - sweep, -head), (neck, -shaft), (tail, -shaft)]
-    return [
-        filled(upper + [(tail + notch, 0)] + [(x, -y) for x, y in reversed(upper[1:])])
-    ]
+    lower = [(x, -y) for x, y in reversed(upper[1:])]
+    return [filled([*upper, (tail + notch, 0), *lower])]
 
 
 def _bottle(uniform: Uniform) -> list[Part]:
-    """Draw a bottle with a cap and a label."""
-    neck = uniform(0.1, 0.17)
-    body = uniform(0.3, 0.46)
-    length = uniform(0.4, 0.7)
-    slope = uniform(0.12, 0.4)
+    """Draw the toy shape of a bottle; `uniform` draws its proportions."""
+    neck = uniform(0.1, 0.17)  # half its width
+    body = uniform(0.3, 0.46)  # half its width
+    length = uniform(0.4, 0.7)  # of the neck
+    slope = uniform(0.12, 0.4)  # height of the shoulder
     top = -1.0
-    shoulder = -1.0 + length
+    shoulder = -1.0 + length  # where it begins
     base = uniform(0.85, 1.1)
-    bulge = body * uniform(0.85, 1.0)
+    bulge = body * uniform(0.85, 1.0)  # half the width at the base
     bend = [
         (neck, shoulder),
         (body * 0.8, shoulder + slope * 0.6),
@@ -119,84 +119,74 @@ def _bottle(uniform: Uniform) -> list[Part]:
 
 
 def _chair(uniform: Uniform) -> list[Part]:
-    """Draw a chair from the side."""
-    thick = uniform(0.12, 0.19)
-    lean = uniform(0.0, 0.22)
-    depth = uniform(0.75, 1.05)
+    """Draw the toy shape of a chair from the side; `uniform` draws its proportions."""
+    thick = uniform(0.12, 0.19)  # width of legs and back
+    lean = uniform(0.0, 0.22)  # how far the back leans backwards
+    depth = uniform(0.75, 1.05)  # of the seat
     back = -depth / 2
+    front = depth / 2 - thick / 2
     seat = uniform(0.0, 0.15)
-    splay = uniform(0.0, 0.14)
-    legs = uniform(0.75, 0.95)
+    splay = uniform(0.0, 0.14)  # how far the feet stand apart from the seat
+    feet = uniform(0.75, 0.95)
     shapes = [
         filled(ribbon([(back - lean, -1), (back, seat)], thick)),
         filled(box(back - thick / 2, seat - thick / 2, depth / 2, seat + thick * 0.7)),
-        filled(ribbon([(back, seat), (back - splay, legs)], thick)),
-        filled(
-            ribbon(
-                [(depth / 2 - thick / 2, seat), (depth / 2 - thick / 2 + splay, legs)],
-                thick,
-            )
-        ),
+        filled(ribbon([(back, seat), (back - splay, feet)], thick)),
+        filled(ribbon([(front, seat), (front + splay, feet)], thick)),
     ]
     if uniform(0, 1) < 0.5:
-        rung = seat + (legs - seat) * uniform(0.5, 0.7)
-        shapes.append(
-            filled(
-                box(back, rung - thick * 0.3, depth / 2 - thick / 2, rung + thick * 0.3)
-            )
-        )
+        rung = seat + (feet - seat) * uniform(0.5, 0.7)
+        half = thick * 0.3  # its thickness
+        shapes.append(filled(box(back, rung - half, front, rung + half)))
     return shapes
 
 
 def _crescent(uniform: Uniform) -> list[Part]:
-    """Draw a crescent."""
+    """Draw the toy shape of a crescent; `uniform` draws its proportions."""
     # The inner arc passes through the two tips of the outer one and has its own centre.
-    tip = uniform(50, 80)
-    bite = uniform(0.15, 0.6)
-    outer = arc(0, 0, 1, 1, tip, 360 - tip, 40)
+    tip = uniform(50, 80)  # degrees
+    bite = uniform(0.15, 0.6)  # from the line of the tips to the inner arc's centre
+    outer_arc = arc(0, 0, 1, 1, tip, 360 - tip, 40)
     x = np.cos(np.radians(tip))
     y = np.sin(np.radians(tip))
-    centre = x + bite * y
+    centre = x + bite * y  # of the inner arc, on the axis
     radius = np.hypot(x - centre, y)
-    inner = np.degrees(np.arctan2(y, x - centre))
-    return [
-        filled(
-            np.concatenate(
-                [outer, arc(centre, 0, radius, radius, 360 - inner, inner, 30)]
-            )
-        )
-    ]
+    angle = np.degrees(np.arctan2(y, x - centre))  # of a tip seen from there
+    inner_arc = arc(centre, 0, radius, radius, 360 - angle, angle, 30)
+    return [filled(np.concatenate([outer_arc, inner_arc]))]
 
 
 def _cross(uniform: Uniform) -> list[Part]:
-    """Draw a cross."""
-    root = uniform(0.17, 0.34)
+    """Draw the toy shape of a cross; `uniform` draws its proportions."""
+    root = uniform(0.17, 0.34)  # half the width of an arm at the centre
     flare = uniform(0.9, 1.45)
-    long = uniform(1.0, 1.35)
-    tip = root * flare
+    longest = uniform(1.0, 1.35)  # length of the lower arm
+    tip = root * flare  # half the width of an arm at its end
     arms = []
-    for turn, reach in enumerate((1.0, long, 1.0, 1.0)):
+    for turn, length in enumerate((1.0, longest, 1.0, 1.0)):
         angle = np.radians(90 * turn)
-        spin = np.array(
+        rotation = np.array(
             [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
         )
-        arms.append(np.array([(root, -root), (reach, -tip), (reach, tip)]) @ spin)
+        arm = np.array([(root, -root), (length, -tip), (length, tip)])
+        arms.append(arm @ rotation)
     return [filled(np.concatenate(arms))]
 
 
 def _fish(uniform: Uniform) -> list[Part]:
-    """Draw a fish."""
-    height = uniform(0.36, 0.6)
-    tail = uniform(0.3, 0.52)
-    fork = uniform(0.0, 0.2)
-    narrow = uniform(0.05, 0.1)
-    x = np.linspace(0, 1, 16)
+    """Draw the toy shape of a fish; `uniform` draws its proportions."""
+    height = uniform(0.36, 0.6)  # half that of the body
+    tail = uniform(0.3, 0.52)  # half its height
+    fork = uniform(0.0, 0.2)  # depth of the cut in the tail
+    narrow = uniform(0.05, 0.1)  # half the height where the tail begins
+    x = np.linspace(0, 1, 16)  # from mouth to tail
     side = height * np.sin(np.pi * x ** uniform(0.75, 0.95)) + narrow * x
     upper = np.stack([-1 + 1.45 * x, -side], axis=1)
+    lower = (upper * (1, -1))[::-1]
     end = uniform(0.92, 1.05)
-    fin = uniform(0.12, 0.3)
+    fin = uniform(0.12, 0.3)  # its height
     return [
-        filled(np.concatenate([upper, (upper * (1, -1))[::-1]])),
+        filled(np.concatenate([upper, lower])),
         filled([(0.32, 0), (end, -tail), (end - fork, 0), (end, tail)]),
         filled([(-0.55, -height * 0.75), (-0.1, -height - fin), (0.2, -height * 0.6)]),
         painted(arc(-0.68, -height * 0.22, 0.09, 0.09, steps=12)),
@@ -205,36 +195,38 @@ def _fish(uniform: Uniform) -> list[Part]:
 
 
 def _gear(uniform: Uniform) -> list[Part]:
-    """Draw a gear."""
+    """Draw the toy shape of a gear; `uniform` draws its proportions."""
     teeth = int(uniform(7, 13))
-    root = uniform(0.68, 0.8)
-    hole = uniform(0.18, 0.42)
-    width = uniform(0.42, 0.56)
+    root = uniform(0.68, 0.8)  # radius between teeth; at their tips it is 1
+    hole = uniform(0.18, 0.42)  # its radius
+    width = uniform(0.42, 0.56)  # of a tooth at its root, in units of the pitch
     taper = uniform(0.6, 0.95)
-    pitch = 360 / teeth
+    pitch = 360 / teeth  # degrees from one tooth to the next
+    # Radius, and offset from the middle of the tooth in half pitches.
+    corners_of_tooth = (
+        (root, -width),
+        (1, -width * taper),
+        (1, width * taper),
+        (root, width),
+    )
     points = []
     for tooth in range(teeth):
-        for radius, share in (
-            (root, -width),
-            (1, -width * taper),
-            (1, width * taper),
-            (root, width),
-        ):
-            angle = np.radians(pitch * (tooth + share / 2))
+        for radius, offset in corners_of_tooth:
+            angle = np.radians(pitch * (tooth + offset / 2))
             points.append((radius * np.cos(angle), radius * np.sin(angle)))
     return [filled(points), cut_out(arc(0, 0, hole, hole, steps=24))]
 
 
 def _hammer(uniform: Uniform) -> list[Part]:
-    """Draw a hammer."""
-    grip = uniform(0.1, 0.16)
-    length = uniform(1.5, 1.8)
-    head = uniform(0.16, 0.25)
-    face = uniform(0.42, 0.6)
-    claw = uniform(0.45, 0.75)
-    droop = uniform(0.0, 0.35)
+    """Draw the toy shape of a hammer; `uniform` draws its proportions."""
+    grip = uniform(0.1, 0.16)  # half the width of the handle
+    length = uniform(1.5, 1.8)  # of the handle
+    head = uniform(0.16, 0.25)  # half its height
+    face = uniform(0.42, 0.6)  # how far the head goes to the left
+    claw = uniform(0.45, 0.75)  # and to the right
+    droop = uniform(0.0, 0.35)  # how far the claw points down
     top = -1.0
-    hold = -1.0 + length * 0.62
+    hold = -1.0 + length * 0.62  # where the painted part of the handle begins
     return [
         filled(
             [
@@ -259,7 +251,9 @@ def _hammer(uniform: Uniform) -> list[Part]:
 
 
 def _heart(uniform: Uniform) -> list[Part]:
-    """Draw a heart."""
+    """Draw the toy shape of a heart; `uniform` draws its proportions."""
+    # The heart curve x = 16 sin^3 t, y = 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, where
+    # 5 varies.
     t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     x = np.sin(t) ** 3 * uniform(0.9, 1.15)
     y = (
@@ -279,103 +273,99 @@ def _heart(uniform: Uniform) -> list[Part]:
 
 
 def _house(uniform: Uniform) -> list[Part]:
-    """Draw a house."""
-    half = uniform(0.6, 0.85)
-    eaves = uniform(0.05, 0.22)
-    roof = uniform(0.5, 0.9)
+    """Draw the toy shape of a house; `uniform` draws its proportions."""
+    half = uniform(0.6, 0.85)  # its width
+    eaves = uniform(0.05, 0.22)  # how far the roof goes beyond the walls
+    roof = uniform(0.5, 0.9)  # its height above the walls, which begin at 0
     floor = uniform(0.85, 1.2)
-    ridge = uniform(-0.2, 0.2)
-    door = uniform(0.12, 0.2)
-    side = uniform(-0.3, 0.3)
+    ridge = uniform(-0.2, 0.2)  # its place from left to right
+    door = uniform(0.12, 0.2)  # half its width
+    side = uniform(-0.3, 0.3)  # the middle of the door
     shapes = [
         filled(box(-half, 0, half, floor)),
         filled([(-half - eaves, 0.02), (ridge, -roof), (half + eaves, 0.02)]),
         painted(box(side - door, floor - uniform(0.45, 0.6), side + door, floor)),
     ]
-    if uniform(0, 1) < 0.7:
-        at = uniform(0.3, 0.45)
-        shapes.append(
-            filled(box(at, -roof * uniform(0.9, 1.1), at + uniform(0.14, 0.22), 0))
-        )
-    for x in (-half * 0.62, half * 0.62):
+    has_chimney = uniform(0, 1) < 0.7
+    if has_chimney:
+        left = uniform(0.3, 0.45)
+        top = -roof * uniform(0.9, 1.1)
+        shapes.append(filled(box(left, top, left + uniform(0.14, 0.22), 0)))
+    for x in (-half * 0.62, half * 0.62):  # a window each, unless the door is there
         if abs(x - side) > door + 0.17:
             shapes.append(painted(box(x - 0.13, 0.2, x + 0.13, 0.46)))
     return shapes
 
 
 def _key(uniform: Uniform) -> list[Part]:
-    """Draw a key."""
-    bow = uniform(0.34, 0.46)
-    squash = uniform(0.85, 1.2)
-    shaft = uniform(0.07, 0.11)
-    rim = uniform(0.45, 0.62)
+    """Draw the toy shape of a key; `uniform` draws its proportions."""
+    bow = uniform(0.34, 0.46)  # half the width of the ring that is held
+    squash = uniform(0.85, 1.2)  # its height by its width
+    shaft = uniform(0.07, 0.11)  # half its thickness
+    rim = uniform(0.45, 0.62)  # size of the hole by that of the ring
     teeth = int(uniform(2, 4))
-    bits = []
+    tooth_parts = []
     for tooth in range(teeth):
         left = 0.93 - (tooth + 1) * uniform(0.2, 0.24)
-        bits.append(filled(box(left, 0, left + 0.13, shaft + uniform(0.18, 0.34))))
+        bottom = shaft + uniform(0.18, 0.34)
+        tooth_parts.append(filled(box(left, 0, left + 0.13, bottom)))
+    hole = -0.6 - uniform(0.0, 0.06)  # its middle
     return [
         filled(arc(-0.6, 0, bow, bow * squash, steps=28)),
-        cut_out(
-            arc(-0.6 - uniform(0.0, 0.06), 0, bow * rim, bow * squash * rim, steps=20)
-        ),
+        cut_out(arc(hole, 0, bow * rim, bow * squash * rim, steps=20)),
         filled(box(-0.6 + bow * 0.9, -shaft, 1.0, shaft)),
-        *bits,
+        *tooth_parts,
     ]
 
 
 def _ladder(uniform: Uniform) -> list[Part]:
-    """Draw a ladder."""
+    """Draw the toy shape of a ladder; `uniform` draws its proportions."""
     rungs = int(uniform(4, 7.99))
-    half = uniform(0.3, 0.42)
-    rail = uniform(0.1, 0.15)
-    taper = uniform(0.65, 1.0)
-    thick = uniform(0.08, 0.12)
-    shapes = [
-        filled(ribbon([(s * half * taper, -1), (s * half, 1)], rail)) for s in (-1, 1)
-    ]
+    half = uniform(0.3, 0.42)  # the width at the feet
+    rail = uniform(0.1, 0.15)  # thickness of the two rails
+    taper = uniform(0.65, 1.0)  # width at the top by that at the feet
+    thick = uniform(0.08, 0.12)  # of the rungs
+    shapes = []
+    for side in (-1, 1):
+        rail_line = [(side * half * taper, -1), (side * half, 1)]
+        shapes.append(filled(ribbon(rail_line, rail)))
     for y in np.linspace(-0.85, 0.85, rungs):
-        width = half * (taper + (1 - taper) * (y + 1) / 2)
-        shapes.append(filled(box(-width, y - thick / 2, width, y + thick / 2)))
+        half_rung = half * (taper + (1 - taper) * (y + 1) / 2)
+        shapes.append(filled(box(-half_rung, y - thick / 2, half_rung, y + thick / 2)))
     return shapes
 
 
 def _leaf(uniform: Uniform) -> list[Part]:
-    """Draw a leaf with its veins."""
-    width = uniform(0.36, 0.58)
-    peak = uniform(0.7, 1.2)
+    """Draw the toy shape of a leaf with its veins; `uniform` draws its proportions."""
+    width = uniform(0.36, 0.58)  # half that of the leaf
+    peak = uniform(0.7, 1.2)  # below 1 the leaf is widest near its stem
     bend = uniform(-0.25, 0.25)
-    x = np.linspace(0, 1, 20)
+    x = np.linspace(0, 1, 20)  # from stem to tip
     side = width * np.sin(np.pi * x**peak)
     if uniform(0, 1) < 0.5:
         side[1:-1:2] *= uniform(0.75, 0.88)  # a serrated edge
     middle = np.stack([1.5 * x - 0.9, bend * np.sin(np.pi * x)], axis=1)
+    to_edge = np.stack([0 * x, side], 1)
+    edge = np.concatenate([middle - to_edge, (middle + to_edge)[::-1]])
     stem = np.array([(-1.25, -bend * 0.5), (-1.05, -bend * 0.2), (-0.85, 0)])
     shapes = [
-        filled(
-            np.concatenate(
-                [
-                    middle - np.stack([0 * x, side], 1),
-                    (middle + np.stack([0 * x, side], 1))[::-1],
-                ]
-            )
-        ),
+        filled(edge),
         filled(ribbon(stem, 0.09)),
         painted(ribbon(middle[:-2], 0.07, 0.03)),
     ]
-    for at in (5, 9, 13):
-        for s in (-1, 1):
-            end = middle[at] + (0.24, s * side[at + 1] * 0.75)
-            shapes.append(painted(ribbon([middle[at], end], 0.05)))
+    for index in (5, 9, 13):  # of the points where veins begin
+        for direction in (-1, 1):
+            end = middle[index] + (0.24, direction * side[index + 1] * 0.75)
+            shapes.append(painted(ribbon([middle[index], end], 0.05)))
     return shapes
 
 
 def _lightning(uniform: Uniform) -> list[Part]:
-    """Draw a flash of lightning."""
-    top = uniform(0.28, 0.42)
-    mid = uniform(0.2, 0.36)
-    drop = uniform(-0.12, 0.08)
-    lean = uniform(0.1, 0.3)
+    """Draw the toy shape of a flash of lightning; `uniform` draws its proportions."""
+    top = uniform(0.28, 0.42)  # about half the width of the upper end
+    mid = uniform(0.2, 0.36)  # how far the corners in the middle go outwards
+    drop = uniform(-0.12, 0.08)  # shift of the inner corners
+    lean = uniform(0.1, 0.3)  # of the upper end to the right
     right = [
         (lean - top * 0.6, -1),
         (lean + top, -1),
@@ -387,20 +377,20 @@ def _lightning(uniform: Uniform) -> list[Part]:
 
 
 def _mug(uniform: Uniform) -> list[Part]:
-    """Draw a mug with its handle."""
-    top = uniform(0.5, 0.68)
+    """Draw the toy shape of a mug with its handle; `uniform` draws its proportions."""
+    top = uniform(0.5, 0.68)  # half its width
     taper = uniform(0.75, 1.1)
-    height = uniform(0.6, 0.82)
-    handle = uniform(0.3, 0.44)
-    base = top * taper
-    thick = uniform(0.09, 0.15)
-    low = uniform(0.3, 0.5)
-    middle = uniform(-0.12, 0.12)
-    edge = (top + base) / 2 - 0.06
-    lip = uniform(0.06, 0.13)
+    height = uniform(0.6, 0.82)  # half that of the mug
+    handle = uniform(0.3, 0.44)  # width of its hole
+    base = top * taper  # half its width
+    thick = uniform(0.09, 0.15)  # of the handle
+    tall = uniform(0.3, 0.5)  # half the height of the handle's hole
+    middle = uniform(-0.12, 0.12)  # of the handle, from top to bottom
+    edge = (top + base) / 2 - 0.06  # where the handle begins
+    lip = uniform(0.06, 0.13)  # half the height of the ellipses at top and base
     return [
-        filled(arc(edge, middle, handle + thick, low + thick, -90, 90, 20)),
-        cut_out(arc(edge, middle, handle, low, -90, 90, 18)),
+        filled(arc(edge, middle, handle + thick, tall + thick, -90, 90, 20)),
+        cut_out(arc(edge, middle, handle, tall, -90, 90, 18)),
         filled([(-top, -height), (top, -height), (base, height), (-base, height)]),
         filled(arc(0, height, base, lip, 0, 180, 12)),
         filled(arc(0, -height, top, lip * 1.3, steps=20)),
@@ -409,24 +399,23 @@ def _mug(uniform: Uniform) -> list[Part]:
 
 
 def _ring(uniform: Uniform) -> list[Part]:
-    """Draw a ring."""
-    # the power ranges from a rounded square to a circle
-    squash = uniform(0.8, 1.0)
-    hole = uniform(0.5, 0.75)
-    power = uniform(0.65, 1.0)
+    """Draw the toy shape of a ring; `uniform` draws its proportions."""
+    squash = uniform(0.8, 1.0)  # its height by its width
+    hole = uniform(0.5, 0.75)  # size of the hole by that of the ring
+    power = uniform(0.65, 1.0)  # from a rounded square to a circle
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
-    unit = np.stack([np.cos(t), np.sin(t)], 1)
-    outer = np.sign(unit) * np.abs(unit) ** power * (1, squash)
+    circle = np.stack([np.cos(t), np.sin(t)], 1)
+    outer = np.sign(circle) * np.abs(circle) ** power * (1, squash)
     shift = (uniform(-0.06, 0.06), uniform(-0.06, 0.06))
     return [filled(outer), cut_out(outer * hole + shift)]
 
 
 def _spiral(uniform: Uniform) -> list[Part]:
-    """Draw a spiral."""
+    """Draw the toy shape of a spiral; `uniform` draws its proportions."""
     turns = uniform(1.9, 2.9)
-    width = uniform(0.15, 0.2)
-    growth = uniform(0.8, 1.05)
-    side = 1 if uniform(0, 1) < 0.5 else -1
+    width = uniform(0.15, 0.2)  # of the line at its outer end
+    growth = uniform(0.8, 1.05)  # the radius is t to this power
+    side = 1 if uniform(0, 1) < 0.5 else -1  # 1 turns clockwise
     t = np.linspace(0.06, 1, 60)
     angle = 2 * np.pi * turns * t + uniform(0, 6.28)
     path = np.stack([np.cos(angle), side * np.sin(angle)], 1) * (t[:, None] ** growth)
@@ -434,9 +423,9 @@ def _spiral(uniform: Uniform) -> list[Part]:
 
 
 def _star(uniform: Uniform) -> list[Part]:
-    """Draw a star."""
+    """Draw the toy shape of a star; `uniform` draws its proportions."""
     tips = int(uniform(5, 8.99))
-    inner = uniform(0.36, 0.55)
+    inner = uniform(0.36, 0.55)  # radius between tips, where it is 1
     angle = np.pi * np.arange(2 * tips) / tips - np.pi / 2
     radius = np.where(np.arange(2 * tips) % 2 == 0, 1.0, inner)
     points = np.stack([np.cos(angle), np.sin(angle)], 1) * radius[:, None]
@@ -447,38 +436,30 @@ def _star(uniform: Uniform) -> list[Part]:
 
 
 def _tree(uniform: Uniform) -> list[Part]:
-    """Draw a tree."""
-    trunk = uniform(0.09, 0.17)
+    """Draw the toy shape of a tree; `uniform` draws its proportions."""
+    trunk = uniform(0.09, 0.17)  # half its width
     foot = uniform(0.9, 1.1)
     shapes = [
         filled([(-trunk, 0.2), (trunk, 0.2), (trunk * 1.3, foot), (-trunk * 1.3, foot)])
     ]
     if uniform(0, 1) < 0.5:  # a conifer: tiers of triangles
         tiers = int(uniform(2, 4.99))
-        width = uniform(0.55, 0.75)
+        width = uniform(0.55, 0.75)  # half that of the lowest tier
         step = 1.5 / (tiers + 1)
         for tier in range(tiers):
             half = width * (0.5 + 0.5 * (tier + 1) / tiers)
             y = -1 + tier * step
             shapes.append(filled([(0, y), (half, y + 2 * step), (-half, y + 2 * step)]))
     else:  # a broad tree: a crown of round tufts
-        crown = uniform(0.34, 0.44)
+        crown = uniform(0.34, 0.44)  # largest radius of a tuft
         tufts = int(uniform(5, 8))
         shapes.append(filled(arc(0, -0.35, 0.45, 0.42, steps=20)))
         for tuft in range(tufts):
-            a = 2 * np.pi * tuft / tufts
+            angle = 2 * np.pi * tuft / tufts
             radius = crown * uniform(0.75, 1.0)
-            shapes.append(
-                filled(
-                    arc(
-                        0.42 * np.cos(a),
-                        -0.35 + 0.36 * np.sin(a),
-                        radius,
-                        radius,
-                        steps=16,
-                    )
-                )
-            )
+            x = 0.42 * np.cos(angle)
+            y = -0.35 + 0.36 * np.sin(angle)
+            shapes.append(filled(arc(x, y, radius, radius, steps=16)))
     shapes.append(
         painted(
             [(-trunk, 0.62), (trunk, 0.62), (trunk * 1.3, foot), (-trunk * 1.3, foot)]
@@ -492,8 +473,8 @@ def _umbrella(uniform: Uniform) -> list[Part]:
 
     The middle of the hem is at (0, 0), and y points down.
     """
-    height = uniform(0.65, 0.95)
-    pole = uniform(0.07, 0.11)
+    height = uniform(0.65, 0.95)  # of the dome
+    pole = uniform(0.07, 0.11)  # its thickness
     scallops = int(uniform(3, 6))
     hook_radius = uniform(0.15, 0.24)
     hook_side = 1 if uniform(0, 1) < 0.5 else -1  # -1 is left
@@ -531,15 +512,14 @@ OUTLINES: dict[str, Callable[[Uniform], list[Part]]] = {
 
 
 def outline(class_name: str, uniform: Uniform) -> list[Part]:
-    """Draw the polygons of one object.
+    """Draw the polygons of a toy object of a class.
 
     They are centred, and the longer side of their bounding box goes from -1 to 1.
     """
     shapes = OUTLINES[class_name](uniform)
-    everything = np.concatenate([points for role, points in shapes if role == FILL])
-    low = everything.min(axis=0)
-    high = everything.max(axis=0)
-    return [
-        Part(role, (points - (low + high) / 2) * (2 / (high - low).max()))
-        for role, points in shapes
-    ]
+    filled_points = np.concatenate([points for role, points in shapes if role == FILL])
+    low = filled_points.min(axis=0)
+    high = filled_points.max(axis=0)
+    centre = (low + high) / 2
+    scale = 2 / (high - low).max()
+    return [Part(role, (points - centre) * scale) for role, points in shapes]

@@ -45,7 +45,7 @@ DOTS_ANYWHERE = 0.02  # and that anywhere
 Colour = tuple[int, int, int]
 
 
-def _uniform(*key: object) -> Uniform:
+def _uniform_of_key(*key: object) -> Uniform:
     """Return `uniform(low, high)`, which draws uniform random numbers.
 
     They are seeded by the key's SHA-256, and the same on every machine and in all
@@ -57,7 +57,7 @@ def _uniform(*key: object) -> Uniform:
     return lambda low, high: low + (high - low) * draw()
 
 
-def _colour(hue: float, saturation: float, luma: float) -> Colour:
+def _colour_of_luma(hue: float, saturation: float, luma: float) -> Colour:
     """Return the RGB of a hue and a saturation with exactly this luma.
 
     So that contrast is known.
@@ -67,21 +67,29 @@ def _colour(hue: float, saturation: float, luma: float) -> Colour:
         saturation, luma: From 0 to 1.
     """
     pure = colorsys.hsv_to_rgb(hue % 1.0, 1.0, 1.0)
-    pure_luma = sum(weight * value for weight, value in zip(LUMA, pure))
+    pure_luma = sum(weight * channel for weight, channel in zip(LUMA, pure))
     if luma < pure_luma:  # mixed with black
-        rgb = [value * luma / pure_luma for value in pure]
+        rgb = [channel * luma / pure_luma for channel in pure]
     else:  # mixed with white
-        white = (luma - pure_luma) / (1 - pure_luma)
-        rgb = [value + (1 - value) * white for value in pure]
+        white = (luma - pure_luma) / (1 - pure_luma)  # its share
+        rgb = [channel + (1 - channel) * white for channel in pure]
+    # With less saturation, mixed with the grey of this luma.
     red, green, blue = (
-        round(255 * (luma + saturation * (value - luma))) for value in rgb
+        round(255 * (luma + saturation * (channel - luma))) for channel in rgb
     )
     return red, green, blue
 
 
 @dataclass(frozen=True)
 class _Toy:
-    """One object: its outline, its colours and the polygons of its pattern."""
+    """A toy object.
+
+    Attributes:
+        parts: The polygons of its outline and its details.
+        pattern: Polygons `(N, 2)` that are printed on it, in object coordinates.
+        body, print, detail: Colours of the object, its pattern and its details.
+        luma: That of the body, from 0 to 1.
+    """
 
     parts: list[Part]
     pattern: list[np.ndarray]
@@ -93,7 +101,7 @@ class _Toy:
 
 @dataclass(frozen=True)
 class _Patch:
-    """A polygon of the background."""
+    """A polygon on the background of a toy clip."""
 
     points: np.ndarray  # (N, 2), in units of the image (0..1)
     colour: Colour
@@ -101,12 +109,16 @@ class _Patch:
 
 @dataclass(frozen=True)
 class _Clip:
-    """One session: the background, motion and light.
+    """A toy clip: the background, motion and light.
 
     Attributes:
         ground: Colour of the background.
         clutter: What lies on it.
-        curves: Motion and light, functions of time t from 0 to 1.
+        curves: Motion and light as functions of time t from 0 to 1. "turn", "yaw" and
+            "pitch" are the object's angles in radians; "scale" is half its size, "x"
+            and "y" its place, "pan_x" and "pan_y" the shift of the background, all in
+            units of the image's side; "light" is a gain, and "slope" its change from
+            the middle to the lighter side.
         cast: `(3,)` gain of each channel.
         shade: Direction of the shading, radians.
     """
@@ -125,75 +137,79 @@ def _rotation(angle: float) -> np.ndarray:
     return np.array([[cos, sin], [-sin, cos]])
 
 
-def _circle(corners: int) -> np.ndarray:
-    """Return the angles of corners around a circle."""
+def _corner_angles(corners: int) -> np.ndarray:
+    """Return the angles of the corners of a regular polygon, in radians."""
     return np.linspace(0, 2 * math.pi, corners, endpoint=False)
 
 
-def _pattern(uniform: Uniform) -> list[np.ndarray]:
-    """Return stripes, dots, checks or no pattern, in object coordinates.
+def _pattern_polygons(uniform: Uniform) -> list[np.ndarray]:
+    """Return the polygons of stripes, dots or checks of a toy object, or no pattern.
 
-    Only the part inside the outline is visible.
+    In object coordinates; only the part inside the outline is visible.
     """
-    kind = int(uniform(0, 4))
-    pitch = uniform(0.32, 0.6)
-    turn = _rotation(uniform(0, math.pi))
-    cells = np.arange(-1.4, 1.4, pitch)
-    shape = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])
+    kind = int(uniform(0, 4))  # 0: none, 1: stripes, 2: dots, 3: checks
+    pitch = uniform(0.32, 0.6)  # from one stripe, dot or check to the next
+    rotation = _rotation(uniform(0, math.pi))
+    cells = np.arange(-1.4, 1.4, pitch)  # where columns and rows begin
+    shape = np.array([(0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0)])  # in a cell
     if kind == 0:
         return []
     if kind == 1:
         width = pitch * uniform(0.3, 0.6)
-        return [(shape * (width, 3.0) + (x, -1.5)) @ turn for x in cells]
-    dots = kind == 2
-    if dots:
-        angles = _circle(10)
+        return [(shape * (width, 3.0) + (x, -1.5)) @ rotation for x in cells]
+    are_dots = kind == 2
+    if are_dots:
+        angles = _corner_angles(10)
         points = np.stack([np.cos(angles), np.sin(angles)], 1)
         shape = points * uniform(0.22, 0.36) + 0.5
     polygons = []
     for column, x in enumerate(cells):
         for row, y in enumerate(cells):
-            if dots or (column + row) % 2:
-                polygons.append((shape * pitch + (x, y)) @ turn)
+            is_dark_check = (column + row) % 2 == 1
+            if are_dots or is_dark_check:
+                polygons.append((shape * pitch + (x, y)) @ rotation)
     return polygons
 
 
 @lru_cache(maxsize=256)
 def _toy(class_name: str, object_index: int) -> _Toy:
-    """Draw the outline, pattern and colours of an object from its own random numbers.
+    """Draw the outline, pattern and colours of a toy object from its random numbers.
 
     Pattern and details are darker than a bright body and brighter than a dark one.
     """
-    uniform = _uniform("object", class_name, object_index)
+    uniform = _uniform_of_key("object", class_name, object_index)
     # Golden-ratio steps spread hue and luma over the objects of a class, equally in
     # every class.
     hue = object_index * GOLDEN_RATIO + uniform(-0.06, 0.06)
-    step = (object_index * GOLDEN_RATIO * 3 + 0.5) % 1.0
-    luma = 0.3 + 0.4 * step + uniform(-0.04, 0.04)
+    luma_step = (object_index * GOLDEN_RATIO * 3 + 0.5) % 1.0
+    luma = 0.3 + 0.4 * luma_step + uniform(-0.04, 0.04)
     contrast = 0.11 if luma > 0.5 else -0.11
     return _Toy(
         parts=outline(class_name, uniform),
-        pattern=_pattern(uniform),
-        body=_colour(hue, uniform(0.45, 0.9), luma),
-        print=_colour(hue + uniform(-0.35, 0.35), uniform(0.4, 0.9), luma + contrast),
-        detail=_colour(
+        pattern=_pattern_polygons(uniform),
+        body=_colour_of_luma(hue, uniform(0.45, 0.9), luma),
+        print=_colour_of_luma(
+            hue + uniform(-0.35, 0.35), uniform(0.4, 0.9), luma + contrast
+        ),
+        detail=_colour_of_luma(
             hue + uniform(0.3, 0.7), uniform(0.2, 0.7), luma + 2.2 * contrast
         ),
         luma=luma,
     )
 
 
-def _curve(
+def _smooth_curve(
     uniform: Uniform, middle: float, travel: float, wobble: float
 ) -> Callable[[float], float]:
-    """Return a smooth function of t = 0..1.
+    """Return how a property of a toy clip changes with time t from 0 to 1, smoothly.
 
-    Around `middle`: a linear part (at most `travel` each way) and one slow wave.
+    It is `middle`, plus a linear part (at most `travel` each way), plus a slow wave (at
+    most `wobble` high).
     """
     slope = uniform(-travel, travel)
     height = uniform(0, wobble)
-    phase = uniform(0, 2 * math.pi)
-    cycles = uniform(0.4, 0.9)
+    phase = uniform(0, 2 * math.pi)  # of the wave
+    cycles = uniform(0.4, 0.9)  # of the wave in the clip
 
     def curve(t: float) -> float:
         wave = height * math.sin(phase + 2 * math.pi * cycles * t)
@@ -204,9 +220,9 @@ def _curve(
 
 @lru_cache(maxsize=1024)
 def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
-    """Draw background, motion and light of a clip from its own random numbers."""
+    """Draw background, motion and light of a toy clip from its random numbers."""
     luma = _toy(class_name, object_index).luma
-    uniform = _uniform("clip", class_name, object_index, session_index)
+    uniform = _uniform_of_key("clip", class_name, object_index, session_index)
     # The background is clearly darker or brighter than the object; otherwise some
     # objects would be invisible.
     luma_ranges = []
@@ -214,24 +230,24 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
         if high - low > 0.08:
             luma_ranges.append((low, high))
     low, high = luma_ranges[int(uniform(0, len(luma_ranges)))]
-    ground = uniform(low, high)
-    patches = int(uniform(9, 16))
-    clutter = [_patch(uniform, ground, low, high) for _ in range(patches)]
-    curves = {
-        "turn": _curve(uniform, uniform(-0.6, 0.6), 0.6, 0.25),
-        "yaw": _curve(uniform, uniform(-0.45, 0.45), 0.35, 0.25),
-        "pitch": _curve(uniform, uniform(-0.4, 0.4), 0.25, 0.2),
-        "scale": _curve(uniform, uniform(0.29, 0.37), 0.04, 0.03),
-        "x": _curve(uniform, 0.5, 0.09, 0.05),
-        "y": _curve(uniform, 0.5, 0.09, 0.05),
-        "pan_x": _curve(uniform, 0.0, 0.08, 0.03),
-        "pan_y": _curve(uniform, 0.0, 0.08, 0.03),
-        "light": _curve(uniform, uniform(0.65, 1.05), 0.08, 0.05),
-        "slope": _curve(uniform, uniform(0.05, 0.3), 0.05, 0.02),
+    ground = uniform(low, high)  # luma
+    n_patches = int(uniform(9, 16))
+    clutter = [_background_patch(uniform, ground, low, high) for _ in range(n_patches)]
+    curves = {  # units: see `_Clip`
+        "turn": _smooth_curve(uniform, uniform(-0.6, 0.6), 0.6, 0.25),
+        "yaw": _smooth_curve(uniform, uniform(-0.45, 0.45), 0.35, 0.25),
+        "pitch": _smooth_curve(uniform, uniform(-0.4, 0.4), 0.25, 0.2),
+        "scale": _smooth_curve(uniform, uniform(0.29, 0.37), 0.04, 0.03),
+        "x": _smooth_curve(uniform, 0.5, 0.09, 0.05),
+        "y": _smooth_curve(uniform, 0.5, 0.09, 0.05),
+        "pan_x": _smooth_curve(uniform, 0.0, 0.08, 0.03),
+        "pan_y": _smooth_curve(uniform, 0.0, 0.08, 0.03),
+        "light": _smooth_curve(uniform, uniform(0.65, 1.05), 0.08, 0.05),
+        "slope": _smooth_curve(uniform, uniform(0.05, 0.3), 0.05, 0.02),
     }
     cast = np.array([uniform(0.86, 1.12), uniform(0.9, 1.08), uniform(0.86, 1.12)])
     return _Clip(
-        ground=_colour(uniform(0, 1), uniform(0.1, 0.7), ground),
+        ground=_colour_of_luma(uniform(0, 1), uniform(0.1, 0.7), ground),
         clutter=clutter,
         curves=curves,
         cast=cast,
@@ -239,8 +255,10 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     )
 
 
-def _patch(uniform: Uniform, ground: float, low: float, high: float) -> _Patch:
-    """Draw a polygon of the background.
+def _background_patch(
+    uniform: Uniform, ground: float, low: float, high: float
+) -> _Patch:
+    """Draw a polygon on the background of a toy clip.
 
     Args:
         uniform: Random numbers; the order of the draws matters.
@@ -248,50 +266,53 @@ def _patch(uniform: Uniform, ground: float, low: float, high: float) -> _Patch:
         low, high: Range of the luma.
     """
     corners = int(uniform(3, 8))
-    stretch = uniform(0.25, 1.0)
-    size = uniform(0.06, 0.32)
-    angle = _circle(corners) + uniform(0, 2 * math.pi)
-    points = np.stack([np.cos(angle), np.sin(angle) * stretch], 1) * size
+    stretch = uniform(0.25, 1.0)  # height by width before it is turned
+    size = uniform(0.06, 0.32)  # half its width
+    angles = _corner_angles(corners) + uniform(0, 2 * math.pi)
+    points = np.stack([np.cos(angles), np.sin(angles) * stretch], 1) * size
     points = points @ _rotation(uniform(0, math.pi))
-    tone = min(max(ground + uniform(-0.18, 0.18), low), high)
+    luma = min(max(ground + uniform(-0.18, 0.18), low), high)
     points = points + np.array([uniform(-0.2, 1.2), uniform(-0.2, 1.2)])
-    return _Patch(points, _colour(uniform(0, 1), uniform(0.2, 0.9), tone))
+    return _Patch(points, _colour_of_luma(uniform(0, 1), uniform(0.2, 0.9), luma))
 
 
-def _placed(points: np.ndarray, pose: dict[str, float], pixels: int) -> np.ndarray:
-    """Convert object coordinates (N, 2) to pixels.
+def _projected(points: np.ndarray, pose: dict[str, float], pixels: int) -> np.ndarray:
+    """Convert coordinates of a toy object to pixels of the image.
 
     Yaw and pitch in mild perspective, then rotate, scale and shift.
 
     Args:
         points: `(N, 2)`.
-        pose: Values of the curves of the clip at the time of the frame.
+        pose: Values of the curves of the clip at the time of the frame, see `_Clip`.
         pixels: Side of the image.
+
+    Returns:
+        `(N, 2)` float64.
     """
-    x = points[:, 0] * math.cos(pose["yaw"])
-    y = points[:, 1] * math.cos(pose["pitch"])
-    depth = points[:, 0] * math.sin(pose["yaw"]) + points[:, 1] * math.sin(
-        pose["pitch"]
-    )
-    grow = pose["scale"] / (1 + 0.3 * depth)
+    yaw = pose["yaw"]
+    pitch = pose["pitch"]
+    x = points[:, 0] * math.cos(yaw)
+    y = points[:, 1] * math.cos(pitch)
+    depth = points[:, 0] * math.sin(yaw) + points[:, 1] * math.sin(pitch)
+    scale = pose["scale"] / (1 + 0.3 * depth)  # what is farther is smaller
     cos = math.cos(pose["turn"])
     sin = math.sin(pose["turn"])
-    across = pose["x"] + grow * (cos * x - sin * y)
-    down = pose["y"] + grow * (sin * x + cos * y)
+    across = pose["x"] + scale * (cos * x - sin * y)
+    down = pose["y"] + scale * (sin * x + cos * y)
     return np.stack([across, down], axis=1) * pixels
 
 
-def _corners(
+def _corners_in_pixels(
     polygons: Sequence[np.ndarray], to_pixels: Callable[[np.ndarray], np.ndarray]
 ) -> Iterator[list[int]]:
-    """Yield the corners x, y, x, y, ... of each polygon (N, 2) in whole pixels.
+    """Yield the corners x, y, x, y, ... of each polygon of a toy scene in whole pixels.
 
     Points of all polygons are converted at once, in half the time. They are rounded
     here because Pillow truncates, which would show differences in the last bit between
     machines.
 
     Args:
-        polygons: Points of each polygon, in any coordinates.
+        polygons: Points `(N, 2)` of each polygon, in any coordinates.
         to_pixels: Converts `(N, 2)` points to pixels of the image.
     """
     points = np.concatenate([np.empty((0, 2)), *polygons])
@@ -300,18 +321,23 @@ def _corners(
         yield list(islice(numbers, polygon.size))
 
 
-def _lit(image: Image.Image, clip: _Clip, pose: dict[str, float]) -> Image.Image:
-    """Apply brightness, colour cast and shading from side to side.
+def _lit_image(image: Image.Image, clip: _Clip, pose: dict[str, float]) -> Image.Image:
+    """Apply brightness, colour cast and shading from side to side to a toy scene.
 
     In integers, to be the same on every machine.
+
+    Args:
+        image: The scene without light, square RGB.
+        clip: The clip, whose shading and colour cast are applied.
+        pose: Values of the curves of the clip at the time of the frame, see `_Clip`.
     """
     line = np.linspace(-1, 1, image.width)
     across = math.cos(clip.shade) * line[None, :]
     down = math.sin(clip.shade) * line[:, None]
-    slope = pose["slope"] * (across + down)
-    gain = pose["light"] * (1 + slope)[..., None] * clip.cast
-    gain = np.rint(np.clip(gain, 0, 1.99) * 128).astype(np.uint16)
-    pixels = np.minimum((np.asarray(image) * gain) >> 7, 255)
+    shading = pose["slope"] * (across + down)  # (H, W)
+    gain = pose["light"] * (1 + shading)[..., None] * clip.cast  # (H, W, 3)
+    gain_in_128ths = np.rint(np.clip(gain, 0, 1.99) * 128).astype(np.uint16)
+    pixels = np.minimum((np.asarray(image) * gain_in_128ths) >> 7, 255)
     return Image.fromarray(pixels.astype(np.uint8))
 
 
@@ -323,7 +349,7 @@ def render(
     size: int = SIZE,
     frames_per_clip: int = FRAMES_PER_CLIP,
 ) -> Image.Image:
-    """Draw one frame.
+    """Draw one frame of the toy shapes.
 
     The same arguments give the same image in every process and on every machine.
 
@@ -349,39 +375,45 @@ def render(
     time = frame_index / max(frames_per_clip - 1, 1)
     pose = {name: curve(time) for name, curve in clip.curves.items()}
     pixels = size * OVERSAMPLING
-    scene = _background(clip, pose, pixels)
+    scene = _background_image(clip, pose, pixels)
     surface = Image.new("RGB", scene.size, toy.body)
     mask = Image.new("L", scene.size)
-    _draw_object(toy, pose, surface, mask)
+    _draw_toy(toy, pose, surface, mask)
     # The shadow lies on the side away from the light.
     shift = SHADOW_SHIFT * pixels
     shadow = (
         round(shift * -math.cos(clip.shade)),
         round(shift * -math.sin(clip.shade)),
     )
-    # Opacity of the shadow by the mask's level: none outside of the object.
+    # Opacity of the shadow by each of 256 levels of the mask: none outside the object.
     opacity = [0] * 128 + [SHADOW_OPACITY] * 128
     scene.paste((0, 0, 0), shadow, mask.point(opacity))
     scene.paste(surface, (0, 0), mask)
-    return _lit(scene.reduce(OVERSAMPLING), clip, pose)
+    return _lit_image(scene.reduce(OVERSAMPLING), clip, pose)
 
 
-def _background(clip: _Clip, pose: dict[str, float], pixels: int) -> Image.Image:
-    """Draw the background of a clip, which moves."""
+def _background_image(clip: _Clip, pose: dict[str, float], pixels: int) -> Image.Image:
+    """Draw the background of a toy clip, which moves, as RGB.
+
+    Args:
+        clip: The clip.
+        pose: Values of the curves of the clip at the time of the frame, see `_Clip`.
+        pixels: Side of the image.
+    """
     scene = Image.new("RGB", (pixels, pixels), clip.ground)
     draw = ImageDraw.Draw(scene)
     pan = np.array([pose["pan_x"], pose["pan_y"]])
     outlines = [patch.points for patch in clip.clutter]
-    placed = _corners(outlines, lambda points: (points + pan) * pixels)
-    for corners, patch in zip(placed, clip.clutter):
+    polygons = _corners_in_pixels(outlines, lambda points: (points + pan) * pixels)
+    for corners, patch in zip(polygons, clip.clutter):
         draw.polygon(corners, fill=patch.colour)
     return scene
 
 
-def _draw_object(
+def _draw_toy(
     toy: _Toy, pose: dict[str, float], surface: Image.Image, mask: Image.Image
 ) -> None:
-    """Draw pattern and details of an object on its surface, and its outline on a mask.
+    """Draw pattern and details of a toy on its surface, and its outline on a mask.
 
     Args:
         toy: The object.
@@ -392,8 +424,8 @@ def _draw_object(
     on_surface = ImageDraw.Draw(surface)
     on_mask = ImageDraw.Draw(mask)
     outlines = [part.points for part in toy.parts]
-    corners_of_all = _corners(
-        [*toy.pattern, *outlines], lambda points: _placed(points, pose, mask.width)
+    corners_of_all = _corners_in_pixels(
+        [*toy.pattern, *outlines], lambda points: _projected(points, pose, mask.width)
     )
     polygons = list(corners_of_all)
     pattern_polygons = polygons[: len(toy.pattern)]
@@ -403,12 +435,14 @@ def _draw_object(
     for part, corners in zip(toy.parts, part_polygons, strict=True):
         if part.role == DETAIL:
             on_surface.polygon(corners, fill=toy.detail)
+        elif part.role == HOLE:
+            on_mask.polygon(corners, fill=0)
         else:
-            on_mask.polygon(corners, fill=0 if part.role == HOLE else 255)
+            on_mask.polygon(corners, fill=255)
 
 
 def check_classes(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names as a tuple.
+    """Return the names of classes of toy shapes as a tuple.
 
     Raises:
         ValueError: Unless each is known and unique; lists the known names.
@@ -418,26 +452,31 @@ def check_classes(names: Sequence[str]) -> tuple[str, ...]:
             f"classes is the single string {names!r}; give a sequence of names, e.g. "
             f"[{names!r}]."
         )
-    wrong = ""
+    problem = ""
     unknown = [name for name in names if name not in OUTLINES]
     if unknown:
-        wrong = f"does not know {unknown}"
+        problem = f"does not know {unknown}"
     elif not names or len(set(names)) < len(names):
-        wrong = f"cannot use {list(names)}: one name or more, each only once"
-    if wrong:
-        raise ValueError(f"toy_shapes {wrong}; choose from {', '.join(CLASSES)}.")
+        problem = f"cannot use {list(names)}: one name or more, each only once"
+    if problem:
+        raise ValueError(f"toy_shapes {problem}; choose from {', '.join(CLASSES)}.")
     return tuple(names)
 
 
 def as_dots(image: Image.Image, name: str) -> Image.Image:
-    """Draw white dots on black in RGB, dense where brightness changes.
+    """Draw a frame of the toy shapes as white dots on black, dense where edges are.
 
-    `name` seeds them, alike on every machine.
+    Args:
+        image: The frame.
+        name: Its path, which seeds the dots, alike on every machine.
+
+    Returns:
+        An RGB image of the same size.
     """
     brightness = np.asarray(image.convert("L"), dtype=np.float64) / 255
     edges = np.abs(np.diff(brightness, axis=0, prepend=brightness[:1]))
     edges += np.abs(np.diff(brightness, axis=1, prepend=brightness[:, :1]))
-    chance = np.clip(2 * edges, 0, DOTS_ON_EDGES) + DOTS_ANYWHERE
+    probability = np.clip(2 * edges, 0, DOTS_ON_EDGES) + DOTS_ANYWHERE
     seed = zlib.crc32(name.encode())
-    dots = np.random.default_rng(seed).random(chance.shape) < chance
+    dots = np.random.default_rng(seed).random(probability.shape) < probability
     return Image.fromarray((255 * dots).astype(np.uint8)).convert("RGB")
