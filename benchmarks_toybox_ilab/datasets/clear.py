@@ -48,14 +48,14 @@ def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layo
     Args:
         name, title, rule: See `Layout`.
         number: Number of classes.
-        classes: Pattern of their names.
+        classes: Regular expression of their names.
     """
     folder = (
         rf"(?P<folder>(?P<split>{'|'.join(SPLITS)})/labeled_images/"
         rf"(?P<bucket>{'|'.join(BUCKETS)}))"
     )
     image = rf"(?P<class_name>{classes})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png|gif)"
-    sessions = number * len(BUCKETS)
+    sessions = number * len(BUCKETS)  # of all classes
     return Layout(
         name=name,
         title=title,
@@ -115,8 +115,8 @@ def CLEARFrames(
     Raises:
         ValueError: If there is no data set or no protocol of that name.
     """
-    _check_name("data_name", data_name, LAYOUTS)
-    _check_name("evaluation_protocol", evaluation_protocol, EVALUATION)
+    _check_known("data_name", data_name, LAYOUTS)
+    _check_known("evaluation_protocol", evaluation_protocol, EVALUATION)
     root, images = LAYOUTS[data_name].find_images(root, paths)
     frames = []
     for image in images:
@@ -127,26 +127,28 @@ def CLEARFrames(
                 object_name=image["name"],
                 session=image["bucket"],
                 frame=0,
-                split=_split_of(image, evaluation_protocol),
+                split=_split_of_image(image, evaluation_protocol),
             )
         )
-    frames.sort(key=_position)
+    frames.sort(key=_row_sort_key)
     return LAYOUTS[data_name].table(frames, root)
 
 
-def _check_name(keyword: str, value: str, known: Iterable[str]) -> None:
+def _check_known(keyword: str, value: str, known: Iterable[str]) -> None:
+    """Raise ValueError if CLEAR has no such value of a keyword."""
     if value not in known:
         raise ValueError(f"unknown {keyword} {value!r}; known are {', '.join(known)}.")
 
 
-def _split_of(image: re.Match[str], evaluation_protocol: str) -> str:
+def _split_of_image(image: re.Match[str], evaluation_protocol: str) -> str:
+    """Return the split of an image of CLEAR; see `CLEARFrames`."""
     if evaluation_protocol == "streaming":
         return "train"
     return image["split"]
 
 
-def _position(frame: Frame) -> tuple[bool, int, str]:
-    """Return what rows are sorted by: training first, then by bucket."""
+def _row_sort_key(frame: Frame) -> tuple[bool, int, str]:
+    """Return what the rows of CLEAR are sorted by: training first, then by bucket."""
     return frame.split == "test", int(frame.session), frame.path
 
 
@@ -189,8 +191,8 @@ def CLEAR(
     Raises:
         ValueError: If there is no data set or no protocol of that name.
     """
-    _check_name("data_name", data_name, BENCHMARKS)
-    _check_name("evaluation_protocol", evaluation_protocol, EVALUATION)
+    _check_known("data_name", data_name, BENCHMARKS)
+    _check_known("evaluation_protocol", evaluation_protocol, EVALUATION)
     benchmark = BENCHMARKS[data_name]
     if evaluation_protocol == "streaming":
         benchmark = replace(benchmark, test_split="train")

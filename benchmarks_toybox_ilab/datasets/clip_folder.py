@@ -50,7 +50,7 @@ SHORT_SIDE = 512  # pixels; frames of larger videos are reduced
 
 @dataclass(frozen=True)
 class _Clip:
-    """A clip.
+    """A clip of the data set.
 
     Attributes:
         class_name, object_name, name: The names of its class, its object and itself.
@@ -64,7 +64,7 @@ class _Clip:
 
 
 @dataclass(frozen=True)
-class _HeldOut:
+class _HeldOutClips:
     """What is in the test split.
 
     Attributes:
@@ -137,25 +137,26 @@ def ClipFolderFrames(
             f"there is no folder {root}; give the folder of your classes, laid out as "
             f"{LAYOUT.tree}"
         )
-    ignored: Counter[str] = Counter()
-    images_of: dict[_Clip, list[Path]] = {}
-    for folder, name in _classes(root, ignored, new_class).items():
+    ignored: Counter[str] = Counter()  # numbers of files by extension
+    images_of: dict[_Clip, list[Path]] = {}  # a video has none yet
+    for folder, name in _names_of_class_folders(root, ignored, new_class).items():
         images_of |= _clips_of_class(folder, name, ignored)
     for clip in images_of:
         _check_utf8(str(clip.path.relative_to(root)), root)
     # An error of the numbers comes before videos are decoded.
-    _held_out(list(images_of), run, held_out)
-    listed = ignored_files(ignored)
-    if listed:
-        warnings.warn(printable(f"below {root} are ignored: {listed}"), stacklevel=1)
+    _choose_held_out(list(images_of), run, held_out)
+    ignored_in_words = ignored_files(ignored)
+    if ignored_in_words:
+        text = f"below {root} are ignored: {ignored_in_words}"
+        warnings.warn(printable(text), stacklevel=1)
     videos = [clip.path for clip, images in images_of.items() if not images]
-    extracted = _video_images(root, videos, fps, bad_videos)
+    extracted = _frames_of_videos(root, videos, fps, bad_videos)
     for clip, images in list(images_of.items()):
         if not images:
             images_of[clip] = extracted.get(clip.path, [])
         if not images_of[clip]:  # a video that cannot be read
             del images_of[clip]
-    test = _held_out(list(images_of), run, held_out)
+    test = _choose_held_out(list(images_of), run, held_out)
     for clip in test.divided:
         if len(images_of[clip]) == 1:
             raise FrameTableError(
@@ -166,19 +167,27 @@ def ClipFolderFrames(
             )
     frames: list[Frame] = []
     for clip, images in images_of.items():
-        first_tested = len(images)
+        first_tested = len(images)  # none
         if clip in test.clips:
             first_tested = 0
         elif clip in test.divided:
-            first_tested -= _fifth(len(images))
-        frames += _frames(clip, images, root, first_tested)
+            first_tested = len(images) - _rounded_fifth(len(images))
+        frames += _frames_of_clip(clip, images, root, first_tested)
     return FrameTable(frames, root, UprightImages(root), root.name)
 
 
-def _frames(
+def _frames_of_clip(
     clip: _Clip, images: list[Path], root: Path, first_tested: int
 ) -> list[Frame]:
-    """Return the frames of a clip; those from `first_tested` on are for testing."""
+    """Return the rows of a clip of the data set.
+
+    Args:
+        clip: The clip.
+        images: Its frames in order.
+        root: Folder of the data set, which paths are relative to.
+        first_tested: Position of the first frame of the test split; the frames before
+            it are for training.
+    """
     frames = []
     for position, image in enumerate(images):
         frames.append(
@@ -194,19 +203,21 @@ def _frames(
     return frames
 
 
-def _classes(root: Path, ignored: Counter, new_class: bool) -> dict[Path, str]:
-    """Return the class folders of a data set, and the name of the class of each.
+def _names_of_class_folders(
+    root: Path, ignored: Counter, new_class: bool
+) -> dict[Path, str]:
+    """Return the name of each class of a data set of clips, by its folder.
 
     Args:
-        root: folder of the data set.
-        ignored: counts the files that are left out, by ending.
-        new_class: take names that are nearly alike, or those of splits, as classes.
+        root: Folder of the data set.
+        ignored: Counts the files that are left out, by extension.
+        new_class: Take names that are nearly alike, or those of splits, as classes.
 
     Raises:
-        FrameTableError: there are no class folders, files lie beside them, or a name is
-            not allowed or not unique.
-        DoubtfulNameError: unless ``new_class``, names are nearly alike, or look like
-            those of splits.
+        FrameTableError: If there are no class folders, files lie beside them, or a name
+            is not allowed or not unique.
+        DoubtfulNameError: If names are nearly alike, or look like those of splits,
+            unless `new_class`.
     """
     entries = entries_of(root)
     ignored.update(entries.ignored)
@@ -220,62 +231,82 @@ def _classes(root: Path, ignored: Counter, new_class: bool) -> dict[Path, str]:
         name_of[folder] = check_name(folder.name)
     folder_of: dict[str, Path] = {}
     for folder, name in name_of.items():
-        earlier = folder_of.setdefault(name, folder)
-        if earlier is not folder:
+        first_folder = folder_of.setdefault(name, folder)
+        if first_folder is not folder:
             raise FrameTableError(
-                f"{earlier} and {folder} are both class {name!r}; rename or merge one."
+                f"{first_folder} and {folder} are both class {name!r}; rename or merge "
+                "one."
             )
     if not new_class:
-        inner = {folder.name: _folder_names(folder) for folder in name_of}
-        check_not_splits(root, inner)
+        inner_folders = {}
+        for folder in name_of:
+            inner_folders[folder.name] = _names_of_inner_folders(folder)
+        check_not_splits(root, inner_folders)
         check_near(name_of.values())
     return name_of
 
 
-def _folder_names(folder: Path) -> list[str]:
+def _names_of_inner_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in the folder of a class."""
     return [inner.name for inner in entries_of(folder).folders]
 
 
 def _check_utf8(name: str, root: Path) -> None:
-    """Raise FrameTableError if the bytes of a name below root are not UTF-8."""
-    if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+    """Raise FrameTableError if the bytes of a file name of the data set are not UTF-8.
+
+    Python reads such bytes as surrogates.
+
+    Args:
+        name: Name of a folder, or its path relative to the root.
+        root: Folder of the data set, for the message.
+    """
+    if name.isascii():
+        return
+    if any("\ud800" <= letter <= "\udfff" for letter in name):
         raise FrameTableError(
             f"the name {os.fsencode(name)!r} below {root} is not UTF-8 text; rename "
             "that folder."
         )
 
 
-def _held_out(clips: list[_Clip], run: int, held_out: int | None) -> _HeldOut:
-    """Choose what is in the test split, class by class.
+def _choose_held_out(
+    clips: list[_Clip], run: int, held_out: int | None
+) -> _HeldOutClips:
+    """Choose the clips of the test split of the data set, class by class.
 
     Args:
         clips: All clips, sorted by class and object.
         run: Number of the run.
-        held_out: Number of objects or clips of a class; None is a fifth.
+        held_out: Number of objects of each class, or of clips of its only object; None
+            is a fifth.
+
+    Raises:
+        FrameTableError: If a class has no more of them.
     """
-    chosen = _HeldOut(clips=set(), divided=[])
-    for class_name, of_class in groupby(clips, lambda clip: clip.class_name):
-        by_object = groupby(of_class, lambda clip: clip.object_name)
-        groups = [list(of_object) for _, of_object in by_object]
-        kind = "object"
+    test = _HeldOutClips(clips=set(), divided=[])
+    for class_name, clips_of_class in groupby(clips, lambda clip: clip.class_name):
+        by_object = groupby(clips_of_class, lambda clip: clip.object_name)
+        # Clips that are held out together: those of an object, or one of a sole object.
+        groups = [list(clips_of_object) for _, clips_of_object in by_object]
+        unit = "object"
         if len(groups) == 1:
             groups = [[clip] for clip in groups[0]]
-            kind = "clip"
-        number = len(groups)
-        if number == 1:
+            unit = "clip"
+        n_groups = len(groups)
+        if n_groups == 1:
             if held_out != 0:
-                chosen.divided.extend(groups[0])
+                test.divided.extend(groups[0])
             continue
-        count = _fifth(number) if held_out is None else held_out
-        if count >= number:
+        count = _rounded_fifth(n_groups) if held_out is None else held_out
+        if count >= n_groups:
             raise FrameTableError(
-                f"class {class_name!r} has {number} {kind}s, so held_out={held_out} "
+                f"class {class_name!r} has {n_groups} {unit}s, so held_out={held_out} "
                 "leaves none for training; give held_out=None to hold out a fifth, or "
-                f"at most {number - 1}, or add {kind}s."
+                f"at most {n_groups - 1}, or add {unit}s."
             )
-        for position in _held_out_positions(number, count, run):
-            chosen.clips.update(groups[position])
-    return chosen
+        for position in _held_out_positions(n_groups, count, run):
+            test.clips.update(groups[position])
+    return test
 
 
 def _held_out_positions(number: int, count: int, run: int) -> list[int]:
@@ -284,15 +315,15 @@ def _held_out_positions(number: int, count: int, run: int) -> list[int]:
     Each run goes on where the last one ended, as on a circle. When runs would repeat,
     after a few turns, the start is shifted by one, so that other neighbours follow.
     """
-    common = math.gcd(number, count)
-    runs_until_repeat = number // common
-    shift = run // runs_until_repeat % common
+    common_divisor = math.gcd(number, count)
+    runs_until_repeat = number // common_divisor
+    shift = run // runs_until_repeat % common_divisor
     start = run * count + shift
     return [position % number for position in range(start, start + count)]
 
 
-def _fifth(number: int) -> int:
-    """A fifth of a number, rounded, at least one."""
+def _rounded_fifth(number: int) -> int:
+    """Return a fifth of a number of objects, clips or frames, rounded, at least one."""
     return max(1, round(number / 5))
 
 
@@ -301,22 +332,23 @@ def held_out_of(table: FrameTable) -> dict[str, str]:
 
     Such as "2 of 9 objects: blue, red".
     """
-    return {name: _described(table, name) for name in table.classes}
+    return {name: _held_out_in_words(table, name) for name in table.classes}
 
 
-def _described(table: FrameTable, class_name: str) -> str:
-    """Say what of a class is held out: objects, clips or the last frames."""
+def _held_out_in_words(table: FrameTable, class_name: str) -> str:
+    """Say what of a class of clips is held out: objects, clips or the last frames."""
     rows = table.rows(class_name=class_name)
-    test = table.rows("test", class_name)
-    for column, kind in (
-        (table.object_name, "objects"),
-        (table.session, "clips of its one object"),
-    ):
-        number = len({column[row] for row in rows})
-        if number > 1:
-            names = list(dict.fromkeys(column[row] for row in test))
-            return f"{len(names)} of {number} {kind}: {', '.join(names)}"
-    return f"the last {len(test)} of {len(rows)} frames of its one clip"
+    test_rows = table.rows("test", class_name)
+    columns = {
+        "objects": table.object_name,
+        "clips of its one object": table.session,
+    }
+    for unit, column in columns.items():
+        count = len({column[row] for row in rows})
+        if count > 1:
+            test_names = list(dict.fromkeys(column[row] for row in test_rows))
+            return f"{len(test_names)} of {count} {unit}: {', '.join(test_names)}"
+    return f"the last {len(test_rows)} of {len(rows)} frames of its one clip"
 
 
 @dataclass(frozen=True)
@@ -338,83 +370,86 @@ def _clips_of_class(
     A video has none yet. One beside photos is left out: it is perhaps their source.
 
     Args:
-        folder: of the class, with `object/.../clip` or fewer levels below it.
-        class_name: name of the class.
-        ignored: counts the files that are left out, by ending.
+        folder: Folder of the class, with `object/.../clip` or fewer levels below it.
+        class_name: Name of the class.
+        ignored: Counts the files that are left out, by extension.
 
     Raises:
-        FrameTableError: there are no clips, or two have the same name.
+        FrameTableError: If there are no clips, or two have the same name.
     """
-    clips: dict[_Clip, list[Path]] = {}
+    images_of: dict[_Clip, list[Path]] = {}
     path_of: dict[tuple[str, str], Path] = {}  # by object and clip
 
-    def add(object_name: str, name: str, path: Path, images: list[Path]) -> None:
-        earlier = path_of.setdefault((object_name, name), path)
-        if earlier != path:
+    def add_clip(object_name: str, name: str, path: Path, images: list[Path]) -> None:
+        first_path = path_of.setdefault((object_name, name), path)
+        if first_path != path:
             raise FrameTableError(
-                f"{earlier} and {path} are both clip {name!r}; rename or remove one."
+                f"{first_path} and {path} are both clip {name!r}; rename or remove one."
             )
-        clips[_Clip(class_name, object_name, name, path)] = images
+        images_of[_Clip(class_name, object_name, name, path)] = images
 
     for inner, entries in walk(folder, _raise_unreadable, folder.parent):
         ignored.update(entries.ignored)
         # The class folder, that of the object, and the folders of the clip; a class
         # folder with images itself is one object.
-        class_folder, *inner_folders = inner.relative_to(folder.parent).parts
-        if inner_folders:
-            object_name, *of_clip = inner_folders
-        else:
-            object_name, of_clip = class_folder, []
+        object_name, *clip_folders = inner.relative_to(folder.parent).parts
+        if clip_folders:
+            object_name, *clip_folders = clip_folders
         if entries.images:
-            name = "/".join(of_clip) or inner.name
-            add(object_name, name, inner, entries.images)
+            name = "/".join(clip_folders) or inner.name
+            add_clip(object_name, name, inner, entries.images)
             ignored.update(video.suffix.lower() for video in entries.videos)
         else:
             for video in entries.videos:
-                add(object_name, "/".join([*of_clip, video.stem]), video, [])
-    if not clips:
-        listed = ignored_files(ignored)
-        but = f" (but {listed})" if listed else ""
+                name = "/".join([*clip_folders, video.stem])
+                add_clip(object_name, name, video, images=[])
+    if not images_of:
+        ignored_in_words = ignored_files(ignored)
+        but = f" (but {ignored_in_words})" if ignored_in_words else ""
         raise FrameTableError(
             f"{folder} holds no images and no videos{but}; fill it or remove it. "
             f"{_RULE}"
         )
-    ordered = sorted(clips, key=_natural_order)
-    return {clip: clips[clip] for clip in ordered}
+    ordered = sorted(images_of, key=_clip_sort_key)
+    return {clip: images_of[clip] for clip in ordered}
 
 
 def _raise_unreadable(folder: Path, error: OSError) -> None:
+    """Raise FrameTableError for a folder of clips that cannot be listed."""
     raise FrameTableError(
         f"{folder} cannot be read: {error.strerror or error}. Make it readable, or "
         "move it away."
     )
 
 
-def _natural_order(clip: _Clip) -> tuple:
+def _clip_sort_key(clip: _Clip) -> tuple:
+    """Return what the clips of a class are sorted by: object, then clip."""
     return natural_key(clip.object_name), natural_key(clip.name)
 
 
-def _video_images(
+def _frames_of_videos(
     root: Path, videos: list[Path], fps: float, bad_videos: list[str] | None
 ) -> dict[Path, list[Path]]:
-    """Return the frames of each video that can be read.
+    """Return the images of the frames of each video clip that can be read.
 
     They are extracted unless that was done before.
 
     Args:
-        root: folder of all clips.
-        videos: below it.
-        fps: frames per second.
-        bad_videos: gets a message for each video that cannot be read; `None` raises.
+        root: Folder of the data set.
+        videos: The video clips below it.
+        fps: Frames per second.
+        bad_videos: Gets a message for each video that cannot be read; None makes such a
+            video an error.
 
     Raises:
-        FrameTableError: videos cannot be read, or one was changed meanwhile.
+        FrameTableError: If videos cannot be read, or one was changed meanwhile.
     """
-    folder = root / FRAMES_FOLDER / f"{str(fps).removesuffix('.0')}fps"
+    rate = str(fps).removesuffix(".0")
+    folder = root / FRAMES_FOLDER / f"{rate}fps"
     jobs = []
     for video in videos:
-        frames = folder / video.relative_to(root)
-        jobs.append(Job(video, frames, digits=6, fps=fps, size=SHORT_SIDE))
+        frames_folder = folder / video.relative_to(root)
+        jobs.append(Job(video, frames_folder, digits=6, fps=fps, size=SHORT_SIDE))
     failures: dict[Path, str] = {}
     if not all(job.is_finished for job in jobs):
         failures = extract_many(jobs)
@@ -428,7 +463,7 @@ def _video_images(
         raise FrameTableError("\n  ".join(lines))
     if bad_videos is not None:
         bad_videos += failures.values()
-    images = {}
+    images_of = {}
     for job in jobs:
         if job.video in failures:
             continue
@@ -437,8 +472,8 @@ def _video_images(
             raise FrameTableError(
                 f"video {job.video} was changed while it was read; run the same again."
             )
-        images[job.video] = [job.folder / name for name in names]
-    return images
+        images_of[job.video] = [job.folder / name for name in names]
+    return images_of
 
 
 BENCHMARK = register(

@@ -80,12 +80,14 @@ PATTERN = re.compile(
 )
 
 
-def _key(image: re.Match[str]) -> tuple | None:
+def _key_of_image(image: re.Match[str]) -> tuple | None:
+    """Return class, object, session and frame of an image of CORe50; None if unused."""
     frame = int(image["frame"])
     if frame not in FRAMES:
         return None
     number = int(image["object"])
-    return CLASSES[(number - 1) // OBJECTS], number, image["session"], frame
+    class_name = CLASSES[(number - 1) // OBJECTS]  # objects count class by class
+    return class_name, number, image["session"], frame
 
 
 LAYOUT = Layout(
@@ -98,7 +100,7 @@ LAYOUT = Layout(
     folders=SESSIONS,
     rule="SS is the session, OO the object of the folders, in two digits each, and FFF "
     "a frame from 000 to 299",
-    key=_key,
+    key=_key_of_image,
     needs_all_folders=False,
     inner_folders=("core50_128x128", "core50/core50_128x128"),
     counts={"classes": 10, "train": 6_000, "test": 2_250},
@@ -126,7 +128,8 @@ def CORe50Frames(
         for number, clips in sorted(objects.items()):
             for session in SESSIONS:
                 split = "test" if session in TEST_SESSIONS else "train"
-                for frame, path in sorted(clips.get(session, {}).items()):
+                path_of_frame = clips.get(session, {})
+                for frame, path in sorted(path_of_frame.items()):
                     frames.append(
                         Frame(path, class_name, f"o{number}", session, frame, split)
                     )
@@ -190,13 +193,13 @@ def CORe50ListedFrames(
     """
     if whole_number("run", run, 0) > 9:
         raise ValueError(f"run is {run}, but CORe50 publishes the runs 0 to 9.")
-    folder, batches = LISTS[scenario]
+    folder, batches = LISTS[scenario]  # of the lists, and how many experiences
     root = Path(root)
     if not (root / folder).is_dir() and (root / "core50" / folder).is_dir():
         root = root / "core50"
     images = root / (MINI if mini else IMAGES)
-    needed = (root / folder, images)
-    missing = [str(path) for path in needed if not path.is_dir()]
+    needed_folders = (root / folder, images)
+    missing = [str(path) for path in needed_folders if not path.is_dir()]
     if missing:
         archives = ", ".join(url for url, _ in LISTS_ARCHIVES)
         raise FrameTableError(
@@ -205,7 +208,7 @@ def CORe50ListedFrames(
             "by side, as download=True does."
         )
 
-    def names(image: re.Match[str], label: int, line: int) -> Listed:
+    def listed_image(image: re.Match[str], label: int, line: int) -> Listed:
         # Objects o1 to o50 are numbered class by class.
         number = int(image["object"])
         class_index, index_in_class = divmod(number - 1, OBJECTS)
@@ -220,7 +223,7 @@ def CORe50ListedFrames(
         batches=batches,
         pattern=PATTERN,
         example="s1/o3/C_01_03_010.png 2",
-        names=names,
+        names=listed_image,
         labelled=object_lvl,
     )
     return FrameTable(
@@ -289,7 +292,7 @@ def CORe50(
         )
     root = cast(Path, BENCHMARK.resolve_root(dataset_root))
     if download:
-        _download_lists(root, scenario, mini)
+        _download_missing(root, scenario, mini)
     listed = Benchmark(
         LAYOUT,
         CORe50ListedFrames,
@@ -303,13 +306,22 @@ def CORe50(
     return listed.stream(root, arguments, **host)
 
 
-def _download_lists(root: Path, scenario: str, mini: bool) -> None:
-    """Download images and lists whose folders are not there."""
-    archives = {IMAGES: (LAYOUT.url, LAYOUT.md5)}
+def _download_missing(root: Path, scenario: str, mini: bool) -> None:
+    """Download the images of CORe50 and the official lists, unless they are there.
+
+    Args:
+        root: Folder of the data set.
+        scenario: A key of `LISTS`.
+        mini: Whether to download the images of 32 x 32 pixels.
+    """
+    archives = {IMAGES: (LAYOUT.url, LAYOUT.md5)}  # by the folder that they make
     if mini:
         archives = {MINI: MINI_ARCHIVE}
-    folder, _ = LISTS[scenario]
-    archives[folder] = LISTS_ARCHIVES[scenario.startswith("nicv2")]
+    lists_folder, _ = LISTS[scenario]
+    lists_archive, nicv2_archive = LISTS_ARCHIVES
+    if scenario.startswith("nicv2"):
+        lists_archive = nicv2_archive
+    archives[lists_folder] = lists_archive
     for folder, (url, md5) in archives.items():
         if not (root / folder).is_dir():
             registry.download_whole(url, md5, root)

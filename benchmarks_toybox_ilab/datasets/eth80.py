@@ -32,7 +32,8 @@ LARGEST_NUMBER = 14
 TEST_OBJECTS = 2  # per class and run
 
 
-def _key(image: re.Match[str]) -> tuple:
+def _key_of_image(image: re.Match[str]) -> tuple:
+    """Return class, object, ring of views and azimuth of an image of ETH-80."""
     return (*image.group("class_name", "object", "ring"), int(image["azimuth"]))
 
 
@@ -50,7 +51,7 @@ LAYOUT = Layout(
     ignored=re.compile("[^/]+/maps/.*"),  # the masks of the original distribution
     rule=f"an object is a class ({', '.join(CLASSES)}) and a number, EEE its polar "
     "angle and AAA the azimuth in three digits each",
-    key=_key,
+    key=_key_of_image,
     folders=tuple(
         f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)
     ),
@@ -83,35 +84,35 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     run = whole_number("run", run, 0)
     root, images = LAYOUT.find_images(root)
     frames = []
-    for class_name, views in LAYOUT.clips(images).items():
-        objects = sorted(views, key=natural_key)
+    for class_name, rings_of_object in LAYOUT.clips(images).items():
+        objects = sorted(rings_of_object, key=natural_key)
         if len(objects) <= TEST_OBJECTS:
             raise FrameTableError(
                 f"class {class_name!r} in {root} has only {len(objects)} objects "
                 f"({', '.join(objects)}), but {TEST_OBJECTS} are held out and at least "
                 "one must remain for training; complete the data."
             )
-        held_out = _held_out(objects, run)
+        held_out = _test_objects(objects, run)
         for name in objects:
             split = "test" if name in held_out else "train"
-            for ring, files in sorted(views[name].items()):
-                for azimuth, path in sorted(files.items()):
+            for ring, path_of_azimuth in sorted(rings_of_object[name].items()):
+                for azimuth, path in sorted(path_of_azimuth.items()):
                     frames.append(Frame(path, class_name, name, ring, azimuth, split))
     return LAYOUT.table(frames, root)
 
 
-def _held_out(objects: list[str], run: int) -> set[str]:
-    """Return the two test objects of a class in a run.
+def _test_objects(objects: list[str], run: int) -> set[str]:
+    """Return the names of the two test objects of a class of ETH-80 in a run.
 
     In runs 0 to 4 they are neighbours, each object once; in runs 5 to 9 they are half
     the number of objects apart. Then the runs repeat.
     """
-    split = run % 10
-    if split < 5:
-        first = 2 * split
+    split_number = run % 10
+    if split_number < 5:
+        first = 2 * split_number
         second = first + 1
     else:
-        first = split - 5
+        first = split_number - 5
         second = first + len(objects) // 2
     return {objects[first % len(objects)], objects[second % len(objects)]}
 

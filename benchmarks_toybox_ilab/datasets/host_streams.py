@@ -47,7 +47,7 @@ class HostImages:
         Raises:
             ValueError: If a tensor is outside that range, as normalised ones are.
         """
-        experience, _, position = path.rpartition("/")
+        experience, _, position = path.rpartition("/")  # "train/3" and "17"
         image = self.datasets[experience][int(position)][0]
         if isinstance(image, Image.Image):
             return image
@@ -84,10 +84,10 @@ def frames_of(benchmark: Any, name: str = "avalanche") -> FrameTable:
     frames = []
     for split in SPLITS:
         for number, experience in enumerate(getattr(benchmark, f"{split}_stream")):
-            data = experience.dataset
-            raw = data.replace_current_transform_group((None, None))
-            datasets[f"{split}/{number}"] = raw
-            for position, label in enumerate(data.targets):
+            dataset = experience.dataset
+            untransformed = dataset.replace_current_transform_group((None, None))
+            datasets[f"{split}/{number}"] = untransformed
+            for position, label in enumerate(dataset.targets):
                 frames.append(
                     Frame(
                         path=f"{split}/{number}/{position}",
@@ -115,14 +115,14 @@ def from_capymoa(scenario: Any) -> Any:
     from avalanche.benchmarks import dataset_benchmark
     from torch.utils.data import Subset
 
-    def labelled(task: Any) -> Any:
+    def with_targets(task: Any) -> Any:
         dataset: Any = Subset(task, range(len(task)))
         dataset.targets = [int(label) for _, label in task]
         return dataset
 
     return dataset_benchmark(
-        train_datasets=list(map(labelled, scenario.train_tasks)),
-        test_datasets=list(map(labelled, scenario.test_tasks)),
+        train_datasets=list(map(with_targets, scenario.train_tasks)),
+        test_datasets=list(map(with_targets, scenario.test_tasks)),
     )
 
 
@@ -140,19 +140,19 @@ def host_benchmark(name: str) -> Benchmark:
     """
     generator, _, text = name.removeprefix(PREFIX).partition(":")
     arguments = []
-    for pair in filter(None, text.split(",")):
-        key, equals, value = pair.partition("=")
+    for assignment in filter(None, text.split(",")):
+        key, equals, value = assignment.partition("=")
         if not key or not equals:
-            raise _no_name(name)
+            raise _bad_name_error(name)
         arguments.append((key, value))
     if not generator:
-        raise _no_name(name)
+        raise _bad_name_error(name)
     layout = Layout(
         name, f"Avalanche's {generator}", tree="", source="avalanche.benchmarks.classic"
     )
     return Benchmark(
         layout,
-        partial(_frames, name, generator, tuple(arguments)),
+        partial(_frames_of_generator, name, generator, tuple(arguments)),
         classes_per_experience=None,
         batch_size=21,
         budget_images=15,
@@ -160,7 +160,8 @@ def host_benchmark(name: str) -> Benchmark:
     )
 
 
-def _no_name(name: str) -> ValueError:
+def _bad_name_error(name: str) -> ValueError:
+    """Return the error for a benchmark's name that is not of Avalanche's generators."""
     return ValueError(
         f"benchmark {name!r} is not {PREFIX}GENERATOR or "
         f"{PREFIX}GENERATOR:KEY=VALUE,KEY=VALUE."
@@ -168,28 +169,29 @@ def _no_name(name: str) -> ValueError:
 
 
 @cache
-def _frames(
+def _frames_of_generator(
     name: str,
     generator: str,
     arguments: tuple[tuple[str, str], ...],
     root: str | Path | None = None,
     run: int = 0,
 ) -> FrameTable:
-    """Return the frames of a stream that a generator of Avalanche makes.
+    """Return the table of the data set that a generator of Avalanche streams.
 
     Args:
-        name: of the stream, for errors.
-        generator: name of the generator in Avalanche.
-        arguments: names and values in YAML.
-        root, run: folder of the data, and number of the class order.
+        name: Name of the benchmark, for errors.
+        generator: Name of the generator in Avalanche.
+        arguments: Its arguments: names, and values in YAML.
+        root: Folder of the data.
+        run: Number of the class order.
 
     Raises:
-        ValueError: Avalanche cannot make the stream.
+        ValueError: If Avalanche cannot make the stream.
     """
     import yaml
 
-    call = _generator(generator)
-    parameters = inspect.signature(call).parameters
+    make_stream = _generator_of_avalanche(generator)
+    parameters = inspect.signature(make_stream).parameters
     defaults: dict[str, object] = {
         "train_transform": None,
         "eval_transform": None,
@@ -199,11 +201,11 @@ def _frames(
     if "run" not in parameters:
         defaults["seed"] = defaults.pop("run")
     keywords = {key: value for key, value in defaults.items() if key in parameters}
-    _check_arguments(name, parameters, {*keywords, *dict(arguments)})
+    _check_generator_arguments(name, parameters, {*keywords, *dict(arguments)})
     try:
         for key, value in arguments:
             keywords[key] = yaml.safe_load(value)
-        stream = call(**keywords)
+        stream = make_stream(**keywords)
     except (AssertionError, LookupError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
@@ -213,36 +215,37 @@ def _frames(
     return frames_of(stream, f"{name} {root or ''} {run}".strip())
 
 
-def _generator(name: str) -> Callable[..., Any]:
-    """Return the generator of Avalanche that has this name."""
+def _generator_of_avalanche(name: str) -> Callable[..., Any]:
+    """Return the generator of Avalanche that has this name, such as `CORe50`."""
     from avalanche.benchmarks import classic
 
-    known = {
-        key: value
-        for key, value in vars(classic).items()
-        if key[0].isupper() and inspect.isfunction(value)
-    }
-    if name not in known:
+    generators = {}
+    for key, function in vars(classic).items():
+        if key[0].isupper() and inspect.isfunction(function):
+            generators[key] = function
+    if name not in generators:
         raise ValueError(
-            f"Avalanche has no generator {name!r}; it has {', '.join(sorted(known))}."
+            f"Avalanche has no generator {name!r}; it has "
+            f"{', '.join(sorted(generators))}."
         )
-    return known[name]
+    return generators[name]
 
 
-def _check_arguments(
+def _check_generator_arguments(
     name: str, parameters: Mapping[str, inspect.Parameter], arguments: set[str]
 ) -> None:
-    """Raise ValueError if a generator does not take an argument, or lacks one.
+    """Raise ValueError if a generator of Avalanche lacks or does not take an argument.
 
     Args:
-        name: of the stream.
-        parameters: of the generator.
-        arguments: names of the arguments that it would get.
+        name: Name of the benchmark.
+        parameters: What the generator takes, by name.
+        arguments: Names of the arguments that it would get.
     """
     wrong = sorted(arguments - parameters.keys())
     if not wrong:
         for key, parameter in parameters.items():
-            if parameter.default is parameter.empty and key not in arguments:
+            is_needed = parameter.default is parameter.empty
+            if is_needed and key not in arguments:
                 wrong.append(key)
     if wrong:
         raise ValueError(

@@ -40,7 +40,11 @@ TEST_TRANSFORMATION = "MIX"
 STEP = 10  # use every tenth frame: 10 per second become one
 
 
-def _key(image: re.Match[str]) -> tuple | None:
+def _key_of_image(image: re.Match[str]) -> tuple | None:
+    """Return what a left image of iCubWorld shows; None for those of the other camera.
+
+    Class, object, transformation, and day with the number of the file.
+    """
     class_name, number, transformation, day, camera, frame = image.groups()
     if camera != "left":
         return None
@@ -60,7 +64,7 @@ LAYOUT = Layout(
     ),
     rule=f"the categories are {', '.join(CLASSES)}, with objects 1 to {OBJECTS} each; "
     f"the transformations are {', '.join(TRANSFORMATIONS)}",
-    key=_key,
+    key=_key_of_image,
     folders=(*PARTS, *CLASSES),
     needs_all_folders=False,
     counts={"classes": 20, "train_clips": 800, "test_clips": 200},
@@ -89,17 +93,17 @@ def ICubFrames(
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
         for number, clips in sorted(objects.items()):
-            for transformation, files in sorted(clips.items()):
+            for transformation, path_of in sorted(clips.items()):
                 split = "test" if transformation == TEST_TRANSFORMATION else "train"
-                numbers_of_day: dict[str, list[int]] = {}
-                for day, number_of_file in files:
-                    numbers_of_day.setdefault(day, []).append(number_of_file)
+                frames_of_day: dict[str, list[int]] = {}
+                for day, frame in path_of:
+                    frames_of_day.setdefault(day, []).append(frame)
                 key = None if reference else natural_key
-                first_day = min(numbers_of_day, key=key)
-                for frame in sorted(numbers_of_day[first_day])[::STEP]:
+                first_day = min(frames_of_day, key=key)
+                for frame in sorted(frames_of_day[first_day])[::STEP]:
                     frames.append(
                         Frame(
-                            path=files[first_day, frame],
+                            path=path_of[first_day, frame],
                             class_name=class_name,
                             object_name=f"{class_name}{number}",
                             session=transformation,
@@ -111,14 +115,15 @@ def ICubFrames(
 
 
 def listing_order(root: str | Path) -> list[str]:
-    """Return the categories in the order in which the system lists their folders.
+    """Return the classes of iCubWorld in the order in which a disk lists their folders.
 
     Part by part. The published code numbers the classes so, and its order of classes
     depends on the machine that holds the data.
     """
     top = LAYOUT.folder(Path(root))
+    folders = [top / name for name in PARTS]
     names: dict[str, None] = {}  # ordered, each once
-    for folder in (*(top / folder for folder in PARTS), top):
+    for folder in (*folders, top):
         if folder.is_dir():
             for name in os.listdir(folder):
                 if name in CLASSES and (folder / name).is_dir():
@@ -127,9 +132,10 @@ def listing_order(root: str | Path) -> list[str]:
 
 
 def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]] | None:
-    """Return one group in `listing_order` with `reference`, which reads the root.
+    """Return the groups of classes that `protocols.plan_stream` takes.
 
-    Otherwise None: classes are sorted by name.
+    With `reference` it is one group in `listing_order`, for which the root is read;
+    without, None: classes are sorted by name.
     """
     if not reference or table.root is None:
         return None

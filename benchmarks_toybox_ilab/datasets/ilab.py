@@ -44,7 +44,8 @@ TEST_POSITIONS = (4, 8)  # among the sessions of an object, from 1
 FRAMES = 15  # per session
 
 
-def _key(image: re.Match[str]) -> tuple | None:
+def _key_of_image(image: re.Match[str]) -> tuple | None:
+    """Return class, object, background and view of an image of iLab; None if unused."""
     class_name, *digits = image.groups("0")
     if class_name == UNUSED_CLASS:
         return None
@@ -71,7 +72,7 @@ LAYOUT = Layout(
     ignored=re.compile(rf"(?:{FOLDER}/)?test_img/.*"),
     rule="images lie in train_img or in train_img/<class>, and the classes are "
     f"{', '.join(CATEGORIES)}",
-    key=_key,
+    key=_key_of_image,
     folders=("train_img",),
     inside=True,
     inner_folders=(FOLDER,),
@@ -108,31 +109,32 @@ def ILabFrames(
     """
     root, images = LAYOUT.find_images(root, paths)
     # The draws go on from one session to the next.
-    first_view = random.Random(0).randrange if reference else None
+    draw_start = random.Random(0).randrange if reference else None
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
-        sessions_of = {}
+        sessions_of_object = {}  # the backgrounds of its sessions, by its number
         for number, sessions in sorted(objects.items()):
             long = [name for name, views in sessions.items() if len(views) >= FRAMES]
             if len(long) >= SESSIONS:
-                sessions_of[number] = sorted(long)[:SESSIONS]
-        if not sessions_of:
+                sessions_of_object[number] = sorted(long)[:SESSIONS]
+        if not sessions_of_object:
             raise FrameTableError(
                 f"class {class_name!r} in {root} has {len(objects)} objects, none with "
                 f"{SESSIONS} sessions (backgrounds) of at least {FRAMES} images, but "
                 "only such objects are used. Complete the class, or move its images "
                 "away."
             )
-        for number, backgrounds in list(sessions_of.items())[:OBJECTS]:
+        for number, backgrounds in list(sessions_of_object.items())[:OBJECTS]:
             for position, background in enumerate(backgrounds, 1):
                 object_name = f"i{number:04d}"
                 session = f"b{background:04d}"
                 views = sorted(objects[number][background].items())
-                starts = len(views) - FRAMES + 1
-                if first_view is None:
-                    start = _start(f"{class_name}/{object_name}/{session}", starts)
+                n_starts = len(views) - FRAMES + 1
+                if draw_start is None:
+                    name = f"{class_name}/{object_name}/{session}"
+                    start = _start_drawn_by_name(name, n_starts)
                 else:
-                    start = first_view(starts)
+                    start = draw_start(n_starts)
                 for frame in range(start, start + FRAMES):
                     _, path = views[frame]
                     frames.append(
@@ -148,10 +150,15 @@ def ILabFrames(
     return LAYOUT.table(frames, root)
 
 
-def _start(name: str, starts: int) -> int:
-    """Return the first image of a session, drawn from its name."""
+def _start_drawn_by_name(name: str, n_starts: int) -> int:
+    """Return the position of the first image that is used of a session of iLab.
+
+    Args:
+        name: Class, object and session, from which it is drawn.
+        n_starts: Number of positions to draw from.
+    """
     digest = hashlib.sha256(name.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % starts
+    return int.from_bytes(digest[:8], "big") % n_starts
 
 
 BENCHMARK = register(

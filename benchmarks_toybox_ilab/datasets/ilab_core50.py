@@ -45,7 +45,7 @@ LAYOUT = Layout(
 
 # The paper numbers iLab's categories from 1, including the unused one, and CORe50's
 # from 16.
-_NUMBER = {
+_CLASS_NUMBER = {
     name: number for number, name in enumerate(ilab.CATEGORIES + core50.CLASSES, 1)
 }
 
@@ -71,12 +71,12 @@ def ILabCORe50Frames(
     root = Path(root)
     if paths is None:
         root = LAYOUT.folder(root)
-        ilab_paths = None
+        ilab_paths = None  # their folders are listed
         core50_paths = None
     else:
         paths = list(paths)
-        ilab_paths = _below(ILAB, paths)
-        core50_paths = _below(CORE50, paths)
+        ilab_paths = _paths_below(ILAB, paths)
+        core50_paths = _paths_below(CORE50, paths)
     tables = (
         ILabFrames(root / ILAB, ilab_paths, reference),
         CORe50Frames(root / CORE50, core50_paths, reference),
@@ -85,15 +85,16 @@ def ILabCORe50Frames(
     for table in tables:
         frames += table.frames_below(root)
     joined = FrameTable(frames, root, name="ilab_core50")
-    balanced: list[np.ndarray] = []
+    balanced_clips: list[np.ndarray] = []  # rows of each
     for split in SPLITS:
-        balanced += _balanced_clips(joined, split, reference)
-    ordered = np.concatenate(joined.clips(np.concatenate(balanced)))
-    return FrameTable((joined[row] for row in ordered), root, name=joined.name)
+        balanced_clips += _balanced_clips(joined, split, reference)
+    clips_in_order = joined.clips(np.concatenate(balanced_clips))
+    rows = np.concatenate(clips_in_order)
+    return FrameTable((joined[row] for row in rows), root, name=joined.name)
 
 
-def _below(folder: str, paths: list[str]) -> list[str]:
-    """Return the paths in a folder, relative to it."""
+def _paths_below(folder: str, paths: list[str]) -> list[str]:
+    """Return the paths in the folder of one of the two data sets, relative to it."""
     prefix = f"{folder}/"
     return [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
 
@@ -103,10 +104,14 @@ def class_groups(table: FrameTable, reference: bool = False) -> list[list[str]]:
 
     Each in the paper's order. `reference` has no effect.
     """
-    return [_present(table, ilab.CLASSES), _present(table, core50.CLASSES)]
+    return [
+        _classes_in_table(table, ilab.CLASSES),
+        _classes_in_table(table, core50.CLASSES),
+    ]
 
 
-def _present(table: FrameTable, classes: tuple[str, ...]) -> list[str]:
+def _classes_in_table(table: FrameTable, classes: tuple[str, ...]) -> list[str]:
+    """Return those of the classes of a data set that a table has."""
     return [name for name in classes if name in table.classes]
 
 
@@ -115,34 +120,36 @@ def _balanced_clips(table: FrameTable, split: str, reference: bool) -> list[np.n
 
     Args:
         table: The frames of both data sets.
-        split: Whose clips are chosen from.
+        split: "train" or "test", whose clips are chosen from.
         reference: Choose as the published code does, see `ILabCORe50Frames`.
 
     Returns:
         Row numbers of each chosen clip.
     """
-    clips = {name: table.clips(table.rows(split, name)) for name in table.classes}
-    smallest_class = min(clips, key=lambda name: len(clips[name]))
-    count = len(clips[smallest_class])
+    clips_of_class = {}
+    for name in table.classes:
+        clips_of_class[name] = table.clips(table.rows(split, name))
+    smallest_class = min(clips_of_class, key=lambda name: len(clips_of_class[name]))
+    count = len(clips_of_class[smallest_class])
     if not count:
         raise FrameTableError(
             f"class {smallest_class!r} in {table.root} has no {split} clips, so there "
             "is nothing to balance the other classes to. Complete the class."
         )
     chosen: list[np.ndarray] = []
-    for name, clips_of_class in clips.items():
+    for name, clips in clips_of_class.items():
         if reference:
-            random = np.random.RandomState(_NUMBER[name])
-            order = random.permutation(len(clips_of_class))
-            ordered = [clips_of_class[index] for index in order]
+            generator = np.random.RandomState(_CLASS_NUMBER[name])
+            order = generator.permutation(len(clips))
+            ordered_clips = [clips[index] for index in order]
         else:
-            ordered = sorted(clips_of_class, key=lambda clip: _digest(table[clip[0]]))
-        chosen += ordered[:count]
+            ordered_clips = sorted(clips, key=lambda clip: _clip_digest(table[clip[0]]))
+        chosen += ordered_clips[:count]
     return chosen
 
 
-def _digest(frame: Frame) -> bytes:
-    """Return the SHA-256 of the name of a frame's clip."""
+def _clip_digest(frame: Frame) -> bytes:
+    """Return the SHA-256 of class, object and session, which name the frame's clip."""
     name = f"{frame.class_name}/{frame.object_name}/{frame.session}"
     return hashlib.sha256(name.encode()).digest()
 

@@ -22,8 +22,8 @@ SPLIT_OF_FOLDER = {
     "val": ("1", "test"),
     "test": ("1", "test"),
 }
-_LISTED = 20  # incomplete classes that are reported one by one
-_WORDS = {
+_MOST_LISTED = 20  # incomplete classes that are reported one by one
+_COUNTED_IN_WORDS = {
     "classes": "classes",
     "train": "training images",
     "test": "test images",
@@ -91,9 +91,14 @@ class Layout:
     md5: str = ""
 
     def find(self, root: Path, every: bool = False) -> Path | None:
-        """Return the folder of the data set, if it is there.
+        """Return the folder of the data set, or None if it is not there.
 
-        It is the root or a folder below it that holds any of `folders`, or every one.
+        It is the root or a folder below it that has any of `self.folders`, such as
+        `train` and `test`.
+
+        Args:
+            root: The folder that a user gave.
+            every: Whether it must have every one of them.
         """
         for inner_folder in ("", *self.inner_folders, self.name):
             folder = root / inner_folder
@@ -107,24 +112,25 @@ class Layout:
         return None
 
     def _folders_in(self, root: Path) -> list[str]:
-        """Return those of `folders` that a root has."""
+        """Return the names of those folders of the data set that a root has."""
         return [name for name in self.folders if (root / name).is_dir()]
 
     def folder(self, root: Path) -> Path:
-        """Return the folder of the data set, which has all that a table needs.
+        """Return the folder of the data set below a root, see `find`.
 
         Raises:
-            FrameTableError: If it is not there.
+            FrameTableError: If it is not there, or lacks one of `self.folders` where
+                the data set needs them all.
         """
         folder = self.find(root, self.needs_all_folders)
         if folder is not None and folder.is_dir():
             return folder
-        source = self.source
+        maker = self.source
         if self.pattern is not None:  # which `crumb prepare` lays out
-            source = f"`crumb prepare {self.name}`"
+            maker = f"`crumb prepare {self.name}`"
         advice = (
             f"{self.name} is laid out as {self.tree}; give that folder as root, or "
-            f"make it with {source}."
+            f"make it with {maker}."
         )
         if not root.is_dir():
             raise FrameTableError(f"there is no folder {root}. {advice}")
@@ -138,12 +144,15 @@ class Layout:
         )
 
     def images(self, paths: Iterable[str]) -> Iterator[re.Match[str]]:
-        """Yield a match of `pattern` for each image; its groups say what it shows.
+        """Yield a match of `pattern` for each image of the data set.
 
-        Files that are no images are left out.
+        Its groups say what the image shows. Files that are no images are left out.
+
+        Args:
+            paths: Files below the folder of the data set, relative to it.
 
         Raises:
-            FrameTableError: At an image that does not fit.
+            FrameTableError: At an image whose path does not fit the layout.
         """
         if self.pattern is None:
             return
@@ -151,15 +160,15 @@ class Layout:
             match = self.pattern.fullmatch(path)
             if match:
                 yield match
-            elif self._is_wrong(path):
+            elif self._is_misplaced_image(path):
                 raise FrameTableError(
                     f"image {path} does not fit the layout of {self.title}: "
                     f"{self.tree}; {self.rule}. Rename it or move it away."
                 )
 
-    def _is_wrong(self, path: str) -> bool:
-        """Whether a path without a match is an error."""
-        if not path.lower().endswith(IMAGE_EXTENSIONS) or not _seen(path):
+    def _is_misplaced_image(self, path: str) -> bool:
+        """Whether a path that does not fit the layout is an error: that of an image."""
+        if not path.lower().endswith(IMAGE_EXTENSIONS) or not _is_visible_path(path):
             return False
         return not self.ignored.fullmatch(path)
 
@@ -187,45 +196,57 @@ class Layout:
         root = Path(root)
         if paths is None:
             root = self.folder(root)
-            paths = self._files_of(root)
+            paths = self._paths_in_folder(root)
         return root, self.images(paths)
 
-    def _files_of(self, folder: Path) -> list[str]:
-        """List the files in that of `folders` which are there, or all files."""
-        names: list[str] = []
+    def _paths_in_folder(self, folder: Path) -> list[str]:
+        """List the files of the data set below its folder, relative to it.
+
+        Where it needs all of `self.folders`, other folders are not listed.
+        """
+        names = [""]  # the folder itself
         if self.needs_all_folders:
-            names = self._folders_in(folder)
+            names = self._folders_in(folder) or names
         paths: list[str] = []
-        for name in names or [""]:  # "" is the folder itself
+        for name in names:
             paths += files_below(folder, name)
         return paths
 
     def clips(self, images: Iterable[re.Match[str]]) -> Clips:
-        """Group images by what `key` returns, classes by name.
+        """Group the images of the data set by class, object and session.
+
+        Args:
+            images: Matches of `pattern`, as `images` yields them.
+
+        Returns:
+            Path of each image that is used by class, object, session and frame, which
+            are what `key` returns. Classes are sorted by name.
 
         Raises:
             FrameTableError: If two images are the same frame.
         """
         clips: Clips = {}
         for image in images:
+            path = image[0]
             key = self.key(image)
             if key is None:
                 continue
             class_name, object_name, session, frame = key
             objects = clips.setdefault(class_name, {})
-            clip = objects.setdefault(object_name, {}).setdefault(session, {})
-            if frame in clip:
+            sessions = objects.setdefault(object_name, {})
+            path_of_frame = sessions.setdefault(session, {})
+            if frame in path_of_frame:
                 raise FrameTableError(
-                    f"{image[0]} and {clip[frame]} are the same frame; keep one file "
-                    "per frame."
+                    f"{path} and {path_of_frame[frame]} are the same frame; keep one "
+                    "file per frame."
                 )
-            clip[frame] = image[0]
+            path_of_frame[frame] = path
         return dict(sorted(clips.items()))
 
     def table(
         self, frames: Sequence[Frame], root: Path, padded: bool = False
     ) -> FrameTable:
-        """Make the table of a copy of the data set.
+        """Make the frame table of a copy of the data set.
 
         Args:
             frames: The rows.
@@ -249,7 +270,7 @@ class Layout:
         paths: Iterable[str] | None = None,
         reference: bool = False,
     ) -> FrameTable:
-        """Make the table of single images in `<split>/<class>/<image>`.
+        """Make the table of a data set of single images in `<split>/<class>/<image>`.
 
         `train` is the training split in every run. Every image is a clip of its own,
         see `single_image`; rows have the order of the files. Classes may be missing.
@@ -259,7 +280,7 @@ class Layout:
         return self.table(list(map(single_image, images)), root)
 
     def unpacked_path(self, name: str) -> str | None:
-        """Return the path below the root to which a file of an archive is unpacked.
+        """Return where a file of an archive of the data set goes, below the root.
 
         The archive may have outer folders, which are left out.
 
@@ -271,7 +292,7 @@ class Layout:
         """
         if self.archived is not None:
             return self.archived(name)
-        if self.pattern is None or not _seen(name):
+        if self.pattern is None or not _is_visible_path(name):
             return None
         candidates = without_outer_folders(name)
         if any(map(self.ignored.fullmatch, candidates)):
@@ -281,82 +302,96 @@ class Layout:
     def missing(self, table: FrameTable) -> list[str]:
         """List what a table lacks of the whole data set, for who prepares a copy.
 
-        Totals that differ, and classes with less than their share.
+        A line for each total that differs, and for each class with less than its share.
         """
-        numbers = _count_by_class(table)
-        lines = self._wrong_totals(numbers)
-        incomplete = []
+        counts = _count_by_class(table)
+        lines = self._wrong_totals(counts)
+        incomplete_classes = []
         for name in self.classes or table.classes:
-            gaps = self._gaps_of_class(name, numbers)
+            gaps = self._gaps_of_class(name, counts)
             if gaps:
-                incomplete.append(f"class {name}: {', '.join(gaps)}")
-        lines += incomplete[:_LISTED]
-        if len(incomplete) > _LISTED:
-            lines.append(f"{len(incomplete) - _LISTED} more classes are incomplete")
+                incomplete_classes.append(f"class {name}: {', '.join(gaps)}")
+        lines += incomplete_classes[:_MOST_LISTED]
+        n_unlisted = len(incomplete_classes) - _MOST_LISTED
+        if n_unlisted > 0:
+            lines.append(f"{n_unlisted} more classes are incomplete")
         return [*lines, *self.lacks(table)]
 
-    def _wrong_totals(self, numbers: Mapping[tuple[str, str], int]) -> list[str]:
-        """Describe the totals that differ from `counts`.
+    def _wrong_totals(self, counts: Mapping[tuple[str, str], int]) -> list[str]:
+        """Describe the totals of a table that are not those of the whole data set.
 
         Args:
-            numbers: As `_count_by_class` returns them.
+            counts: By class and by what is counted, such as "train", "test_clips"; as
+                `_count_by_class` returns them.
         """
         totals: Counter[str] = Counter()
-        for (_, counted), number in numbers.items():
-            totals[counted] += number
+        for (_, counted), count in counts.items():
+            totals[counted] += count
         lines = []
         for counted, expected in self.counts.items():
             if totals[counted] != expected:
                 lines.append(
-                    f"{totals[counted]} {_WORDS[counted]}; {self.owner} has {expected}"
+                    f"{totals[counted]} {_COUNTED_IN_WORDS[counted]}; {self.owner} has "
+                    f"{expected}"
                 )
         return lines
 
     def _gaps_of_class(
-        self, name: str, numbers: Mapping[tuple[str, str], int]
+        self, name: str, counts: Mapping[tuple[str, str], int]
     ) -> list[str]:
-        """Describe what a class has less of than its share, where all have the same.
+        """Describe what a class of a table has less of than its share.
+
+        The share is known where the total of the data set divides evenly by its
+        classes.
 
         Args:
             name: The class.
-            numbers: As `_count_by_class` returns them.
+            counts: By class and by what is counted, such as "train", "test_clips"; as
+                `_count_by_class` returns them.
         """
+        n_classes = self.counts.get("classes", 0)
         gaps = []
         for counted, total in self.counts.items():
-            if counted == "classes" or total % self.counts["classes"]:
+            if counted == "classes" or total % n_classes:
                 continue
-            share = total // self.counts["classes"]
-            number = numbers[name, counted]
-            if number < share:
-                gaps.append(f"{number} of {share} {_WORDS[counted]}")
+            share = total // n_classes
+            count = counts[name, counted]
+            if count < share:
+                gaps.append(f"{count} of {share} {_COUNTED_IN_WORDS[counted]}")
         return gaps
 
 
 def without_outer_folders(path: str) -> list[str]:
-    """Return a path, the path without its first folder, without two, and so on."""
-    steps = path.split("/")
-    return ["/".join(steps[start:]) for start in range(len(steps))]
+    """Return the path of a data set's file without 0, 1, 2 ... of its outer folders."""
+    names = path.split("/")
+    return ["/".join(names[start:]) for start in range(len(names))]
 
 
 def _count_by_class(table: FrameTable) -> Counter[tuple[str, str]]:
-    """Count what the keys of `Layout.counts` name, by class and key."""
-    numbers = Counter((name, "classes") for name in table.classes)
-    numbers.update(zip(table.class_name, table.split))
+    """Count images, clips and sessions of a table by class and split.
+
+    Returns:
+        Numbers by class and a key of `Layout.counts`: "train", "train_clips",
+        "train_sessions", the same of "test", and 1 for "classes".
+    """
+    counts = Counter((name, "classes") for name in table.classes)
+    counts.update(zip(table.class_name, table.split))
     clips = set(zip(table.class_name, table.split, table.session, table.object_name))
     for name, split, _, _ in clips:
-        numbers[name, f"{split}_clips"] += 1
+        counts[name, f"{split}_clips"] += 1
     sessions = set(zip(table.class_name, table.split, table.session))
     for name, split, _ in sessions:
-        numbers[name, f"{split}_sessions"] += 1
-    return numbers
+        counts[name, f"{split}_sessions"] += 1
+    return counts
 
 
-def _seen(path: str) -> bool:
+def _is_visible_path(path: str) -> bool:
+    """Whether neither a file of a data set nor one of its folders is hidden."""
     return all(map(is_visible, path.split("/")))
 
 
 def single_image(image: re.Match[str], class_name: str | None = None) -> Frame:
-    """Return the row of an image that is a clip of its own.
+    """Return the row of an image of a data set that is a clip of its own.
 
     Object is the file name without extension, session "0" for training and "1" for
     testing, frame 0.
@@ -396,7 +431,7 @@ def paper_order(classes: Sequence[str]) -> Callable[..., list[list[str]] | None]
 
 @dataclass(frozen=True)
 class Listed:
-    """What an official list says of an image."""
+    """What an official list of a data set says of an image."""
 
     class_name: str
     object_name: str
@@ -449,7 +484,7 @@ def read_lists(
         file = folder / f"train_batch_{batch:02d}{ending}"
         session = f"batch{batch}"
         split = "train"
-        if batch == batches:
+        if batch == batches:  # after those of training
             file = folder / f"test{ending}"
             session = "test"
             split = "test"

@@ -50,8 +50,8 @@ _BY_NUMBER = {
 CATEGORIES = {name: count for count, names in _BY_NUMBER.items() for name in names}
 
 
-def _objects() -> Iterator[str]:
-    """Yield the names of all objects, sorted by category."""
+def _names_of_objects() -> Iterator[str]:
+    """Yield the names of all objects of OpenLORIS, such as cup_01, by category."""
     for name, count in sorted(CATEGORIES.items()):
         for number in range(1, count + 1):
             if (name, number) == ("cup", 9):
@@ -59,7 +59,7 @@ def _objects() -> Iterator[str]:
             yield f"{name}_{number:02d}"
 
 
-CLASSES = tuple(_objects())
+CLASSES = tuple(_names_of_objects())
 # in the order of the stream of all
 FACTORS = ("illumination", "occlusion", "pixel", "clutter")
 SEGMENTS = 9  # of each factor
@@ -71,7 +71,11 @@ BATCHES = 12
 LISTED = re.compile(r"[^/.\s][^\s]*/(?P<name>[^/.\s][^/\s]*)\.(?i:jpe?g|png)")
 
 
-def _key(image: re.Match[str], factors: tuple[str, ...]) -> tuple | None:
+def _key_of_image(image: re.Match[str], factors: tuple[str, ...]) -> tuple | None:
+    """Return what an image of OpenLORIS shows; None if its factor is not one of these.
+
+    Class, factor, a clip such as `train/segment3`, and name of the image.
+    """
     split, factor, segment, class_name, name = image.groups()
     if factor not in factors:
         return None
@@ -79,7 +83,12 @@ def _key(image: re.Match[str], factors: tuple[str, ...]) -> tuple | None:
 
 
 def _layout(name: str, factors: tuple[str, ...]) -> Layout:
-    """Return the layout of a protocol, which has some of the factors."""
+    """Return the layout of a stream of OpenLORIS that has some of the factors.
+
+    Args:
+        name: Name of the stream, a key of `STREAMS`.
+        factors: Its factors in order.
+    """
     sessions = len(CLASSES) * len(factors) * SEGMENTS
     return Layout(
         name=f"openloris_{name}",
@@ -94,7 +103,7 @@ def _layout(name: str, factors: tuple[str, ...]) -> Layout:
         ),
         rule=f"the factors are {', '.join(FACTORS)}; an object is one of 40 categories "
         "and its number, as in cup_10",
-        key=partial(_key, factors=factors),
+        key=partial(_key_of_image, factors=factors),
         folders=SPLITS,
         inner_folders=("openloris",),
         counts={
@@ -137,17 +146,17 @@ def OpenLORISFrames(
     layout = LAYOUTS[factor]
     root, images = layout.find_images(root, paths)
     frames = []
-    for class_name, factors in layout.clips(images).items():
-        for position, name in enumerate(STREAMS[factor]):
-            clips = factors.get(name, {})
-            for clip in sorted(clips, key=_training_first):
+    for class_name, clips_of_factor in layout.clips(images).items():
+        for position, factor_name in enumerate(STREAMS[factor]):
+            clips = clips_of_factor.get(factor_name, {})
+            for clip in sorted(clips, key=_clip_sort_key):
                 split, segment = clip.split("/segment")
                 session = f"task{SEGMENTS * position + int(segment)}"
-                files = clips[clip]
-                for frame, file in enumerate(sorted(files, key=natural_key)):
+                path_of_name = clips[clip]
+                for frame, name in enumerate(sorted(path_of_name, key=natural_key)):
                     frames.append(
                         Frame(
-                            path=files[file],
+                            path=path_of_name[name],
                             class_name=class_name,
                             object_name=class_name,
                             session=session,
@@ -158,8 +167,12 @@ def OpenLORISFrames(
     return layout.table(frames, root)
 
 
-def _training_first(clip: str) -> tuple[bool, str]:
-    """Return what the clips of an object are sorted by, such as train/segment3."""
+def _clip_sort_key(clip: str) -> tuple[bool, str]:
+    """Return what the clips of an OpenLORIS object are sorted by: training comes first.
+
+    Args:
+        clip: Split and segment, such as `train/segment3`.
+    """
     return clip.startswith("test"), clip
 
 
@@ -193,7 +206,7 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
         FrameTableError: If a list is missing, or a line of one is invalid.
     """
 
-    def names(image: re.Match[str], label: int, line: int) -> Listed:
+    def listed_image(image: re.Match[str], label: int, line: int) -> Listed:
         folder = image[0].rpartition("/")[0]
         return Listed(class_name=str(label), object_name=folder, frame=line)
 
@@ -203,7 +216,7 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
         batches=BATCHES,
         pattern=LISTED,
         example="train/cup_10/001.jpg 34",
-        names=names,
+        names=listed_image,
     )
     name = f"openloris_{MIXTURE}"
     return FrameTable(lists.frames, root, name=name, classes=lists.classes)

@@ -42,7 +42,7 @@ USERS = {
 }
 # fmt: on
 # Of a clean video, every 30th of the first 1,000 frames is taught.
-MOST = 1000
+MOST_TAUGHT = 1000
 STEP = 30
 # Frames of a clutter video; it is left out if it has fewer, and more are not used.
 LEAST_TESTED = 50
@@ -52,15 +52,16 @@ ANNOTATIONS = "annotations/test"
 ABSENT = "object_not_present_issue"
 
 
-def _key(image: re.Match[str]) -> tuple:
+def _key_of_image(image: re.Match[str]) -> tuple:
+    """Return user, object, kind of video, and video with frame of an image of ORBIT."""
     user, object_name, kind, video, frame = image.groups()
     return user, object_name, kind, (video, int(frame))
 
 
-def _archived(name: str) -> str | None:
-    """Return the path of an image or of a video's annotations below the root.
+def _unpacked_path(name: str) -> str | None:
+    """Return where an image or a video's annotations of ORBIT go, below the root.
 
-    Both archives have a folder `test`.
+    Both archives have a folder `test`. None for other files.
     """
     annotations = re.search(r"(?:^|/)test/([^/]+\.json)$", name)
     if annotations:
@@ -69,19 +70,21 @@ def _archived(name: str) -> str | None:
     return image and image[1]
 
 
-def _objects(root: Path, user: str, kind: str) -> set[str]:
-    """Return the names of a test user's objects with videos of a kind."""
+def _objects_with_videos(root: Path, user: str, kind: str) -> set[str]:
+    """Return the names of a test user's objects with videos, "clean" or "clutter"."""
     return {path.parent.name for path in root.glob(f"test/{user}/*/{kind}")}
 
 
-def _lacks(table: FrameTable) -> list[str]:
-    """List the test users without all of their objects."""
+def _incomplete_users(table: FrameTable) -> list[str]:
+    """List the test users of ORBIT without all of their objects, a line each."""
     root = cast(Path, table.root)
     lines = []
     for user, count in USERS.items():
-        complete = len(_objects(root, user, "clean") & _objects(root, user, "clutter"))
-        if complete < count:
-            lines.append(f"user {user}: {complete} of {count} objects")
+        clean = _objects_with_videos(root, user, "clean")
+        clutter = _objects_with_videos(root, user, "clutter")
+        n_complete = len(clean & clutter)
+        if n_complete < count:
+            lines.append(f"user {user}: {n_complete} of {count} objects")
     return lines
 
 
@@ -101,12 +104,12 @@ LAYOUT = Layout(
     ),
     rule=f"the test users are {', '.join(USERS)}, and the name of a frame begins with "
     "that of its video",
-    key=_key,
+    key=_key_of_image,
     folders=("test",),
     inner_folders=("orbit_benchmark_224", "orbit_benchmark"),
     owner="the data set",
-    lacks=_lacks,
-    archived=_archived,
+    lacks=_incomplete_users,
+    archived=_unpacked_path,
 )
 
 
@@ -138,73 +141,84 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
             f"unknown user {user!r}; the test users are {', '.join(users)}."
         )
     folder = LAYOUT.folder(Path(root))
-    of_user = replace(LAYOUT, folders=(f"test/{user}",))
-    folder, images = of_user.find_images(folder)
+    layout_of_user = replace(LAYOUT, folders=(f"test/{user}",))
+    folder, images = layout_of_user.find_images(folder)
     frames: list[Frame] = []
-    for object_name, kinds in LAYOUT.clips(images).get(user, {}).items():
-        clean = _frames(folder, object_name, "clean", kinds.get("clean", {}))
-        clutter = _frames(folder, object_name, "clutter", kinds.get("clutter", {}))
+    for object_name, paths_of_kind in LAYOUT.clips(images).get(user, {}).items():
+        clean_paths = paths_of_kind.get("clean", {})
+        clutter_paths = paths_of_kind.get("clutter", {})
+        clean = _frames_of_object(folder, object_name, "clean", clean_paths)
+        clutter = _frames_of_object(folder, object_name, "clutter", clutter_paths)
         if clean and clutter:
             frames += clean + clutter
     return LAYOUT.table(frames, folder)
 
 
-def _frames(
-    folder: Path, object_name: str, kind: str, files: dict[tuple[str, int], str]
+def _frames_of_object(
+    folder: Path, object_name: str, kind: str, paths: dict[tuple[str, int], str]
 ) -> list[Frame]:
-    """Return the frames of an object that are used of its videos of a kind.
+    """Return the rows of an object of ORBIT: the frames that are used of its videos.
 
     Args:
         folder: The folder of the data set.
-        object_name: The object.
-        kind: "clean" or "clutter".
-        files: Paths by video and number of the frame.
+        object_name: The object, which is its own class.
+        kind: Which of its videos: "clean" or "clutter".
+        paths: Path of each image by video and number of the frame.
     """
-    numbers_of: dict[str, list[int]] = {}
-    for video, number in sorted(files):
-        numbers_of.setdefault(video, []).append(number)
+    numbers_of_video: dict[str, list[int]] = {}
+    for video, number in sorted(paths):
+        numbers_of_video.setdefault(video, []).append(number)
     frames = []
-    for video, numbers in numbers_of.items():
+    for video, numbers in numbers_of_video.items():
         if kind == "clean":
-            numbers = numbers[:MOST:STEP]
+            numbers = numbers[:MOST_TAUGHT:STEP]
         else:
-            numbers = _tested(folder, video, numbers)
+            numbers = _drawn_test_frames(folder, video, numbers)
         for number in numbers:
-            path = files[video, number]
+            path = paths[video, number]
             frames.append(
                 Frame(path, object_name, object_name, video, number, KINDS[kind])
             )
     return frames
 
 
-def _tested(folder: Path, video: str, numbers: list[int]) -> list[int]:
-    """Draw the frames of a clutter video that are tested.
+def _drawn_test_frames(folder: Path, video: str, numbers: list[int]) -> list[int]:
+    """Draw the frames of a clutter video of ORBIT that are tested.
 
     Args:
-        folder: of the data set.
-        video: its name, which seeds the draw, so that every run tests the same.
-        numbers: of its frames.
+        folder: Folder of the data set.
+        video: Name of the video, which seeds the draw: every run tests the same.
+        numbers: Numbers of its frames.
 
     Returns:
         Numbers in ascending order; none if the object is visible in too few.
     """
-    visible = _visible(folder, video, numbers)
+    visible = _frames_with_object(folder, video, numbers)
     if len(visible) < LEAST_TESTED:
         return []
     count = min(len(visible), MOST_TESTED)
     return sorted(random.Random(video).sample(visible, count))
 
 
-def _visible(folder: Path, video: str, numbers: list[int]) -> list[int]:
-    """Return the frames of a clutter video in which the object is visible."""
+def _frames_with_object(folder: Path, video: str, numbers: list[int]) -> list[int]:
+    """Return the numbers of the frames of a clutter video that show the object.
+
+    Args:
+        folder: Folder of the data set, with the annotations.
+        video: Name of the video.
+        numbers: Numbers of its frames.
+
+    Raises:
+        FrameTableError: If the annotations are missing or damaged.
+    """
     file = folder / ANNOTATIONS / f"{video}.json"
+    visible = []
     try:
-        notes = json.loads(file.read_text(encoding="utf-8"))
-        return [
-            number
-            for number in numbers
-            if notes[f"{video}-{number:05d}.jpg"][ABSENT] is False
-        ]
+        annotations = json.loads(file.read_text(encoding="utf-8"))
+        for number in numbers:
+            if annotations[f"{video}-{number:05d}.jpg"][ABSENT] is False:
+                visible.append(number)
+        return visible
     except FileNotFoundError:
         raise FrameTableError(
             f"there is no {file}, which says where the object is visible. Unpack "

@@ -47,7 +47,12 @@ Generator = TypeVar("Generator", bound=Callable)
 
 
 def given_keywords(host: StreamKeywords, names: Iterable[str] = DRAWN) -> list[str]:
-    """Return the names of those keywords that a call gives a value."""
+    """Return the names of those keywords to which a call of a generator gives a value.
+
+    Args:
+        host: The keywords of the call.
+        names: Keywords to look for.
+    """
     return [name for name in names if host.get(name) is not None]
 
 
@@ -111,7 +116,7 @@ class Benchmark:
 
     @property
     def name(self) -> str:
-        """Name on the command line."""
+        """Name of the data set on the command line."""
         return self.files.name
 
     @property
@@ -133,7 +138,7 @@ class Benchmark:
         bad_videos: list[str] | None = None,
         new_class: bool = False,
     ) -> FrameTable:
-        """Make the table of a run.
+        """Make the frame table of the data set for a run.
 
         Args:
             root: Folder of the data set.
@@ -158,15 +163,15 @@ class Benchmark:
                 f"benchmark {self.name} reads no video files; fps={fps:g} is for "
                 "clip_folder."
             )
-        values = {
+        arguments = {
             "run": run,
             "reference": reference,
             "fps": 1.0 if fps is None else fps,
             "bad_videos": bad_videos,
             "new_class": new_class,
         }
-        options = {name: values[name] for name in self.options if name in values}
-        return self.frames(root, **options)
+        accepted = {name: arguments[name] for name in self.options if name in arguments}
+        return self.frames(root, **accepted)
 
     def stream(
         self,
@@ -176,7 +181,7 @@ class Benchmark:
         /,
         **keywords: Unpack[StreamKeywords],
     ) -> FrameBenchmark:
-        """Make the Avalanche benchmark.
+        """Make the Avalanche benchmark of the data set.
 
         Every generator does so, with these arguments and errors.
 
@@ -225,9 +230,8 @@ class Benchmark:
                 "n_experiences and classes_per_experience both divide the classes; "
                 "give one of them."
             )
-        for name in [*defaults]:
-            if keywords.get(name) is not None:
-                del defaults[name]
+        for name in given_keywords(keywords, [*defaults]):
+            del defaults[name]
         # Editors follow the keywords into make_benchmark only if no item is assigned.
         keywords.update(defaults)  # type: ignore
         order = self._order_of_host(table, keywords)
@@ -246,19 +250,23 @@ class Benchmark:
     def _order_of_host(
         self, table: FrameTable, keywords: StreamKeywords
     ) -> Sequence[int | str] | None:
-        """Return the classes in the order of a seed, where the host draws its own."""
+        """Return the classes of the data set as Avalanche orders them with a seed.
+
+        None where it orders them as those of any data set, or no seed draws them.
+
+        Args:
+            table: The frames.
+            keywords: Of the call of the generator.
+        """
         seed = keywords.get("seed")
-        is_drawn = (
-            keywords.get("fixed_class_order") is None
-            and keywords.get("shuffle", True)
-            and seed is not None
-        )
-        if self.host_order is None or not is_drawn:
+        is_fixed = keywords.get("fixed_class_order") is not None
+        is_shuffled = keywords.get("shuffle", True) and not is_fixed
+        if self.host_order is None or seed is None or not is_shuffled:
             return None
         return self.host_order(table, whole_number("seed", seed, 0))
 
     def resolve_root(self, root: str | Path | None) -> Path | None:
-        """Return the folder of the data set.
+        """Return the folder of the data set that a caller means.
 
         None stands for its folder where Avalanche keeps data; without files there is
         none.
@@ -285,29 +293,29 @@ class Benchmark:
 def _check_keywords(
     name: str, keywords: Mapping[str, object], of_generator: Iterable[str]
 ) -> None:
-    """Raise TypeError if a generator has no such keyword.
+    """Raise TypeError if a generator of a data set has no such keyword.
 
     Args:
-        name: Of the data set.
-        keywords: What was given.
+        name: Name of the data set.
+        keywords: Keywords of the call, besides those of the generator itself.
         of_generator: Keywords of the generator itself, which may be meant.
     """
     known = [*StreamKeywords.__annotations__, *of_generator]
     for keyword in keywords.keys() - StreamKeywords.__annotations__.keys():
-        near = get_close_matches(keyword, known, n=1, cutoff=0.7)
+        similar = get_close_matches(keyword, known, n=1, cutoff=0.7)
         if keyword in NOT_HERE:
             advice = f": {NOT_HERE[keyword]}."
-        elif near:
-            advice = f"; did you mean {near[0]!r}?"
+        elif similar:
+            advice = f"; did you mean {similar[0]!r}?"
         else:
             advice = f". Its keywords are {', '.join(known)}."
         raise TypeError(f"{name} has no keyword {keyword!r}{advice}")
 
 
 def download_whole(url: str, md5: str, root: Path) -> None:
-    """Download an archive to root and unpack it there.
+    """Download the archive of a data set to root and unpack it there.
 
-    All of it, or nothing if that is interrupted.
+    All of it, or nothing if that is interrupted. Folders that hold files stay.
     """
     from torchvision.datasets.utils import download_and_extract_archive
 
@@ -315,7 +323,8 @@ def download_whole(url: str, md5: str, root: Path) -> None:
     download_and_extract_archive(url, str(root), str(unfinished), md5=md5)
     for entry in unfinished.iterdir():
         target = root / entry.name
-        if not target.is_dir() or not os.listdir(target):
+        holds_files = target.is_dir() and os.listdir(target)
+        if not holds_files:
             entry.replace(target)
     shutil.rmtree(unfinished)
 

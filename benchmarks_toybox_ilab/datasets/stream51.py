@@ -86,16 +86,22 @@ class Cuts:
     def __call__(self, path: str) -> Image.Image:
         """Read the image at a path relative to the root.
 
-        It is cut to its box, `ratio` times as large, as far as the image goes.
+        It is cut to the box around its object, `ratio` times as large, as far as the
+        image goes.
         """
         image = read_image(self.root / path)
         right, left, bottom, top = self.boxes[path]
-        left, right = self._widened(left, right, image.width)
-        top, bottom = self._widened(top, bottom, image.height)
+        left, right = self._widened_side(left, right, image.width)
+        top, bottom = self._widened_side(top, bottom, image.height)
         return image.crop((left, top, right, bottom))
 
-    def _widened(self, low: float, high: float, most: int) -> tuple[int, int]:
-        """Return a side of a box `ratio` times as long, from 0 to `most` at most."""
+    def _widened_side(self, low: float, high: float, most: int) -> tuple[int, int]:
+        """Return begin and end of a side of an object's box, `ratio` times as long.
+
+        Args:
+            low, high: Begin and end of the side, in pixels.
+            most: Length of that side of the image, which is not exceeded.
+        """
         half = (high - low) * self.ratio / 2
         centre = int(low + (high - low) / 2)
         return max(int(centre - half), 0), min(int(centre + half), most)
@@ -119,7 +125,7 @@ def Stream51Frames(
     Raises:
         ValueError: If the ratio is below 1.
     """
-    return _table(root, bbox_crop=bbox_crop, ratio=ratio)
+    return _table_of_classes(root, bbox_crop=bbox_crop, ratio=ratio)
 
 
 def Stream51InstanceFrames(
@@ -139,10 +145,11 @@ def Stream51InstanceFrames(
         seed: Of the order of the videos.
         eval_num: Frames of an experience; the last may have fewer.
     """
-    table = _table(root, bbox_crop=bbox_crop, ratio=ratio)
+    table = _table_of_classes(root, bbox_crop=bbox_crop, ratio=ratio)
     videos: list[list[Frame]] = []
     for row in table.rows("train").tolist():
-        if table.frame[row] == 0 or not videos:
+        begins_video = table.frame[row] == 0
+        if begins_video or not videos:
             videos.append([])
         videos[-1].append(table[row])
     random.Random(seed).shuffle(videos)
@@ -164,7 +171,7 @@ def Stream51Novel(root: str | Path) -> FrameTable:
     rows are marked "train", which every table needs. See `Layout.find_images` for root
     and errors.
     """
-    return _table(root, novel=True)
+    return _table_of_classes(root, novel=True)
 
 
 def class_order(seed: int, classes: int = LAYOUT.counts["classes"]) -> list[int]:
@@ -177,13 +184,14 @@ def class_order(seed: int, classes: int = LAYOUT.counts["classes"]) -> list[int]
     return order
 
 
-def _host_order(table: FrameTable, seed: int) -> list[int]:
+def _order_of_avalanche(table: FrameTable, seed: int) -> list[int]:
+    """Return the labels of Stream-51 as Avalanche orders them with a seed."""
     return class_order(seed, len(table.classes))
 
 
 @dataclass(frozen=True)
-class _Entry:
-    """An entry of an official list.
+class _ListEntry:
+    """An entry of an official list of Stream-51.
 
     Attributes:
         number: Official number of the class.
@@ -200,19 +208,19 @@ class _Entry:
     frame: int = 0
 
 
-def _table(
+def _table_of_classes(
     root: str | Path,
     novel: bool = False,
     bbox_crop: bool = True,
     ratio: float = RATIO,
 ) -> FrameTable:
-    """Make the table of the known classes, or of the novel one.
+    """Make the table of the known classes of Stream-51, or of the novel one.
 
     Args:
-        root: folder of the data set.
-        novel: whether to take the images of novel classes, as one class.
-        bbox_crop: whether images are cut to the box around the object.
-        ratio: side of the cut in units of that of the box.
+        root: Folder of the data set.
+        novel: Whether to take the images of novel classes, as one class.
+        bbox_crop: Whether images are cut to the box around the object.
+        ratio: Side of the cut in units of that of the box.
     """
     if ratio < 1:
         raise ValueError(
@@ -220,24 +228,25 @@ def _table(
             "the object."
         )
     folder, images = LAYOUT.find_images(root)
-    paths = {image[0] for image in images}
-    train = list(_listed(folder, "train", paths))
+    paths = {image[0] for image in images}  # of all images
+    train = list(_entries_of_list(folder, "train", paths))
     test = []
-    for entry in _listed(folder, "test", paths):
-        if (entry.number == NOVEL) == novel:
+    for entry in _entries_of_list(folder, "test", paths):
+        is_novel = entry.number == NOVEL
+        if is_novel == novel:
             test.append(entry)
     frames = []
     if novel:
         classes = ["novel"]
         for entry in test:
-            frames.append(_test_frame(entry, "novel", "train"))
+            frames.append(_row_of_test_image(entry, "novel", "train"))
     else:
-        names = _class_names(folder, train, test)
+        names = _class_of_number(folder, train, test)
         classes = [names[number] for number in sorted(names)]
         for entry in train:
-            frames.append(_training_frame(entry, names[entry.number]))
+            frames.append(_row_of_training_image(entry, names[entry.number]))
         for entry in test:
-            frames.append(_test_frame(entry, names[entry.number], "test"))
+            frames.append(_row_of_test_image(entry, names[entry.number], "test"))
     reader = None
     if bbox_crop:
         boxes = {entry.path: entry.box for entry in (*train, *test)}
@@ -246,17 +255,23 @@ def _table(
     return FrameTable(frames, folder, reader, LAYOUT.name, classes=classes)
 
 
-def _class_names(
-    folder: Path, train: Sequence[_Entry], test: Sequence[_Entry]
+def _class_of_number(
+    folder: Path, train: Sequence[_ListEntry], test: Sequence[_ListEntry]
 ) -> dict[int, str]:
-    """Return the name of each class, which the folder of its training images gives.
+    """Return the name of each class of Stream-51 by its official number.
+
+    The folder of its training images gives it.
+
+    Args:
+        folder: Folder of the data set, for the error.
+        train, test: The entries of the two lists.
 
     Raises:
-        FrameTableError: two classes have one folder.
+        FrameTableError: If two classes have one folder.
     """
     names = {entry.number: f"class {entry.number}" for entry in test}
     for entry in train:
-        names[entry.number] = _class_name(entry.path)
+        names[entry.number] = _class_in_path(entry.path)
     if len(set(names.values())) < len(names):
         raise FrameTableError(
             f"{folder / LISTS['train']} gives two classes one folder; unpack "
@@ -265,12 +280,13 @@ def _class_names(
     return names
 
 
-def _class_name(path: str) -> str:
+def _class_in_path(path: str) -> str:
     """Return the name of the class of a training image, "bear" of train/3-bear."""
     return re.sub(r"^\d+-", "", path.split("/")[1])
 
 
-def _training_frame(entry: _Entry, class_name: str) -> Frame:
+def _row_of_training_image(entry: _ListEntry, class_name: str) -> Frame:
+    """Return the row of an image of the training list."""
     return Frame(
         path=entry.path,
         class_name=class_name,
@@ -281,7 +297,8 @@ def _training_frame(entry: _Entry, class_name: str) -> Frame:
     )
 
 
-def _test_frame(entry: _Entry, class_name: str, split: str) -> Frame:
+def _row_of_test_image(entry: _ListEntry, class_name: str, split: str) -> Frame:
+    """Return the row of an image of the test list, which is a clip of its own."""
     return Frame(
         path=entry.path,
         class_name=class_name,
@@ -292,13 +309,16 @@ def _test_frame(entry: _Entry, class_name: str, split: str) -> Frame:
     )
 
 
-def _listed(folder: Path, split: str, paths: set[str]) -> Iterator[_Entry]:
-    """Yield the entries of an official list, each checked.
+def _entries_of_list(folder: Path, split: str, paths: set[str]) -> Iterator[_ListEntry]:
+    """Yield the entries of an official list of Stream-51, each checked.
 
     Args:
         folder: The folder of the data set.
         split: "train" or "test".
         paths: The images that exist.
+
+    Raises:
+        FrameTableError: If the list or an entry is damaged, or an image is missing.
     """
     file = folder / LISTS[split]
     try:
@@ -310,33 +330,42 @@ def _listed(folder: Path, split: str, paths: set[str]) -> Iterator[_Entry]:
     if not isinstance(entries, list):
         entries = [entries]
     for position, entry in enumerate(entries):
-        if not _is_entry(entry, ENTRIES[split].count(",") + 1):
+        length = 1 + ENTRIES[split].count(",")
+        if not _is_list_entry(entry, length):
             raise FrameTableError(
                 f"entry {position} of {file} is {str(entry)[:80]}, but must be "
                 f"{ENTRIES[split]}, the box right, left, bottom and top in pixels. "
                 "Unpack it again from Stream-51.zip."
             )
-        number, *clip, _, box, path = entry
+        number, *clip_video_frame, _, box, path = entry  # none of the three in test
         if path not in paths or not path.startswith(f"{split}/"):
             raise FrameTableError(
                 f"{file} lists {path[:80]!r}, which is no image below "
                 f"{folder / split}; unpack it again."
             )
-        yield _Entry(number, path, box, *clip)
+        yield _ListEntry(number, path, box, *clip_video_frame)
 
 
-def _is_entry(entry: object, length: int) -> bool:
-    """Whether an entry of a list has numbers, a box and a path in their places."""
+def _is_list_entry(entry: object, length: int) -> bool:
+    """Whether an entry of an official list has numbers, a box and a path where it must.
+
+    Args:
+        entry: From the list, of any type.
+        length: Number of values that it must have.
+    """
     if not isinstance(entry, list) or len(entry) != length:
         return False
     *numbers, _, box, path = entry
     if not all(type(number) is int and number >= 0 for number in numbers):
         return False
-    return isinstance(path, str) and _is_box(box)
+    return isinstance(path, str) and _is_box_of_object(box)
 
 
-def _is_box(box: object) -> bool:
-    """Whether a value is a box that is not empty: right, left, bottom, top."""
+def _is_box_of_object(box: object) -> bool:
+    """Whether a value of a list is a box around an object: right, left, bottom, top.
+
+    In pixels, and not empty.
+    """
     if not isinstance(box, list) or len(box) != 4:
         return False
     if not all(type(side) in (int, float) for side in box):
@@ -352,7 +381,7 @@ BENCHMARK = register(
         classes_per_experience=1,
         batch_size=128,
         budget_images=51,
-        host_order=_host_order,
+        host_order=_order_of_avalanche,
     )
 )
 
@@ -397,7 +426,7 @@ def Stream51(
     if host.get("protocol") is None:
         host.update({"protocol": scenario})
     if eval_num is not None:
-        _check_no_effect(("classes_per_experience", "n_experiences"), host, "eval_num")
+        _check_not_given(("classes_per_experience", "n_experiences"), host, "eval_num")
         host.update({"classes_per_experience": eval_num})
     return BENCHMARK.stream(dataset_root, cuts, download, **host)
 
@@ -409,9 +438,14 @@ def _instance_stream(
     download: bool,
     host: StreamKeywords,
 ) -> FrameBenchmark:
-    """Make the stream of the scenario "instance"."""
+    """Make the stream of the scenario "instance" of Stream-51.
+
+    Args:
+        dataset_root, eval_num, download, host: See `Stream51`.
+        cuts: The arguments `bbox_crop` and `ratio` of its table.
+    """
     drawn = [name for name in DRAWN if name != "seed"]
-    _check_no_effect(drawn, host, 'scenario="instance"')
+    _check_not_given(drawn, host, 'scenario="instance"')
     benchmark = replace(
         BENCHMARK,
         frames=Stream51InstanceFrames,
@@ -420,23 +454,25 @@ def _instance_stream(
         host_order=None,
     )
     seed = host.get("seed")
+    if seed is None:
+        seed = 10
+    if eval_num is None:
+        eval_num = FRAMES
     arguments = {
         **cuts,
-        "seed": 10 if seed is None else seed,
-        "eval_num": whole_number(
-            "eval_num", FRAMES if eval_num is None else eval_num, 1
-        ),
+        "seed": seed,
+        "eval_num": whole_number("eval_num", eval_num, 1),
     }
     return benchmark.stream(dataset_root, arguments, download, **host)
 
 
-def _check_no_effect(names: Sequence[str], host: StreamKeywords, keyword: str) -> None:
-    """Raise ValueError for keywords that would have no effect beside another one.
+def _check_not_given(names: Sequence[str], host: StreamKeywords, keyword: str) -> None:
+    """Raise ValueError for keywords of a stream that have no effect beside another one.
 
     Args:
-        names: the keywords without effect.
-        host: all keywords of a call.
-        keyword: the other one.
+        names: The keywords without effect.
+        host: All keywords of a call.
+        keyword: The other one.
     """
     useless = given_keywords(host, names)
     if useless:

@@ -65,42 +65,50 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
         FrameTableError: Also if an image of `val` has no line in `val_annotations.txt`.
     """
     folder = LAYOUT.find(Path(root)) or Path(root)
-    official = (folder / "val").is_dir()
-    layout = replace(LAYOUT, folders=("train", "val" if official else "test"))
+    is_official = (folder / "val").is_dir()
+    test_folder = "val" if is_official else "test"
+    layout = replace(LAYOUT, folders=("train", test_folder))
     folder, images = layout.find_images(root)
-    classes = _annotated(folder / ANNOTATIONS) if official else {}
+    class_of_file = {}
+    if is_official:
+        class_of_file = _class_of_test_image(folder / ANNOTATIONS)
     frames = []
     for image in images:
         if image["folder"] is None:  # the annotations
             continue
         class_name = image["class_name"]
-        if class_name == "images":
+        if class_name == "images":  # a folder of all classes
             file = _file_name(image[0])
-            if file not in classes:
+            if file not in class_of_file:
                 raise FrameTableError(
                     f"image {image[0]} has no line in {ANNOTATIONS}, which gives the "
                     f"classes of the images in val/images. Unpack both from "
                     f"{FOLDER}.zip again, or remove the image."
                 )
-            class_name = classes[file]
+            class_name = class_of_file[file]
         frames.append(single_image(image, class_name))
-    frames.sort(key=_position)
+    frames.sort(key=_row_sort_key)
     return FrameTable(frames, folder, name="tiny_imagenet")
 
 
-def _position(frame: Frame) -> tuple[str, str, str]:
-    """Return what rows are sorted by, which is the same in both layouts."""
+def _row_sort_key(frame: Frame) -> tuple[str, str, str]:
+    """Return what the rows of Tiny-ImageNet are sorted by, alike in both layouts."""
     return frame.session, frame.class_name, _file_name(frame.path)
 
 
 def _file_name(path: str) -> str:
+    """Return the file name of an image of the data set."""
     return path.rpartition("/")[2]
 
 
-def _annotated(file: Path) -> dict[str, str]:
-    """Return the class of each test image by file name.
+def _class_of_test_image(file: Path) -> dict[str, str]:
+    """Return the class of each test image of Tiny-ImageNet by its file name.
 
-    From the first two columns of `val_annotations.txt`.
+    Args:
+        file: The list `val_annotations.txt`, whose first two columns they are.
+
+    Raises:
+        FrameTableError: If it is missing, or a line of it is invalid.
     """
     if not file.is_file():
         raise FrameTableError(
@@ -112,9 +120,9 @@ def _annotated(file: Path) -> dict[str, str]:
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         name, _, columns = line.partition("\t")
-        wnid = columns.partition("\t")[0]
-        valid = name and re.fullmatch("n[0-9]{8}", wnid)
-        if not valid or classes.setdefault(name, wnid) != wnid:
+        wnid = columns.partition("\t")[0]  # the class by its number in WordNet
+        is_valid = name and re.fullmatch("n[0-9]{8}", wnid)
+        if not is_valid or classes.setdefault(name, wnid) != wnid:
             raise FrameTableError(
                 f"line {number} of {file} is {line[:80]!r}, but must begin with a file "
                 "name, a tab and its one class (n and 8 digits). Unpack the file again "
@@ -124,9 +132,10 @@ def _annotated(file: Path) -> dict[str, str]:
 
 
 def _host_order(table: FrameTable, seed: int) -> list[str]:
-    """Return the classes as Avalanche draws them: it numbers them as `wnids.txt` does.
+    """Return the classes of Tiny-ImageNet as Avalanche orders them with a seed.
 
-    Without that file, which only the official layout has, they are numbered by name.
+    It numbers them as `wnids.txt` does. Without that file, which only the official
+    layout has, they are numbered by name.
     """
     names = list(table.classes)
     file = (table.root or Path()) / "wnids.txt"

@@ -58,7 +58,8 @@ _IN_WORDS = "; ".join(
 )
 
 
-def _key(image: re.Match[str]) -> tuple | None:
+def _key_of_image(image: re.Match[str]) -> tuple | None:
+    """Return class, object, session and frame of an image of Toybox; None if unused."""
     if image["session"] in UNUSED_SESSIONS:
         return None
     return (
@@ -69,10 +70,11 @@ def _key(image: re.Match[str]) -> tuple | None:
     )
 
 
-def _archived(name: str) -> str | None:
-    """Return the path of a video below the root.
+def _unpacked_video_path(name: str) -> str | None:
+    """Return where a video of an archive of Toybox goes, below the root.
 
-    Some archives lack the folder of the supercategory.
+    Some archives lack the folder of the supercategory, such as `vehicles`. None for
+    other files.
     """
     if not all(map(is_visible, name.split("/"))):
         return None
@@ -98,11 +100,11 @@ LAYOUT = Layout(
     ),
     rule=f"the classes are {_IN_WORDS}; the transforms are "
     f"{', '.join(SESSIONS + UNUSED_SESSIONS)}; frames count from 1",
-    key=_key,
+    key=_key_of_image,
     folders=("images",),
     counts={"classes": 12, "train": 36_540, "test": 15_660},
     classes=CLASSES,
-    archived=_archived,
+    archived=_unpacked_video_path,
 )
 class_groups = paper_order(CLASSES)
 
@@ -132,21 +134,22 @@ def ToyboxFrames(
     root, images = LAYOUT.find_images(root, paths)
     frames = []
     for class_name, objects in LAYOUT.clips(images).items():
-        complete = []
+        complete_objects = []  # their numbers
         for number, clips in sorted(objects.items()):
             if len(clips) == len(SESSIONS):
-                complete.append(number)
-        if not complete:
+                complete_objects.append(number)
+        if not complete_objects:
             most_clips = max(map(len, objects.values()))
             raise FrameTableError(
                 f"class {class_name!r} in {root} has {len(objects)} objects, none with "
                 f"all {len(SESSIONS)} clips (at most {most_clips}), but only objects "
                 "that have them all are used. Complete the class, or move it away."
             )
-        for number in complete[:OBJECTS]:
+        for number in complete_objects[:OBJECTS]:
             for session in SESSIONS:
                 split = "test" if session in TEST_SESSIONS else "train"
-                for frame, path in _clip(objects[number][session], reference):
+                paths = objects[number][session]
+                for frame, path in _first_frames_of_clip(paths, reference):
                     frames.append(
                         Frame(
                             path=path,
@@ -160,16 +163,17 @@ def ToyboxFrames(
     return LAYOUT.table(frames, root, reference)
 
 
-def _clip(files: dict[int, str], reference: bool) -> list[tuple[int, str]]:
-    """Return number and path of the first `FRAMES` frames of a clip, in order.
-
-    With `reference` a short clip goes on backwards, as in the paper's published code.
+def _first_frames_of_clip(
+    paths: dict[int, str], reference: bool
+) -> list[tuple[int, str]]:
+    """Return number and path of the first 15 frames of a clip of Toybox, in order.
 
     Args:
-        files: Path of each frame by its number.
-        reference: Whether it does.
+        paths: Path of each frame by its number.
+        reference: Whether a shorter clip goes on backwards from its last frame but one,
+            as in the paper's published code.
     """
-    frames = sorted(files.items())
+    frames = sorted(paths.items())
     if reference:
         last_number, _ = frames[-1]
         backwards = [path for _, path in frames[-2::-1]]
