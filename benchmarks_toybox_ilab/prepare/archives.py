@@ -96,26 +96,26 @@ def unpack(
     """
     archive = Path(archive)
     target = Path(target)
-    with _members(archive) as members, _damage_named(archive):
+    with _opened_archive(archive) as members, _damage_as_error(archive):
         chosen_members = _choose_members(members, archive, only)
         missing = []
         for member in chosen_members:
-            if not _is_unpacked(member, target):
+            if not _is_unpacked_member(member, target):
                 missing.append(member)
         _check_ratio(archive, chosen_members)
         check_room(target, _total_size(missing), f"unpacking {archive}")
         remove_abandoned(target)
-        unpacked = len(chosen_members) - len(missing)
+        n_unpacked = len(chosen_members) - len(missing)
         title = f"unpacking {archive.name}"
-        with progress(len(chosen_members), title, " files", initial=unpacked) as bar:
+        with progress(len(chosen_members), title, " files", initial=n_unpacked) as bar:
             for member in missing:
-                _write(member, target)
+                _unpack_member(member, target)
                 bar.update()
     return len(missing)
 
 
 def archives_in(source: Path) -> list[Path]:
-    """Return the source if it is an archive, or the archives directly in it.
+    """Return the archives of a download: the file itself, or those in the folder.
 
     They are in natural order; there are none if the source does not exist.
     """
@@ -134,7 +134,7 @@ def names_in(archive: Path) -> list[str]:
     Raises:
         FrameTableError: If it is no archive, or damaged.
     """
-    with _members(archive) as members, _damage_named(archive):
+    with _opened_archive(archive) as members, _damage_as_error(archive):
         names = []
         for member in members:
             if member.kind == "file":
@@ -142,13 +142,14 @@ def names_in(archive: Path) -> list[str]:
         return names
 
 
-def _is_unpacked(member: Member, target: Path) -> bool:
+def _is_unpacked_member(member: Member, target: Path) -> bool:
+    """Whether a file of an archive exists below the target with the right size."""
     path = target / member.name
     return path.exists() and path.stat().st_size == member.size
 
 
 def _total_size(members: list[Member]) -> int:
-    """Return the bytes of members when they are unpacked."""
+    """Return the bytes of the files of an archive when they are unpacked."""
     return sum(member.size for member in members)
 
 
@@ -157,7 +158,7 @@ def _check_ratio(archive: Path, members: list[Member]) -> None:
     packed = archive.stat().st_size
     unpacked = _total_size(members)
     if unpacked > max(_SMALL, MOST_RATIO * packed):
-        raise _refused(
+        raise _refused_archive_error(
             archive,
             f"{readable_size(packed)} would become {readable_size(unpacked)}, more "
             f"than {MOST_RATIO} times as much, which no images do",
@@ -165,8 +166,8 @@ def _check_ratio(archive: Path, members: list[Member]) -> None:
 
 
 @contextmanager
-def _members(archive: Path) -> Iterator[Iterator[Member]]:
-    """Open an archive, whose content tells its kind; yield its files."""
+def _opened_archive(archive: Path) -> Iterator[Iterator[Member]]:
+    """Open an archive, whose first bytes tell its kind; yield its members."""
     if not archive.is_file():
         raise FrameTableError(
             f"there is no archive {archive}; give a {', '.join(ENDINGS)} file."
@@ -174,28 +175,28 @@ def _members(archive: Path) -> Iterator[Iterator[Member]]:
     with open(archive, "rb") as file:
         start = file.read(16)
     opened: zipfile.ZipFile | tarfile.TarFile | None = None
-    with _damage_named(archive):
+    with _damage_as_error(archive):
         if start.startswith(b"PK"):
             opened = zipfile.ZipFile(archive)
         else:
             try:
                 # tarfile only reads here, so its extraction filters have nothing to
-                # check: `_safe_name` is stricter.
+                # check: `_safe_member_name` is stricter.
                 opened = tarfile.open(archive)  # noqa: SIM115
             except tarfile.TarError:
                 if start.startswith(_COMPRESSED_STARTS):
                     raise
     if opened is None:
-        raise _no_archive(archive, start)
+        raise _no_archive_error(archive, start)
     with opened:
         if isinstance(opened, zipfile.ZipFile):
-            yield _of_zip(opened)
+            yield _members_of_zip(opened)
         else:
-            yield _of_tar(opened)
+            yield _members_of_tar(opened)
 
 
-def _no_archive(archive: Path, start: bytes) -> FrameTableError:
-    """Return the error for a file that begins with these bytes."""
+def _no_archive_error(archive: Path, start: bytes) -> FrameTableError:
+    """Return the error for a file that is no archive, and begins with these bytes."""
     for signature, (kind, command) in _OTHER_KINDS.items():
         if start.startswith(signature):
             return FrameTableError(
@@ -209,7 +210,7 @@ def _no_archive(archive: Path, start: bytes) -> FrameTableError:
     )
 
 
-def _of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
+def _members_of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
     """Yield the members of a .zip file."""
     offsets = (info.header_offset for info in file.infolist())
     if min(offsets, default=0) > _MARKER:
@@ -225,7 +226,9 @@ def _of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
 
 
 def _kind_in_zip(info: zipfile.ZipInfo) -> str:
-    unix_type = stat.S_IFMT(info.external_attr >> 16)
+    """Return the kind of a member of a .zip file; see `Member`."""
+    unix_mode = info.external_attr >> 16
+    unix_type = stat.S_IFMT(unix_mode)
     if unix_type == stat.S_IFDIR:
         return "folder"
     if unix_type == stat.S_IFLNK:
@@ -237,7 +240,7 @@ def _kind_in_zip(info: zipfile.ZipInfo) -> str:
     return "file"
 
 
-def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
+def _members_of_tar(file: tarfile.TarFile) -> Iterator[Member]:
     """Yield the members of a .tar file, and check that it is complete."""
     for info in file.getmembers():
         yield Member(
@@ -250,10 +253,11 @@ def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
     # that block only the length can still be checked, so zeros must follow, not another
     # archive; gzip compares its checksum at the end.
     stream = cast(BinaryIO, file.fileobj)
-    ends = stream.tell() - file.offset == _BLOCK
+    has_last_block = stream.tell() - file.offset == _BLOCK
+    ends_with_zeros = True
     while chunk := stream.read(_CHUNK):
-        ends = ends and not chunk.strip(b"\0")
-    if not ends:
+        ends_with_zeros = ends_with_zeros and not chunk.strip(b"\0")
+    if not (has_last_block and ends_with_zeros):
         raise tarfile.ReadError(
             f"it breaks off after {len(file.getmembers())} members, or another archive "
             "follows"
@@ -261,6 +265,7 @@ def _of_tar(file: tarfile.TarFile) -> Iterator[Member]:
 
 
 def _kind_in_tar(info: tarfile.TarInfo) -> str:
+    """Return the kind of a member of a .tar file; see `Member`."""
     if info.isfile():
         return "file"
     if info.isdir():
@@ -271,8 +276,8 @@ def _kind_in_tar(info: tarfile.TarInfo) -> str:
 
 
 @contextmanager
-def _damage_named(archive: Path) -> Iterator[None]:
-    """Turn what the readers raise on damaged bytes into an error that names the file.
+def _damage_as_error(archive: Path) -> Iterator[None]:
+    """Turn what readers raise on damaged bytes into an error that names the archive.
 
     EINVAL is raised for a damaged place in a .zip file; other errors of the system are
     no damage.
@@ -303,50 +308,71 @@ def _choose_members(
         members: Of the archive.
         archive: Its file, for errors.
         only: See `unpack`.
+
+    Raises:
+        FrameTableError: If two files would have one path, one lies outside the target,
+            or a member is no file.
     """
-    chosen_members: dict[str, Member] = {}
-    origin: dict[str, str] = {}  # name in the archive by the one below the target
+    chosen_members: dict[str, Member] = {}  # by path below the target
+    name_of_path: dict[str, str] = {}  # in the archive, by path below the target
     for member in members:
-        name = _safe_name(member.name, archive)
+        name = _safe_member_name(member.name, archive)
         if member.kind == "folder":
             continue
-        chosen = name if only is None else only(name)
-        if chosen is None:
+        path = name if only is None else only(name)
+        if path is None:
             continue
         if member.kind != "file":
             reason = f"is a {member.kind}, not a file"
-            raise _refused(archive, f"its member {member.name!r} {reason}")
+            raise _refused_archive_error(
+                archive, f"its member {member.name!r} {reason}"
+            )
         if not name:
             reason = "has no name below the target folder"
-            raise _refused(archive, f"its member {member.name!r} {reason}")
-        chosen = _safe_name(chosen, archive)
-        if origin.setdefault(chosen, name) != name:
-            raise FrameTableError(
-                f"archive {archive} holds both {origin[chosen]} and {name}; only one "
-                f"can be {chosen}."
+            raise _refused_archive_error(
+                archive, f"its member {member.name!r} {reason}"
             )
-        chosen_members.pop(chosen, None)
-        chosen_members[chosen] = replace(member, name=chosen)
+        path = _safe_member_name(path, archive)
+        if name_of_path.setdefault(path, name) != name:
+            raise FrameTableError(
+                f"archive {archive} holds both {name_of_path[path]} and {name}; only "
+                f"one can be {path}."
+            )
+        chosen_members.pop(path, None)  # the later one takes its own place in order
+        chosen_members[path] = replace(member, name=path)
     return list(chosen_members.values())
 
 
-def _safe_name(name: str, archive: Path) -> str:
-    """Return a name with forward slashes; raise if it lies outside the target."""
+def _safe_member_name(name: str, archive: Path) -> str:
+    """Return the name of a member with forward slashes, as a path below the target.
+
+    Raises:
+        FrameTableError: If it lies outside the target; names the archive.
+    """
     steps = name.replace("\\", "/").split("/")
     names = [step for step in steps if step not in ("", ".")]
-    if name[:1] in ("/", "\\") or ".." in names or re.match("[A-Za-z]:", name):
-        raise _refused(archive, f"its member {name!r} lies outside the target folder")
+    is_absolute = name[:1] in ("/", "\\") or re.match("[A-Za-z]:", name)
+    if is_absolute or ".." in names:
+        raise _refused_archive_error(
+            archive, f"its member {name!r} lies outside the target folder"
+        )
     return "/".join(names)
 
 
-def _refused(archive: Path, reason: str) -> FrameTableError:
+def _refused_archive_error(archive: Path, reason: str) -> FrameTableError:
+    """Return the error for an archive that is not unpacked, for safety."""
     return FrameTableError(
         f"archive {archive} is refused, and nothing was unpacked: {reason}. Download "
         "it from its original source, or unpack it yourself and give the folder."
     )
 
 
-def _write(member: Member, target: Path) -> None:
+def _unpack_member(member: Member, target: Path) -> None:
+    """Write a file of an archive below the target, atomically.
+
+    Raises:
+        EOFError: If the archive holds fewer bytes of it than it says.
+    """
     path = target / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     length = 0

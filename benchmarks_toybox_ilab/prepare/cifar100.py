@@ -13,7 +13,7 @@ from benchmarks_toybox_ilab.prepare.job import Job
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write, remove_abandoned
 from benchmarks_toybox_ilab.tables.disk import check_room
 
-_BYTES = 300_000_000  # 60,000 small files of at least one disk block each
+_NEEDED_BYTES = 300_000_000  # 60,000 small files of at least one disk block each
 _SPLITS = ("train", "test")
 
 
@@ -23,29 +23,32 @@ def write_cifar100(job: Job, archive: Path) -> None:
     Pixels are those of the archive. Existing images are kept.
 
     Args:
-        job: What was asked for.
+        job: The data set to prepare.
         archive: The published archive, whose checksum was verified, because unpickling
             runs code.
     """
-    check_room(job.root, _BYTES, "CIFAR-100")
+    check_room(job.root, _NEEDED_BYTES, "CIFAR-100")
     for split in _SPLITS:
         remove_abandoned(job.root / split)
-    images = _images(job.root, archive)
+    images = _pixels_in_archive(job.root, archive)
     with (
         job.progress(len(images), "writing images", " images") as bar,
         ThreadPoolExecutor(job.workers) as pool,
     ):
-        for _ in pool.map(_write, images, images.values()):
+        for _ in pool.map(_write_image, images, images.values()):
             bar.update()
 
 
-def _images(root: Path, archive: Path) -> dict[Path, np.ndarray]:
-    """Return the `(32, 32, 3)` pixels of each image by its path below root."""
+def _pixels_in_archive(root: Path, archive: Path) -> dict[Path, np.ndarray]:
+    """Return the pixels of each image of CIFAR-100 by its path below root.
+
+    Pixels are `(32, 32, 3)` uint8.
+    """
     images: dict[Path, np.ndarray] = {}
     with tarfile.open(archive) as file:
-        class_names = _unpickled(file, "meta")["fine_label_names"]
+        class_names = _unpickled_member(file, "meta")["fine_label_names"]
         for split in _SPLITS:
-            content = _unpickled(file, split)
+            content = _unpickled_member(file, split)
             pixels = content["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
             labels = content["fine_labels"]
             names = content["filenames"]
@@ -57,12 +60,14 @@ def _images(root: Path, archive: Path) -> dict[Path, np.ndarray]:
     return images
 
 
-def _unpickled(file: tarfile.TarFile, name: str) -> dict[str, Any]:
+def _unpickled_member(file: tarfile.TarFile, name: str) -> dict[str, Any]:
+    """Return what CIFAR-100's archive holds under a name: "meta", "train" or "test"."""
     stream = cast(Any, file.extractfile(f"cifar-100-python/{name}"))
     return pickle.load(stream, encoding="latin1")
 
 
-def _write(path: Path, pixels: np.ndarray) -> None:
+def _write_image(path: Path, pixels: np.ndarray) -> None:
+    """Write an image of CIFAR-100 as PNG, unless it exists."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path, bulk=True) as file:

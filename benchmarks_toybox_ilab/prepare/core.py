@@ -12,14 +12,14 @@ from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS, Benchmark
 from benchmarks_toybox_ilab.prepare.archives import archives_in
 from benchmarks_toybox_ilab.prepare.cifar100 import write_cifar100
 from benchmarks_toybox_ilab.prepare.download import DownloadError
-from benchmarks_toybox_ilab.prepare.job import Inventory, Job, counted
+from benchmarks_toybox_ilab.prepare.job import Inventory, Job, counts_in_words
 from benchmarks_toybox_ilab.prepare.toybox_videos import bring_toybox
 from benchmarks_toybox_ilab.tables.frame import (
     BadFrameError,
     FrameTableError,
 )
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
-from benchmarks_toybox_ilab.tables.numbers import whole_number
+from benchmarks_toybox_ilab.tables.numbers import check_whole_number
 from benchmarks_toybox_ilab.tables.progress import terminal_bar
 
 
@@ -57,8 +57,8 @@ def prepare(
         DownloadError: If a download fails; the same call resumes it.
         ImportError: If PyAV is needed for videos and not installed.
     """
-    data = _data_set(name)
-    whole_number("workers", workers, 1)
+    data = _data_set_of_name(name)
+    check_whole_number("workers", workers, 1)
     if source is not None:
         source = Path(source)
     job = Job(
@@ -69,58 +69,61 @@ def prepare(
         progress=progress,
         say=say,
     )
-    if job.source is not None and not (job.source.is_dir() or job.source.is_file()):
+    is_missing = source is not None and not (source.is_dir() or source.is_file())
+    if is_missing:
         raise FrameTableError(
             f"there is no file or folder {source}; give your download of {name} as "
             "--source."
         )
     try:
-        if _is_ready(job):
+        if _is_readable_in_place(job):
             return []
-        failures = _bring(job)
+        failures = _bring_files(job)
         try:
             table = data.frames(job.root)
         except FrameTableError as error:
             if not failures:
                 raise
             return [*failures, str(error)]
-        file = job.root / f"{name}.csv"
-        _relative_to(job.root, table).to_csv(file)
+        list_file = job.root / f"{name}.csv"
+        _with_paths_below(job.root, table).to_csv(list_file)
     except (DownloadError, BadFrameError):
         raise
     except OSError as error:
         raise FrameTableError(
             f"{error}. Fix this and run the same command again, which resumes."
         ) from error
-    say(f"{name} in {table.root}: {counted(table)}; listed in {file}")
+    say(f"{name} in {table.root}: {counts_in_words(table)}; listed in {list_file}")
     if data.files.missing(table):
-        say(_not_whole(data, root))
+        say(_incomplete_in_words(data, root))
     return failures
 
 
 def take_inventory(name: str, root: str | Path) -> Inventory:
-    """Say what a folder holds of a data set, and what it lacks.
+    """Compare a folder with the whole data set: what it holds, and what it lacks.
 
     Raises:
         FrameTableError: If there is no data set of that name.
     """
-    return Inventory.of(_data_set(name), Path(root))
+    return Inventory.of(_data_set_of_name(name), Path(root))
 
 
-def _data_set(name: str) -> Benchmark:
-    known = []
+def _data_set_of_name(name: str) -> Benchmark:
+    """Return the data set of a name that can be prepared: it has folders of files."""
+    data_sets = {}
     for known_name, data in BENCHMARKS.items():
         if data.files.folders:
-            known.append(known_name)
-    if name not in known:
+            data_sets[known_name] = data
+    if name not in data_sets:
         raise FrameTableError(
-            f"there is no data set {name!r} to prepare; there are {', '.join(known)}."
+            f"there is no data set {name!r} to prepare; there are "
+            f"{', '.join(data_sets)}."
         )
-    return BENCHMARKS[name]
+    return data_sets[name]
 
 
-def _bring(job: Job) -> list[str]:
-    """Bring the files of a data set below the root; return a line for each failure."""
+def _bring_files(job: Job) -> list[str]:
+    """Unpack or convert a download below the root; return a line for each bad video."""
     if job.data.name == "toybox":
         return bring_toybox(job)
     if job.data.name == "cifar100":
@@ -130,10 +133,10 @@ def _bring(job: Job) -> list[str]:
     return []
 
 
-def _is_ready(job: Job) -> bool:
-    """Whether generators can read the source where it is, which is reported.
+def _is_readable_in_place(job: Job) -> bool:
+    """Whether the download is a folder that generators can read where it is.
 
-    Such data sets are not copied.
+    Such a data set is not copied; the user is told which root to use.
     """
     if job.in_place or job.source is None or not job.source.is_dir():
         return False
@@ -141,28 +144,34 @@ def _is_ready(job: Job) -> bool:
     if layout.find(job.source) is None:
         return False
     table = job.data.frames(job.source)
-    incomplete = layout.missing(table)
-    if incomplete and archives_in(job.source):
+    is_incomplete = bool(layout.missing(table))
+    if is_incomplete and archives_in(job.source):
         return False  # it may be unpacked in part
     name = job.data.name
     job.say(
-        f"{table.root} has the layout of {name} ({counted(table)}), so nothing was "
-        f"copied. Use --dataset-root {job.source} from now on; with it, `crumb prepare "
-        f"{name}` writes the list of frames."
+        f"{table.root} has the layout of {name} ({counts_in_words(table)}), so nothing "
+        f"was copied. Use --dataset-root {job.source} from now on; with it, `crumb "
+        f"prepare {name}` writes the list of frames."
     )
-    if incomplete:
-        job.say(_not_whole(job.data, job.source))
+    if is_incomplete:
+        job.say(_incomplete_in_words(job.data, job.source))
     return True
 
 
-def _relative_to(root: Path, table: FrameTable) -> FrameTable:
-    """Return the table with paths relative to `root`, above its own root."""
+def _with_paths_below(root: Path, table: FrameTable) -> FrameTable:
+    """Return the table of a prepared data set with paths relative to another root.
+
+    Args:
+        root: The root that was given, which is that of the table or above it.
+        table: The frames.
+    """
     if table.root == root:
         return table
     frames = table.frames_below(root)
     return FrameTable(frames, root, name=table.name, padded=table.padded)
 
 
-def _not_whole(data: Benchmark, root: str | Path) -> str:
+def _incomplete_in_words(data: Benchmark, root: str | Path) -> str:
+    """Say that a data set is not complete, and which command lists what it lacks."""
     command = f"crumb prepare {data.name} --dataset-root {root} --check"
     return f"These are not {data.files.owner}'s numbers; `{command}` lists the gaps."

@@ -66,27 +66,27 @@ def download(
     file = Path(file)
     if file.exists():
         if md5 is not None:
-            _check_existing(file, md5)
+            _check_existing_file(file, md5)
         return file
     partial_file = file.with_name(f"{file.name}.part")
     partial_file.parent.mkdir(parents=True, exist_ok=True)
     try:
-        expected = _fetch(url, partial_file, progress)
+        expected = _receive_rest(url, partial_file, progress)
     except _NETWORK_ERRORS as error:
         reason = str(error) or type(error).__name__
-        raise DownloadError(_failure(url, partial_file, reason)) from error
+        raise DownloadError(_failure_message(url, partial_file, reason)) from error
     size = partial_file.stat().st_size
     if expected and size < expected:
         reason = f"the connection ended after {size} of {expected} bytes"
-        raise DownloadError(_failure(url, partial_file, reason))
+        raise DownloadError(_failure_message(url, partial_file, reason))
     if md5 is not None:
-        _check_new(url, file, partial_file, md5)
+        _check_downloaded(url, file, partial_file, md5)
     os.replace(partial_file, file)
     return file
 
 
-def _check_existing(file: Path, md5: str) -> None:
-    """Raise if a file that exists has another checksum."""
+def _check_existing_file(file: Path, md5: str) -> None:
+    """Raise DownloadError if a file that exists has another checksum."""
     checksum = md5_of(file)
     if checksum != md5:
         raise DownloadError(
@@ -95,11 +95,18 @@ def _check_existing(file: Path, md5: str) -> None:
         )
 
 
-def _check_new(url: str, file: Path, part: Path, md5: str) -> None:
-    """Delete a download and raise if it has another checksum."""
-    checksum = md5_of(part)
+def _check_downloaded(url: str, file: Path, partial_file: Path, md5: str) -> None:
+    """Delete a finished download and raise DownloadError if its checksum is wrong.
+
+    Args:
+        url: Where it came from, for the message.
+        file: The final path, for the message.
+        partial_file: The download.
+        md5: Expected checksum.
+    """
+    checksum = md5_of(partial_file)
     if checksum != md5:
-        part.unlink()
+        partial_file.unlink()
         raise DownloadError(
             f"the download of {url} has the MD5 checksum {checksum}, but {md5} is "
             "expected, so it was deleted. Run the same command again, or download "
@@ -108,48 +115,49 @@ def _check_new(url: str, file: Path, part: Path, md5: str) -> None:
 
 
 def md5_of(file: Path) -> str:
-    """The MD5 checksum of a file, in hexadecimal digits."""
-    digest = hashlib.md5(
-        usedforsecurity=False
-    )  # so that FIPS builds of Python allow it
+    """Return the MD5 checksum of a file, in hexadecimal digits."""
+    # So that FIPS builds of Python allow it.
+    digest = hashlib.md5(usedforsecurity=False)
     with open(file, "rb") as stream:
         add_rest(digest, stream)
     return digest.hexdigest()
 
 
-def _failure(url: str, part: Path, reason: str) -> str:
+def _failure_message(url: str, partial_file: Path, reason: str) -> str:
     """Return the message of a download that failed."""
-    arrived = _bytes_of(part)
+    arrived = _bytes_arrived(partial_file)
     advice = "Run the command again"
     if arrived:
         size = readable_size(arrived)
-        advice = f"{size} are kept in {part} and the same command resumes"
+        advice = f"{size} are kept in {partial_file} and the same command resumes"
     return (
         f"cannot download {url}: {reason}. {advice}; or download the file elsewhere "
         "and give it with --source."
     )
 
 
-def _bytes_of(part: Path) -> int:
-    """Return how many bytes have arrived."""
-    return part.stat().st_size if part.exists() else 0
+def _bytes_arrived(partial_file: Path) -> int:
+    """Return how many bytes of a download have arrived."""
+    if not partial_file.exists():
+        return 0
+    return partial_file.stat().st_size
 
 
 class _NoFtp(urllib.request.FTPHandler):
     """Follows no redirection to ftp; urllib itself follows none to files."""
 
     def ftp_open(self, req: urllib.request.Request) -> NoReturn:
-        """Refuse it."""
+        """Refuse to download from an ftp server."""
         raise urllib.error.URLError("unknown url type: ftp")
 
 
-def _fetch(url: str, part: Path, progress: Callable[..., Any]) -> int:
-    """Receive the rest of `part` until the connection ends.
+def _receive_rest(url: str, partial_file: Path, progress: Callable[..., Any]) -> int:
+    """Download the rest of `partial_file` until the connection ends.
 
     Returns:
-        Its expected length, or 0 if unknown.
+        The expected length of the whole file in bytes, or 0 if unknown.
     """
-    start = _bytes_of(part)
+    start = _bytes_arrived(partial_file)
     headers = {"User-Agent": "crumb-avalanche"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -159,38 +167,47 @@ def _fetch(url: str, part: Path, progress: Callable[..., Any]) -> int:
         with opener.open(request, timeout=TIMEOUT) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
             resumes = match is not None and int(match["first"]) == start
-            if resumes or answer.status != _PARTIAL_CONTENT:
-                return _append(answer, part, start, resumes, progress)
+            is_whole_file = answer.status != _PARTIAL_CONTENT
+            if resumes or is_whole_file:
+                return _write_answer(answer, partial_file, start, resumes, progress)
     except urllib.error.HTTPError as error:
         if error.code != _RANGE_NOT_SATISFIABLE or not start:
             raise
-        if error.headers.get("Content-Range", "").rpartition("/")[2] == str(start):
+        length_on_server = error.headers.get("Content-Range", "").rpartition("/")[2]
+        if length_on_server == str(start):
             return start  # it was complete
     # The server sent another range, or its file is now shorter than the partial data.
-    part.unlink()
-    return _fetch(url, part, progress)
+    partial_file.unlink()
+    return _receive_rest(url, partial_file, progress)
 
 
-def _append(
+def _write_answer(
     answer: BinaryIO,
-    part: Path,
+    partial_file: Path,
     start: int,
     resumes: bool,
     progress: Callable[..., Any],
 ) -> int:
-    """Write an answer to `part`: after its `start` bytes if it resumes there.
+    """Write the answer of a download to `partial_file`.
+
+    Args:
+        answer: Open response of the server, or file.
+        partial_file: Where its bytes go.
+        start: Number of bytes that `partial_file` has.
+        resumes: Whether the answer goes on after them; otherwise they are replaced.
+        progress: Makes a progress bar; see `terminal_bar`.
 
     Returns:
-        The expected length of the file, or 0 if unknown.
+        The expected length of the whole file in bytes, or 0 if unknown.
     """
     offset = start if resumes else 0
     # None unless an HTTP server states a number
     length = getattr(answer, "length", None) or 0
     expected = offset + length if length else 0
-    title = f"downloading {part.stem}"
-    check_room(part.parent, expected - start, title)
+    title = f"downloading {partial_file.stem}"
+    check_room(partial_file.parent, expected - start, title)
     bar = progress(expected or None, title, "B", initial=offset, scale=True)
-    with bar, open(part, "ab" if resumes else "wb") as file:
+    with bar, open(partial_file, "ab" if resumes else "wb") as file:
         while chunk := answer.read(_CHUNK):
             file.write(chunk)
             bar.update(len(chunk))

@@ -14,16 +14,16 @@ from benchmarks_toybox_ilab.tables.text import printable
 
 _DEEPEST = 4  # folders below the one that was given
 _MOST_FILES = 100_000  # that are looked at
-_SHOWN = 3  # names in a message
+_MOST_SHOWN = 3  # names in a message
 # Of archives that are not read, and of parts of split ones.
 _OTHER_ENDINGS = (".7z", ".rar", ".zst", ".xz", ".bz2", ".txz", ".tbz2", ".z01", ".001")
 
 
 def describe(source: Path, layout: Layout) -> str:
-    """Say in sentences what a source holds that has nothing of a data set.
+    """Say in sentences what a download holds in which nothing of a data set was found.
 
     Args:
-        source: A folder or an archive; it need not exist.
+        source: The download, a folder or an archive; it need not exist.
         layout: The files that were looked for.
     """
     if source.is_dir():
@@ -34,24 +34,27 @@ def describe(source: Path, layout: Layout) -> str:
 
 
 def _describe_folder(source: Path, layout: Layout) -> str:
-    """Say what a folder without the layout holds instead."""
-    names = _names_below(source)
+    """Say what a downloaded folder holds instead of the files of a data set."""
+    names = _files_of_download(source)
     if not names:
         return "It is empty."
     inner = _folder_with_layout(source, layout)
     if inner is not None:
         return f"But {inner} has its layout: give that folder."
-    deeper = [name for name in _with_ending(names, ENDINGS) if "/" in name]
-    if deeper:
-        folders = {str((source / name).parent) for name in deeper}
+    archive_names = _names_with_ending(names, ENDINGS)
+    deeper_archives = [name for name in archive_names if "/" in name]
+    if deeper_archives:
+        folders = {str((source / name).parent) for name in deeper_archives}
         return (
-            f"Archives lie deeper in it ({_listed(deeper)}): give {_listed(folders)}."
+            f"Archives lie deeper in it ({_first_names(deeper_archives)}): give "
+            f"{_first_names(folders)}."
         )
-    unread = _with_ending(names, _OTHER_ENDINGS)
-    if unread:
+    unread_archives = _names_with_ending(names, _OTHER_ENDINGS)
+    if unread_archives:
         return (
-            f"It holds archives of kinds that are not read ({_listed(unread)}): unpack "
-            "them, and give the folder that they were unpacked to."
+            "It holds archives of kinds that are not read "
+            f"({_first_names(unread_archives)}): unpack them, and give the folder that "
+            "they were unpacked to."
         )
     archives = archives_in(source)
     if archives:
@@ -60,66 +63,69 @@ def _describe_folder(source: Path, layout: Layout) -> str:
 
 
 def _describe_archives(archives: list[Path], layout: Layout) -> str:
-    """Say what archives without images of the layout hold instead."""
+    """Say what downloaded archives hold instead of the images of a data set."""
     names: list[str] = []
     for archive in archives:
         try:
             names += names_in(archive)
         except (FrameTableError, OSError):  # is reported where it is unpacked
             continue
-    inner = _with_ending(names, (*ENDINGS, *_OTHER_ENDINGS))
-    if inner:
+    inner_archives = _names_with_ending(names, (*ENDINGS, *_OTHER_ENDINGS))
+    if inner_archives:
         return (
-            f"It holds archives in an archive ({_listed(inner)}): unpack the outer "
-            "one, and give the folder that it was unpacked to."
+            f"It holds archives in an archive ({_first_names(inner_archives)}): unpack "
+            "the outer one, and give the folder that it was unpacked to."
         )
     return _describe_names(names, layout, archives[0])
 
 
 def _describe_names(names: list[str], layout: Layout, source: Path) -> str:
-    """Describe files of which none is an archive."""
+    """Describe the files of a download of which none is an archive."""
     if not names:
         return "It is empty."
     other_case = [name for name in names if _fits_in_other_case(name, layout)]
     if other_case:
         return (
             f"Names in it differ from the layout in upper and lower case "
-            f"({_listed(other_case)}): rename them, below a folder if it is an archive."
+            f"({_first_names(other_case)}): rename them, below a folder if it is an "
+            "archive."
         )
-    return f"It holds {_listed(names)}."
+    return f"It holds {_first_names(names)}."
 
 
-def _names_below(folder: Path) -> list[str]:
-    """Return the paths of visible files below a folder, in natural order by folder."""
+def _files_of_download(folder: Path) -> list[str]:
+    """Return the paths of the visible files of a downloaded folder, relative to it."""
     names = []
-    for name in _walk(folder):
+    for name in _walk_download(folder):
         names.append(name)
         if len(names) == _MOST_FILES:
             break
     return names
 
 
-def _walk(folder: Path) -> Iterator[str]:
+def _walk_download(folder: Path) -> Iterator[str]:
+    """Yield the paths of its visible files, folder by folder, sorted by name."""
     for path, folders, files in os.walk(folder):
-        folders[:] = sorted(filter(is_visible, folders))
+        folders[:] = sorted(filter(is_visible, folders))  # which os.walk follows
         for file in sorted(filter(is_visible, files)):
             yield Path(path, file).relative_to(folder).as_posix()
 
 
 def _folder_with_layout(source: Path, layout: Layout) -> Path | None:
-    """Return the nearest folder below a source that has the layout."""
+    """Return the nearest folder below a download that has the layout of a data set."""
     if not layout.folders:
         return None
-    folders = [source]
+    folders = [source]  # of a level
     for _ in range(_DEEPEST):
-        folders = list(chain.from_iterable(map(_folders_in, folders)))
+        folders = list(chain.from_iterable(map(_visible_folders_in, folders)))
         for folder in folders:
             if layout.find(folder, layout.needs_all_folders) is not None:
                 return folder
     return None
 
 
-def _folders_in(folder: Path) -> list[Path]:
+def _visible_folders_in(folder: Path) -> list[Path]:
+    """Return the folders in one of a download; none if it cannot be listed."""
     try:
         return [entry for entry in visible_entries(folder) if entry.is_dir()]
     except OSError:
@@ -127,22 +133,22 @@ def _folders_in(folder: Path) -> list[Path]:
 
 
 def _fits_in_other_case(name: str, layout: Layout) -> bool:
-    """Whether the path of a file, without outer folders, fits but for its case."""
+    """Whether the path of a downloaded file fits the layout but for its case."""
     if layout.pattern is None:
         return False
     pattern = re.compile(layout.pattern.pattern, layout.pattern.flags | re.IGNORECASE)
     return any(map(pattern.fullmatch, without_outer_folders(name)))
 
 
-def _with_ending(names: Iterable[str], endings: tuple[str, ...]) -> list[str]:
-    """Return the names that end in any of the endings, in any case."""
+def _names_with_ending(names: Iterable[str], endings: tuple[str, ...]) -> list[str]:
+    """Return the names of files that have any of the endings, in any case."""
     return [name for name in names if name.lower().endswith(endings)]
 
 
-def _listed(names: Iterable[str]) -> str:
-    """Return the first names, and how many more there are."""
+def _first_names(names: Iterable[str]) -> str:
+    """Name the first files or folders of a download, and how many more there are."""
     names = sorted(names)
-    listed = ", ".join(map(printable, names[:_SHOWN]))
-    if len(names) > _SHOWN:
-        listed += f" and {len(names) - _SHOWN} more"
+    listed = ", ".join(map(printable, names[:_MOST_SHOWN]))
+    if len(names) > _MOST_SHOWN:
+        listed += f" and {len(names) - _MOST_SHOWN} more"
     return listed

@@ -18,8 +18,8 @@ DOWNLOADS = ".download"  # below the root; hidden, so tables ignore it
 LARGE = 10**9  # bytes; reading the file list of a larger archive may take minutes
 
 
-def counted(table: FrameTable) -> str:
-    """Return the numbers of classes and images of a table, in words."""
+def counts_in_words(table: FrameTable) -> str:
+    """Return the numbers of classes and images of a prepared data set, in words."""
     classes = len(table.classes)
     train = table.split.count("train")
     test = table.split.count("test")
@@ -32,8 +32,8 @@ class Inventory:
     """What a folder holds of a data set, and what it lacks.
 
     Attributes:
-        present: lines about what is there, the last of which says if that is all.
-        missing: lines about what is not.
+        present: Lines about what is there, the last of which says if that is all.
+        missing: Lines about what is not.
     """
 
     present: list[str]
@@ -41,12 +41,12 @@ class Inventory:
 
     @classmethod
     def of(cls, data: Benchmark, root: Path) -> "Inventory":
-        """Compare the files below a root with the whole data set."""
+        """Compare the files of a data set below a root with the whole data set."""
         try:
             table = data.frames(root)
         except FrameTableError as error:
             return cls(present=[], missing=[str(error)])
-        present = [f"{data.name} in {table.root}: {counted(table)}"]
+        present = [f"{data.name} in {table.root}: {counts_in_words(table)}"]
         missing = data.files.missing(table)
         if not missing:
             owner = data.files.owner
@@ -57,7 +57,16 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Job:
-    """The arguments of `core.prepare`."""
+    """One data set to prepare: the arguments of `core.prepare`.
+
+    Attributes:
+        data: The data set.
+        root: Folder for it.
+        source: The download; None uses the files in root, or downloads.
+        workers: Number of threads.
+        progress: Makes a progress bar; see `terminal_bar`.
+        say: Called with lines that report what was done.
+    """
 
     data: Benchmark
     root: Path
@@ -68,13 +77,13 @@ class Job:
 
     @property
     def in_place(self) -> bool:
-        """Whether the root itself is the source."""
+        """Whether the root itself is the folder of the download."""
         return self.source is None or self.source.resolve() == self.root.resolve()
 
     def unpack(
         self, archive: Path, only: Callable[[str], str | None] | None = None
     ) -> None:
-        """Unpack the files of an archive that are needed below the root.
+        """Unpack below the root what the data set needs of an archive.
 
         Args:
             archive: The archive.
@@ -86,82 +95,89 @@ class Job:
             self.say(f"reading the file list of {archive} ({size})")
         if only is None:
             only = self.data.files.unpacked_path
-        count = unpack(archive, self.root, self.progress, only)
-        plural = "" if count == 1 else "s"
-        self.say(f"{archive}: {count} file{plural} unpacked")
+        n_written = unpack(archive, self.root, self.progress, only)
+        plural = "" if n_written == 1 else "s"
+        self.say(f"{archive}: {n_written} file{plural} unpacked")
 
     def bring(self, write: Callable[[Path], object] | None = None) -> None:
-        """Bring the data set to the root: unpack archives, or download one.
+        """Bring the data set to the root: unpack archives, or download its own.
 
         The archives are those of the source, or else of the root. Nothing is done for a
-        root that is unpacked.
+        root that is prepared.
 
         Args:
             write: Called with the data set's own archive, of verified content; None
                 unpacks it.
+
+        Raises:
+            FrameTableError: If there is nothing of the data set, or its own archive is
+                damaged.
         """
-        if self._is_unpacked():
+        if self._is_prepared():
             return
-        archives = self._archives()
+        archives = self._archives_to_unpack()
         for archive in archives:
-            if write is not None and self._is_own(archive):
+            if write is not None and self._is_own_archive(archive):
                 write(archive)
             else:
-                self._check_own(archive)
+                self._check_own_archive(archive)
                 self.unpack(archive)
             if archive.parent.name == DOWNLOADS:
                 self.say(f"{archive} is no longer needed")
-        is_ready = self.data.files.find(self.root) is not None
-        if not is_ready or not (archives or self.in_place):
-            raise self.nothing_there()
+        is_found = self.data.files.find(self.root) is not None
+        has_source = bool(archives) or self.in_place
+        if not is_found or not has_source:
+            raise self.nothing_found_error()
 
     @property
-    def _own_name(self) -> str:
-        """File name of the data set's own archive; empty if there is none."""
+    def _name_of_own_archive(self) -> str:
+        """File name of the archive that is downloaded; empty if there is none."""
         return self.data.files.url.rpartition("/")[2]
 
-    def _is_unpacked(self) -> bool:
-        """Whether a user has put the files into the root, or all are unpacked."""
-        if not self._own_name or self.source is not None:
+    def _is_prepared(self) -> bool:
+        """Whether the root holds a user's own copy, or all that is to be unpacked."""
+        if not self._name_of_own_archive or self.source is not None:
             return False
         if self.data.files.find(self.root) is None:
             return False
-        downloads = (self.root / DOWNLOADS, self.root / self._own_name)
+        downloads = (self.root / DOWNLOADS, self.root / self._name_of_own_archive)
         is_begun = any(path.exists() for path in downloads)
-        return not is_begun or not Inventory.of(self.data, self.root).missing
+        if not is_begun:
+            return True
+        return not Inventory.of(self.data, self.root).missing
 
-    def _archives(self) -> list[Path]:
-        """Return the archives to unpack; one is downloaded if there is none."""
-        archives = archives_in(self.source or self.root / self._own_name)
-        if archives or not self._own_name or self.source is not None:
+    def _archives_to_unpack(self) -> list[Path]:
+        """Return the archives to unpack; download the own one if there are none."""
+        archives = archives_in(self.source or self.root / self._name_of_own_archive)
+        if archives or not self._name_of_own_archive or self.source is not None:
             return archives
         layout = self.data.files
-        archive = self.root / DOWNLOADS / self._own_name
+        archive = self.root / DOWNLOADS / self._name_of_own_archive
         download(layout.url, archive, layout.md5, self.progress)
         return [archive]
 
-    def _is_own(self, archive: Path) -> bool:
-        """Whether an archive is the data set's own, whatever its name."""
-        self._check_own(archive)
-        known = self.data.files.md5
-        return bool(known) and md5_of(archive) == known
+    def _is_own_archive(self, archive: Path) -> bool:
+        """Whether an archive is the data set's own by content, whatever its name."""
+        self._check_own_archive(archive)
+        known_md5 = self.data.files.md5
+        return bool(known_md5) and md5_of(archive) == known_md5
 
-    def _check_own(self, archive: Path) -> None:
+    def _check_own_archive(self, archive: Path) -> None:
         """Raise if an archive has the name of the own one, but not its content."""
-        name = self._own_name
-        known = self.data.files.md5
-        if archive.name != name or not known:
+        name = self._name_of_own_archive
+        known_md5 = self.data.files.md5
+        if archive.name != name or not known_md5:
             return
         checksum = md5_of(archive)
-        if checksum != known:
+        if checksum != known_md5:
             raise FrameTableError(
                 f"{archive} has the MD5 checksum {checksum}, while that of {name} is "
-                f"{known}: it is damaged or incomplete. Download it: "
+                f"{known_md5}: it is damaged or incomplete. Download it: "
                 f"{self.data.files.url}"
             )
 
-    def nothing_there(self) -> FrameTableError:
-        """Return the error to raise if there is nothing to start from.
+    def nothing_found_error(self) -> FrameTableError:
+        """Return the error to raise if there is nothing of the data set to start from.
 
         It says what is there instead.
         """

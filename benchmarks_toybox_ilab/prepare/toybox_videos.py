@@ -29,33 +29,42 @@ def bring_toybox(job: Job) -> list[str]:
         A line for each video that cannot be read.
     """
     source = job.source or job.root
-    unpacked = job.root / toybox.VIDEOS
+    unpacked = job.root / toybox.VIDEOS  # where videos of archives go
     archives = archives_in(source)
-    _unpack(job, source, unpacked, archives)
-    folders = []
+    _unpack_videos(job, source, unpacked, archives)
+    folders = []  # with videos
     if videos_below(source):
         folders.append(source)
     if archives and not job.in_place and videos_below(unpacked):
         folders.append(unpacked)
     if not folders and job.data.files.find(job.root) is None:
-        raise job.nothing_there()
+        raise job.nothing_found_error()
     failures: dict[Path, str] = {}
     for folder in folders:
-        clips = _clips(folder, job.root)
+        clips = _clips_to_extract(folder, job.root)
         failures |= extract.extract_many(clips, job.workers, job.progress)
     return [f"{video}: {message}" for video, message in failures.items()]
 
 
-def _unpack(job: Job, source: Path, unpacked: Path, archives: list[Path]) -> None:
-    """Unpack archives, but no videos that the user has unpacked beside them."""
-    unpacked_names = {
-        video.name.lower()
-        for video in videos_below(source)
-        if unpacked not in video.parents
-    }
+def _unpack_videos(
+    job: Job, source: Path, unpacked: Path, archives: list[Path]
+) -> None:
+    """Unpack the videos of Toybox, but not those that the user has unpacked already.
+
+    Args:
+        job: The data set to prepare.
+        source: The download.
+        unpacked: Where videos of archives go; those there are not the user's.
+        archives: The archives of the download.
+    """
+    names_of_user = set()
+    for video in videos_below(source):
+        if unpacked not in video.parents:
+            names_of_user.add(video.name.lower())
 
     def unpacked_path(name: str) -> str | None:
-        if name.lower().rpartition("/")[2] in unpacked_names:
+        file_name = name.lower().rpartition("/")[2]
+        if file_name in names_of_user:
             return None
         return job.data.files.unpacked_path(name)
 
@@ -64,7 +73,7 @@ def _unpack(job: Job, source: Path, unpacked: Path, archives: list[Path]) -> Non
 
 
 def videos_below(source: Path) -> list[Path]:
-    """Return the videos below a folder, in the order of their paths.
+    """Return the videos below a downloaded folder, in the order of their paths.
 
     Raises:
         FrameTableError: If a video of Toybox has another layout.
@@ -73,7 +82,8 @@ def videos_below(source: Path) -> list[Path]:
         return []
     names = [name for name in files_below(source) if name.lower().endswith(".mp4")]
     for name in names:
-        if "_pivothead/" in name and _VIDEO.fullmatch(name) is None:
+        is_of_toybox = "_pivothead/" in name
+        if is_of_toybox and _VIDEO.fullmatch(name) is None:
             raise FrameTableError(
                 f"video {source / name} does not fit the layout of Toybox's videos: "
                 f"{_TREE}; {toybox.LAYOUT.rule}. Rename it or move it away."
@@ -81,8 +91,12 @@ def videos_below(source: Path) -> list[Path]:
     return [source / name for name in names]
 
 
-def _clips(source: Path, root: Path) -> list[extract.Job]:
-    """Return the clips of the videos below a source.
+def _clips_to_extract(source: Path, root: Path) -> list[extract.Job]:
+    """Return the clips of Toybox to extract from the videos below a folder.
+
+    Args:
+        source: Folder with the videos.
+        root: Folder of the data set, for the frames.
 
     Raises:
         FrameTableError: If there are none, or two videos show the same clip.
@@ -91,10 +105,11 @@ def _clips(source: Path, root: Path) -> list[extract.Job]:
     for video in videos_below(source):
         if not _VIDEO.fullmatch(video.relative_to(source).as_posix()):
             continue
-        earlier = videos.setdefault(video.stem, video)
-        if earlier is not video:
+        first_video = videos.setdefault(video.stem, video)
+        if first_video is not video:
             raise FrameTableError(
-                f"{earlier} and {video} are the same clip of Toybox; keep one of them."
+                f"{first_video} and {video} are the same clip of Toybox; keep one of "
+                "them."
             )
     clips = []
     for name, video in videos.items():
