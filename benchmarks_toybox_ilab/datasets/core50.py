@@ -124,6 +124,7 @@ def CORe50Frames(
     """
     root, images = LAYOUT.find_images(root, paths)
     frames = []
+    # `objects` holds the path of each image by object, session and frame.
     for class_name, objects in LAYOUT.clips(images).items():
         for number, clips in sorted(objects.items()):
             for session in SESSIONS:
@@ -281,14 +282,14 @@ def CORe50(
         raise ValueError(
             f"unknown scenario {scenario!r}; known are paper, {', '.join(LISTS)}."
         )
-    drawn = given_keywords(host)
+    useless = given_keywords(host)
     if reference:
-        drawn.append("reference")
-    if drawn:
+        useless.append("reference")
+    if useless:
         raise ValueError(
-            f"{' and '.join(drawn)} cannot be given with scenario {scenario!r}, whose "
-            "experiences and order are in the official lists: choose one of these by "
-            "run, from 0 to 9."
+            f"{' and '.join(useless)} cannot be given with scenario {scenario!r}, "
+            "whose experiences and order are in the official lists: choose one of "
+            "these by run, from 0 to 9."
         )
     root = cast(Path, BENCHMARK.resolve_root(dataset_root))
     if download:
@@ -301,7 +302,7 @@ def CORe50(
         budget_images=15,
         protocol=TABLE,
     )
-    by_object = object_lvl is None or object_lvl
+    by_object = object_lvl is None or object_lvl  # so by default
     arguments = {"scenario": scenario, "object_lvl": by_object, "mini": mini}
     return listed.stream(root, arguments, **host)
 

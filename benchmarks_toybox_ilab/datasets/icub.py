@@ -91,6 +91,8 @@ def ICubFrames(
     """
     root, images = LAYOUT.find_images(root, paths)
     frames = []
+    # `objects` holds the path of each image by object, transformation, and day with
+    # number of the file.
     for class_name, objects in LAYOUT.clips(images).items():
         for number, clips in sorted(objects.items()):
             for transformation, path_of in sorted(clips.items()):

@@ -111,12 +111,16 @@ def ILabFrames(
     # The draws go on from one session to the next.
     draw_start = random.Random(0).randrange if reference else None
     frames = []
+    # `objects` holds the path of each image by object, background and view.
     for class_name, objects in LAYOUT.clips(images).items():
         sessions_of_object = {}  # the backgrounds of its sessions, by its number
         for number, sessions in sorted(objects.items()):
-            long = [name for name, views in sessions.items() if len(views) >= FRAMES]
-            if len(long) >= SESSIONS:
-                sessions_of_object[number] = sorted(long)[:SESSIONS]
+            long_sessions = []
+            for background, path_of_view in sessions.items():
+                if len(path_of_view) >= FRAMES:
+                    long_sessions.append(background)
+            if len(long_sessions) >= SESSIONS:
+                sessions_of_object[number] = sorted(long_sessions)[:SESSIONS]
         if not sessions_of_object:
             raise FrameTableError(
                 f"class {class_name!r} in {root} has {len(objects)} objects, none with "
@@ -128,7 +132,7 @@ def ILabFrames(
             for position, background in enumerate(backgrounds, 1):
                 object_name = f"i{number:04d}"
                 session = f"b{background:04d}"
-                views = sorted(objects[number][background].items())
+                views = sorted(objects[number][background].items())  # with paths
                 n_starts = len(views) - FRAMES + 1
                 if draw_start is None:
                     name = f"{class_name}/{object_name}/{session}"

@@ -251,7 +251,7 @@ class Layout:
         Args:
             frames: The rows.
             root: Folder that their paths are relative to.
-            padded: See `FrameTable`.
+            padded: Whether a path may be repeated in its clip as another frame.
 
         Raises:
             FrameTableError: If there are no frames; says how the data set is laid out.

@@ -244,10 +244,10 @@ def OpenLORIS(
         ValueError: If the factor is unknown, or a keyword does not fit it.
     """
     if factor == MIXTURE:
-        drawn = given_keywords(host)
-        if drawn:
+        useless = given_keywords(host)
+        if useless:
             raise ValueError(
-                f"{' and '.join(drawn)} cannot be given with factor {MIXTURE!r}: its "
+                f"{' and '.join(useless)} cannot be given with factor {MIXTURE!r}: its "
                 "lists fix the order."
             )
         listed = Benchmark(

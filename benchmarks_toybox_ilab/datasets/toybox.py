@@ -133,6 +133,7 @@ def ToyboxFrames(
     """
     root, images = LAYOUT.find_images(root, paths)
     frames = []
+    # `objects` holds the path of each image by object, session and frame.
     for class_name, objects in LAYOUT.clips(images).items():
         complete_objects = []  # their numbers
         for number, clips in sorted(objects.items()):

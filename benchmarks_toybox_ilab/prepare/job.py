@@ -122,10 +122,12 @@ class Job:
             else:
                 self._check_own_archive(archive)
                 self.unpack(archive)
-            if archive.parent.name == DOWNLOADS:
+            is_own_download = archive.parent.name == DOWNLOADS
+            if is_own_download:
                 self.say(f"{archive} is no longer needed")
-        is_found = self.data.files.find(self.root) is not None
+        # Files in the root do not count if another source was given that has none.
         has_source = bool(archives) or self.in_place
+        is_found = self.data.files.find(self.root) is not None
         if not is_found or not has_source:
             raise self.nothing_found_error()
 

@@ -349,7 +349,7 @@ def _zero_codes(segment: bytes) -> Iterable[tuple[int, _ZeroCode | None]]:
         table is empty.
     """
     position = 0
-    while position + 17 <= len(segment):
+    while position + 17 <= len(segment):  # a table begins with 1 byte and 16 counts
         table = segment[position]
         counts = segment[position + 1 : position + 17]  # of codes with 1 to 16 bits
         symbols = segment[position + 17 : position + 17 + sum(counts)]

@@ -143,7 +143,7 @@ def entries_of(folder: Path) -> Entries:
 
 
 def walk(
-    top: Path, bad: Callable[[Path, OSError], object], root: Path | None = None
+    top: Path, on_error: Callable[[Path, OSError], object], root: Path | None = None
 ) -> Iterator[tuple[Path, Entries]]:
     """Yield each folder from `top` down and what it holds, once, in natural order.
 
@@ -152,7 +152,7 @@ def walk(
 
     Args:
         top: The first folder.
-        bad: Called with each folder that cannot be listed, and why.
+        on_error: Called with each folder that cannot be listed, and why.
         root: Links to this folder and to those above it are not followed; `top` itself,
             or a folder above it.
     """
@@ -172,7 +172,7 @@ def walk(
                 continue
             entries = entries_of(folder)
         except OSError as error:
-            bad(folder, error)
+            on_error(folder, error)
             continue
         if identity is not None:
             seen.add(identity)

@@ -43,12 +43,13 @@ def is_seen(text: str, index: int) -> bool:
     char = text[index]
     previous = text[max(index - 1, 0) : index]
     following = text[index + 1 : index + 2]
+    is_after_ascii = previous <= "\x7f"  # or begins the text
     if char in _JOINERS:
-        if previous <= "\x7f" or {previous, following} & {*_JOINERS, *_BLANK}:
+        if is_after_ascii or {previous, following} & {*_JOINERS, *_BLANK}:
             return False
         return following > "\x7f" or combining(previous) == _VIRAMA
     if _SELECTORS.match(char):
-        return previous > "\x7f" or following == _KEYCAP
+        return not is_after_ascii or following == _KEYCAP
     if char in _BLANK or _is_noncharacter(ord(char)):
         return False
     return char in _SIGNS or category(char) not in _UNSEEN_CATEGORIES
@@ -177,9 +178,8 @@ class SafeStream:
 def safe_output() -> Iterator[None]:
     """Let all that a block prints go through `SafeStream`: to stdout and to stderr.
 
-    This includes warnings, logs, progress bars and the
-    messages of other libraries, and the traceback of an error that leaves the block and
-    ends the program.
+    This includes warnings, logs, progress bars and the messages of other libraries, and
+    the traceback of an error that leaves the block and ends the program.
     """
 
     def print_error(*error: Any) -> None:  # its type, the error, its traceback
@@ -188,7 +188,7 @@ def safe_output() -> Iterator[None]:
 
     stdout = sys.stdout
     stderr = sys.stderr
-    if sys.stdout is not None:  # it is where the shell closed it
+    if sys.stdout is not None:  # None where the shell closed it
         sys.stdout = SafeStream(sys.stdout)  # type: ignore[assignment]
     if sys.stderr is not None:
         sys.stderr = SafeStream(sys.stderr, bars=True)  # type: ignore[assignment]

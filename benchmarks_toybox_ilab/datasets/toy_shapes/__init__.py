@@ -140,7 +140,8 @@ def ToyShapesFrames(
     if isinstance(held_out_sessions, int):
         held_out_sessions = (held_out_sessions,)
     held_out = set(held_out_sessions)
-    if not held_out < set(range(sessions)):
+    is_some_left = held_out < set(range(sessions))  # a proper subset
+    if not is_some_left:
         raise ValueError(
             f"held_out_sessions is {tuple(held_out_sessions)}, but with "
             f"sessions={sessions} it can hold numbers from 0 to {sessions - 1}, and at "
