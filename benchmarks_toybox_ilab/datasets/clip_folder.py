@@ -247,7 +247,7 @@ def _names_of_class_folders(
 
 
 def _names_of_inner_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in the folder of a class."""
+    """Return the names of the folders in a class folder of the data set."""
     return [inner.name for inner in entries_of(folder).folders]
 
 
@@ -323,7 +323,10 @@ def _held_out_positions(number: int, count: int, run: int) -> list[int]:
 
 
 def _rounded_fifth(number: int) -> int:
-    """Return a fifth of a number of objects, clips or frames, rounded, at least one."""
+    """Return how many of so many objects, clips or frames the test split has.
+
+    A fifth, rounded, at least one.
+    """
     return max(1, round(number / 5))
 
 
@@ -415,7 +418,7 @@ def _clips_of_class(
 
 
 def _raise_unreadable(folder: Path, error: OSError) -> None:
-    """Raise FrameTableError for a folder of clips that cannot be listed."""
+    """Raise FrameTableError for a folder of the data set that cannot be listed."""
     raise FrameTableError(
         f"{folder} cannot be read: {error.strerror or error}. Make it readable, or "
         "move it away."

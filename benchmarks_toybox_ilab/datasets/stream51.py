@@ -175,7 +175,7 @@ def Stream51Novel(root: str | Path) -> FrameTable:
 
 
 def class_order(seed: int, classes: int = LAYOUT.counts["classes"]) -> list[int]:
-    """Return the labels in the official order of a seed, which Avalanche's is, too.
+    """Return the labels of Stream-51 in the official order of a seed, also Avalanche's.
 
     The published runs have the seeds 10, 20 and 30.
     """
@@ -281,12 +281,12 @@ def _class_of_number(
 
 
 def _class_in_path(path: str) -> str:
-    """Return the name of the class of a training image, "bear" of train/3-bear."""
+    """Return the class of a training image of Stream-51, "bear" of train/3-bear."""
     return re.sub(r"^\d+-", "", path.split("/")[1])
 
 
 def _row_of_training_image(entry: _ListEntry, class_name: str) -> Frame:
-    """Return the row of an image of the training list."""
+    """Return the row of an image of Stream-51's training list."""
     return Frame(
         path=entry.path,
         class_name=class_name,
@@ -298,7 +298,7 @@ def _row_of_training_image(entry: _ListEntry, class_name: str) -> Frame:
 
 
 def _row_of_test_image(entry: _ListEntry, class_name: str, split: str) -> Frame:
-    """Return the row of an image of the test list, which is a clip of its own."""
+    """Return the row of an image of Stream-51's test list, a clip of its own."""
     return Frame(
         path=entry.path,
         class_name=class_name,

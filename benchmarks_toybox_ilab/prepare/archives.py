@@ -211,7 +211,11 @@ def _no_archive_error(archive: Path, start: bytes) -> FrameTableError:
 
 
 def _members_of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
-    """Yield the members of a .zip file."""
+    """Yield the members of a .zip archive.
+
+    Raises:
+        BadZipFile: If another archive comes before it.
+    """
     offsets = (info.header_offset for info in file.infolist())
     if min(offsets, default=0) > _MARKER:
         raise zipfile.BadZipFile("another archive comes before it")

@@ -136,7 +136,7 @@ def _bring_files(job: Job) -> list[str]:
 def _is_readable_in_place(job: Job) -> bool:
     """Whether the download is a folder that generators can read where it is.
 
-    Such a data set is not copied; the user is told which root to use.
+    Such a data set is not copied; a message names the root to use.
     """
     if job.in_place or job.source is None or not job.source.is_dir():
         return False

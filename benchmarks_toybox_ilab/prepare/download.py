@@ -115,7 +115,7 @@ def _check_downloaded(url: str, file: Path, partial_file: Path, md5: str) -> Non
 
 
 def md5_of(file: Path) -> str:
-    """Return the MD5 checksum of a file, in hexadecimal digits."""
+    """Return the MD5 checksum of a downloaded file, in hexadecimal digits."""
     # So that FIPS builds of Python allow it.
     digest = hashlib.md5(usedforsecurity=False)
     with open(file, "rb") as stream:
@@ -155,7 +155,7 @@ def _receive_rest(url: str, partial_file: Path, progress: Callable[..., Any]) ->
     """Download the rest of `partial_file` until the connection ends.
 
     Returns:
-        The expected length of the whole file in bytes, or 0 if unknown.
+        The expected length of the complete file in bytes, or 0 if unknown.
     """
     start = _bytes_arrived(partial_file)
     headers = {"User-Agent": "crumb-avalanche"}
@@ -198,7 +198,7 @@ def _write_answer(
         progress: Makes a progress bar; see `terminal_bar`.
 
     Returns:
-        The expected length of the whole file in bytes, or 0 if unknown.
+        The expected length of the complete file in bytes, or 0 if unknown.
     """
     offset = start if resumes else 0
     # None unless an HTTP server states a number

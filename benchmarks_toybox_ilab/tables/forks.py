@@ -65,7 +65,7 @@ def closed_by_its_process(resource: Any) -> Iterator[Any]:
 
 
 def _after_fork_in_child() -> None:
-    """Keep what the parent left, and call the methods that wait for a fork."""
+    """In a forked process, keep what its parent left and call the waiting methods."""
     if _spares_garbage:
         gc.freeze()
         _resources_of_parents.extend(_resources_with_threads)

@@ -99,7 +99,10 @@ def _row_in_words(number: int, row: Frame) -> str:
 
 
 def natural_key(text: str) -> tuple:
-    """Return a sort key that compares digits of a name as numbers: a2 before a10."""
+    """Return a sort key of `text`, a frame's file name or a class: a2 before a10.
+
+    Digits are compared as numbers.
+    """
     texts_and_digits: list = _DIGITS.split(text)
     # Every other part is digits, so numbers are only compared with numbers; int()
     # refuses thousands of digits.

@@ -169,7 +169,7 @@ class SafeStream:
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write each text."""
+        """Write each text to the terminal or file."""
         for line in lines:
             self.write(line)
 

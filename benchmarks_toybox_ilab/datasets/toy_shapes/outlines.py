@@ -41,7 +41,7 @@ filled, cut_out, painted = (partial(_part, role) for role in (FILL, HOLE, DETAIL
 
 
 def arc(cx, cy, rx, ry, start=0.0, stop=360.0, steps=32) -> np.ndarray:
-    """Return points on an ellipse, `(steps, 2)`.
+    """Return points on an ellipse of a toy shape, `(steps, 2)`.
 
     Angles are in degrees, clockwise in the image, from the right.
     """
@@ -52,22 +52,30 @@ def arc(cx, cy, rx, ry, start=0.0, stop=360.0, steps=32) -> np.ndarray:
 
 
 def box(left, top, right, bottom) -> list[tuple[float, float]]:
-    """Return the corners of a rectangle."""
+    """Return the corners of a rectangle of a toy shape."""
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
 def mirrored(right_half) -> np.ndarray:
-    """Close a right-hand profile (top to bottom) with its mirror image at x = 0."""
+    """Close the right-hand profile of a toy shape with its mirror image at x = 0.
+
+    Args:
+        right_half: `(N, 2)` points from top to bottom.
+
+    Returns:
+        `(2 N, 2)` points.
+    """
     right = np.asarray(right_half, dtype=float)
     return np.concatenate([right, right[::-1] * (-1, 1)])
 
 
 def ribbon(path, width, end_width=None) -> np.ndarray:
-    """Return a line along a path as a polygon, which scales and tilts with the object.
+    """Return a line as a polygon, which scales and tilts with the toy shape.
 
     Args:
-        path: `(N, 2)` points.
-        width: of the line, at its end `end_width` if that is given.
+        path: `(N, 2)` points that the line goes along.
+        width: Of the line.
+        end_width: Of the line at its end; None is `width`.
     """
     path = np.asarray(path, dtype=float)
     tangent = np.gradient(path, axis=0)

@@ -46,7 +46,7 @@ Colour = tuple[int, int, int]
 
 
 def _uniform_of_key(*key: object) -> Uniform:
-    """Return `uniform(low, high)`, which draws uniform random numbers.
+    """Return `uniform(low, high)`, which draws the random numbers of a toy or a clip.
 
     They are seeded by the key's SHA-256, and the same on every machine and in all
     versions of Python.
@@ -58,7 +58,7 @@ def _uniform_of_key(*key: object) -> Uniform:
 
 
 def _colour_of_luma(hue: float, saturation: float, luma: float) -> Colour:
-    """Return the RGB of a hue and a saturation with exactly this luma.
+    """Return the RGB of a toy shape's hue and saturation with exactly this luma.
 
     So that contrast is known.
 
@@ -131,14 +131,14 @@ class _Clip:
 
 
 def _rotation(angle: float) -> np.ndarray:
-    """Return the matrix that turns rows of points by an angle in radians."""
+    """Return the `(2, 2)` matrix that turns points of a toy shape, by radians."""
     cos = math.cos(angle)
     sin = math.sin(angle)
     return np.array([[cos, sin], [-sin, cos]])
 
 
 def _corner_angles(corners: int) -> np.ndarray:
-    """Return the angles of the corners of a regular polygon, in radians."""
+    """Return the angles of the corners of a round toy shape, in radians."""
     return np.linspace(0, 2 * math.pi, corners, endpoint=False)
 
 
