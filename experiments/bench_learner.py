@@ -297,7 +297,17 @@ def means_before(
 
 
 def time_lessons(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """CPU seconds of single lessons after many others; see the docstring above."""
+    """Measure single lessons after many others, without the time of the network.
+
+    Args:
+        options: the command line's; `lessons` and `one_by_one` are numbers of lessons.
+        folder: where the learner is saved, to count its bytes.
+
+    Returns:
+        CPU seconds of a lesson and an answer, ``lesson_after_N_seconds``, of a lesson of
+        a new class, ``class_after_N_seconds``, and of an undo, ``undo_last_seconds``;
+        and the bytes for undo by those learned, ``kept_over_learned``.
+    """
     lessons = SingleLessons(options)
     first_answer = min(options.lessons) - AVERAGED
     seconds = []

@@ -134,7 +134,13 @@ def milliseconds(settings: RunSettings, clock: Clock) -> dict[str, float]:
 
 
 def settings_of(preset: str, root: Path, options: argparse.Namespace) -> RunSettings:
-    """Settings of the run of a preset or strategy."""
+    """Settings of the run of a preset, or of a strategy with preset `paper`.
+
+    Args:
+        preset: name of the preset or strategy.
+        root: folder of the photos: class/object/clip.
+        options: the command line's.
+    """
     settings: dict[str, Any] = dict(
         preset=preset,
         dataset_root=str(root),

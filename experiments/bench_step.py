@@ -240,36 +240,45 @@ class StepCost:
         return 1000 * self.step
 
 
-def by_classes(
+def step_costs(
     images: Tensor, options: argparse.Namespace
 ) -> dict[int, dict[str, StepCost]]:
     """Measure a step of each recipe, by the number of classes seen, and recipe."""
     costs: dict[int, dict[str, StepCost]] = {}
-    for count in options.classes:
-        labels = torch.arange(count)
-        first = stream_of(images[labels % BATCH], labels)
-        later = stream_of(images, torch.arange(len(images)) % 2)
-        costs[count] = {}
+    for n_classes in options.classes:
+        costs[n_classes] = {}
         # In turns: large batches of one slow down the other's memory.
         for recipe in options.recipes:
-            length, replay = RECIPES[recipe]
-            torch.manual_seed(0)
-            codebook = Codebook(256, length)
-            model = split_backbone(weights=None, n_classes=count, codebook=codebook)
-            strategy = crumb_of(model, max(MEMORIES, count), **replay)
-            model.feature_memo = FeatureMemo(BATCH)  # filling needs F once an image
-            strategy.train(first, eval_streams=[])
-            model.feature_memo = None
-            assert len(strategy.storage_policy.classes) == count
-            functions = {
-                "step": partial(strategy.train, later, eval_streams=[]),
-                "bare": partial(bare_step, model, images[:BATCH]),
-            }
-            times = fastest(functions, options.repeats, clock_of(options))
-            costs[count][recipe] = StepCost(
-                step=times["step"] / options.batches, bare=times["bare"]
-            )
+            costs[n_classes][recipe] = _step_cost(recipe, n_classes, images, options)
     return costs
+
+
+def _step_cost(
+    recipe: str, n_classes: int, images: Tensor, options: argparse.Namespace
+) -> StepCost:
+    """Measure a step of a recipe that has a memory of each of `n_classes`.
+
+    The memories are filled from one image of each class; the steps that are measured
+    learn `images`, of two classes.
+    """
+    labels = torch.arange(n_classes)
+    one_image_a_class = stream_of(images[labels % BATCH], labels)
+    two_classes = stream_of(images, torch.arange(len(images)) % 2)
+    length, replay = RECIPES[recipe]
+    torch.manual_seed(0)
+    codebook = Codebook(256, length)
+    model = split_backbone(weights=None, n_classes=n_classes, codebook=codebook)
+    strategy = crumb_of(model, max(MEMORIES, n_classes), **replay)
+    model.feature_memo = FeatureMemo(BATCH)  # filling needs F once an image
+    strategy.train(one_image_a_class, eval_streams=[])
+    model.feature_memo = None
+    assert len(strategy.storage_policy.classes) == n_classes
+    functions = {
+        "step": partial(strategy.train, two_classes, eval_streams=[]),
+        "bare": partial(bare_step, model, images[:BATCH]),
+    }
+    times = fastest(functions, options.repeats, clock_of(options))
+    return StepCost(step=times["step"] / options.batches, bare=times["bare"])
 
 
 def stream_of(images: Tensor, labels: Tensor) -> Any:
@@ -319,12 +328,12 @@ def report_classes(images: Tensor, options: argparse.Namespace) -> None:
     ratios: dict[int, dict[str, float]] = {}
     rows = []
     times = []
-    for count, by_recipe in by_classes(images, options).items():
-        ratios[count] = {}
-        row = [str(count)]
-        times_of_count = [str(count)]
-        for name, cost in by_recipe.items():
-            ratios[count][name] = cost.ratio
+    for n_classes, cost_of_recipe in step_costs(images, options).items():
+        ratios[n_classes] = {}
+        row = [str(n_classes)]
+        times_of_count = [str(n_classes)]
+        for name, cost in cost_of_recipe.items():
+            ratios[n_classes][name] = cost.ratio
             row.append(f"{cost.ratio:.2f}")
             times_of_count.append(f"{cost.milliseconds:.0f} ms")
         rows.append(row)

@@ -98,7 +98,7 @@ def usage_of(model: SplitModel, batches: Iterator[Tensor]) -> Usage:
     return Usage(counts.numpy(), zeros, torch.cat(first_codes).numpy())
 
 
-def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]:
+def strongest_images(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]:
     """Choose the images on which a block fires most.
 
     One image of each object comes before a second image of any.
@@ -111,12 +111,12 @@ def strongest(heat: np.ndarray, objects: Sequence[str], count: int) -> list[int]
     Returns:
         Indices of the images.
     """
-    order = np.argsort(-heat.mean(axis=(1, 2)), kind="stable")
-    first_of_object: dict[str, int] = {}
-    for index in order:
-        first_of_object.setdefault(objects[index], int(index))
-    first = sorted(first_of_object.values(), key=lambda index: -heat[index].mean())
-    further = [int(index) for index in order if index not in first]
+    hottest_first = np.argsort(-heat.mean(axis=(1, 2)), kind="stable").tolist()
+    image_of_object: dict[str, int] = {}
+    for index in hottest_first:
+        image_of_object.setdefault(objects[index], index)
+    first = sorted(image_of_object.values(), key=lambda index: -heat[index].mean())
+    further = [index for index in hottest_first if index not in first]
     return [*first, *further][:count]
 
 
@@ -189,7 +189,9 @@ def _draw_block(
     heat = (usage.codes == block).astype(float)
     for axes in axes_of_row:
         axes.set_axis_off()
-    for axes, index in zip(axes_of_row, strongest(heat, objects, len(axes_of_row))):
+    for axes, index in zip(
+        axes_of_row, strongest_images(heat, objects, len(axes_of_row))
+    ):
         row = int(run.rows[index])
         overlay(axes, table.read(row), heat[index], colour)
         axes.set_title(table.class_name[row], fontsize=8)

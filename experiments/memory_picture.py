@@ -102,7 +102,7 @@ def main() -> int:
         options.backbone, weights, n_classes=2, codebook=None, image_size=SIDE
     ).eval()
     images = images_of(options.shape, options.frame, n_images)
-    memory = remember(
+    memory = memory_of_first(
         images, maps_of(model, images), options.codebook_init, options.search
     )
     with matplotlib.rc_context(STYLE):
@@ -159,10 +159,10 @@ def maps_of(model: SplitModel, images: Sequence[np.ndarray]) -> Tensor:
     return torch.cat(maps)
 
 
-def remember(
+def memory_of_first(
     images: Sequence[np.ndarray], maps: Tensor, codebook_init: str, search: str
 ) -> Memory:
-    """Encode the first image with a codebook of the others.
+    """Encode the first image with a codebook that is initialised from the others.
 
     Args:
         images: `N` images, each `(SIDE, SIDE, 3)` uint8.
@@ -176,10 +176,10 @@ def remember(
     with torch.no_grad():
         rebuilt, codes = codebook.quantize(maps)
     return Memory(
-        images[0],
-        maps[0],
-        codes[0],
-        rebuilt[0],
+        image=images[0],
+        features=maps[0],
+        codes=codes[0],
+        rebuilt=rebuilt[0],
         patches=from_patches(rebuilt[0], rebuilt[1:], images[1:]),
     )
 
@@ -197,25 +197,56 @@ def from_patches(
     Returns:
         `(SIDE, SIDE, 3)` uint8. Patches fade into each other where they overlap.
     """
-    channels, height, width = rebuilt.shape
-    wanted = rebuilt.permute(1, 2, 0).reshape(-1, channels)
-    candidates = other_maps.permute(0, 2, 3, 1).reshape(-1, channels)
-    directions = torch.nn.functional.normalize(candidates, dim=1)
-    nearest = most_similar_rows(wanted, directions).tolist()
+    _, height, width = rebuilt.shape
     corners = []
     for row in range(height):
         for column in range(width):
             corners.append((corner(row, height), corner(column, width)))
+    patches = []
+    for index in most_similar_locations(rebuilt, other_maps):
+        number, location = divmod(index, height * width)
+        top, left = corners[location]
+        source = padded(images[number])
+        patches.append(source[top : top + PATCH, left : left + PATCH])
+    return blended(patches, corners)
+
+
+def most_similar_locations(rebuilt: Tensor, other_maps: Tensor) -> list[int]:
+    """Find the most similar features of other maps for each location of a map.
+
+    Args:
+        rebuilt: the map, `(C, H, W)`.
+        other_maps: `(N, C, H, W)`.
+
+    Returns:
+        For each of the `H * W` locations, row by row, an index of the `N * H * W`
+        locations of the other maps.
+    """
+    channels = len(rebuilt)
+    features = rebuilt.permute(1, 2, 0).reshape(-1, channels)
+    candidates = other_maps.permute(0, 2, 3, 1).reshape(-1, channels)
+    directions = torch.nn.functional.normalize(candidates, dim=1)
+    return most_similar_rows(features, directions).tolist()
+
+
+def blended(
+    patches: Sequence[np.ndarray], corners: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    """Average patches where they overlap, with weights that fall to their edges.
+
+    Args:
+        patches: each `(PATCH, PATCH, 3)`.
+        corners: top and left of each in the padded image; see `corner`.
+
+    Returns:
+        `(SIDE, SIDE, 3)` uint8, without the padding.
+    """
     fade = np.hanning(PATCH + 2)[1:-1]
     weight = np.outer(fade, fade)[..., np.newaxis]
     # A border of one patch on each side, for patches that begin outside of the image.
     canvas = np.zeros((SIDE + 2 * PATCH, SIDE + 2 * PATCH, 3))
     weights = np.full_like(canvas, np.finfo(float).tiny)
-    for (top, left), candidate in zip(corners, nearest):
-        number, location = divmod(candidate, height * width)
-        source_top, source_left = corners[location]
-        source = padded(images[number])
-        patch = source[source_top : source_top + PATCH, source_left:][:, :PATCH]
+    for (top, left), patch in zip(corners, patches):
         canvas[top : top + PATCH, left : left + PATCH] += weight * patch
         weights[top : top + PATCH, left : left + PATCH] += weight
     inner = slice(PATCH, PATCH + SIDE)

@@ -110,28 +110,34 @@ def measured(empty: Classifier, order: Order, every: int) -> Iterator[Stage]:
     for start in range(0, len(order.rows), every):
         classifier = teach(classifier, order, order.rows[start : start + every])
         classes = min(start + every, len(order.rows))
-        yield stage_of(classifier, order, classes)
+        yield measured_stage(classifier, order, classes)
 
 
-def stage_of(classifier: Classifier, order: Order, classes: int) -> Stage:
-    """Measure a classifier that was taught the first classes of an order."""
+def measured_stage(classifier: Classifier, order: Order, n_taught: int) -> Stage:
+    """Measure a classifier on all test images, and the novel ones.
+
+    Args:
+        classifier: that was taught.
+        order: of the classes of its stream.
+        n_taught: number of classes taught, the first of the order.
+    """
     frames = order.frames
     test = frames.rows("test")
-    labels = [frames.labels[rows[0]] for rows in order.rows[:classes]]
-    is_taught = np.isin(frames.labels[test], labels)
-    evidence = classifier.evidence(order.features[test[is_taught]])
+    taught_labels = [frames.labels[rows[0]] for rows in order.rows[:n_taught]]
+    is_taught = np.isin(frames.labels[test], taught_labels)
+    known = classifier.evidence(order.features[test[is_taught]])
     names = np.array(frames.class_name)[test[is_taught]]
-    accuracy = float(right(classifier, evidence, names).mean())
-    unknown = torch.cat([order.features[test[~is_taught]], order.novel])
-    if not len(unknown):
-        return Stage(classes, accuracy, None, None)
-    strange = classifier.evidence(unknown)
+    accuracy = float(right(classifier, known, names).mean())
+    unknown_features = torch.cat([order.features[test[~is_taught]], order.novel])
+    if not len(unknown_features):
+        return Stage(n_taught, accuracy, auroc=None, auroc_of_learner=None)
+    unknown = classifier.evidence(unknown_features)
     return Stage(
-        classes,
+        n_taught,
         accuracy,
-        auroc=auroc(largest_probability(evidence), largest_probability(strange)),
+        auroc=auroc(largest_probability(known), largest_probability(unknown)),
         auroc_of_learner=auroc(
-            familiarity(classifier, evidence), familiarity(classifier, strange)
+            familiarity(classifier, known), familiarity(classifier, unknown)
         ),
     )
 

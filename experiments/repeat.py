@@ -235,21 +235,29 @@ def repeat(
     engine: EngineSettings | None,
     output: Path,
 ) -> tuple[list[Repeated], dict[Path, str]]:
-    """Do recorded runs again; without an engine, read those that were repeated before.
+    """Do recorded runs of a table again, or read what repeated them before.
+
+    Args:
+        recorded: runs of the file of a table.
+        settings: settings of the repetition of each, in the same order.
+        engine: what does the runs; None reads the finished ones alone.
+        output: folder of all repetitions.
 
     Returns:
-        Both results of each run, and the folders of the failed ones with their errors.
+        Each recorded run with its repetition, and the folders of the failed ones with
+        their errors.
     """
     failed = {}
     if engine is not None:
         failed = sweep(settings, engine, output)
-    repeated = []
-    for run, plan in zip(recorded, settings):
-        folder = Path(plan.output).parent
-        again = finished_runs(folder, [run.number])
-        kind = kind_of(plan.strategy or "crumb")
-        repeated.append(Repeated(run, again[0] if again else None, kind))
-    return repeated, failed
+    pairs = []
+    for run, run_settings in zip(recorded, settings):
+        folder_of_row = Path(run_settings.output).parent
+        repetitions = finished_runs(folder_of_row, [run.number])
+        repetition = repetitions[0] if repetitions else None
+        kind = kind_of(run_settings.strategy or "crumb")
+        pairs.append(Repeated(recorded=run, run=repetition, kind=kind))
+    return pairs, failed
 
 
 def main() -> int:

@@ -263,7 +263,17 @@ def summary(rows: Sequence[Row]) -> str:
 def learner_of(
     case: Case, scenes: Scenes, folder: Path, options: argparse.Namespace
 ) -> Learner:
-    """The learner of a case; one that a run makes has learned already."""
+    """Make the learner of a case.
+
+    Args:
+        case: method, backbone and looks.
+        scenes: of the split.
+        folder: of the run, for methods that learn in a run.
+        options: the command line's.
+
+    Returns:
+        A learner without classes, or one that has learned the scenes in a run.
+    """
     weights = options.weights_of[case.backbone]
     if case.method in IN_A_RUN:
         return learned_in_a_run(
@@ -276,12 +286,13 @@ def learner_of(
             weights=weights,
             threads=options.threads,
         )
+    if weights == "none":
+        weights = None
+    image_size = None
+    if options.quick:
+        image_size = QUICK_SIDE
     learner = Learner(
-        case.method,
-        case.backbone,
-        None if weights == "none" else weights,
-        QUICK_SIDE if options.quick else None,
-        looks=case.shares,
+        case.method, case.backbone, weights, image_size, looks=case.shares
     )
     learner.use_runtime(options.runtime)
     return learner

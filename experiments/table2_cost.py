@@ -282,17 +282,23 @@ def publish(quantities: Sequence[Quantity], output: Path) -> None:
 def measure_all(
     options: CommonOptions, protocol: str | None, part: Part
 ) -> list[Quantity]:
-    """Measure the runs of all benchmarks, none with --table-only, and read them."""
+    """Measure the runs of all benchmarks, and read what was measured.
+
+    Args:
+        options: shared by all scripts; with --table-only, nothing is measured.
+        protocol: of all runs; default the first of each benchmark.
+        part: of a run that is measured.
+    """
     paper = PaperNumbers()
     quantities = []
     for benchmark in options.roots:
         files = []
-        order = protocol or options.protocols(benchmark)[0]
+        protocol_of_runs = protocol or options.protocols(benchmark)[0]
         for run in options.runs:
             folder = options.output / benchmark / f"run{run}"
             files.append(folder / COSTS)
             settings = options.settings(
-                benchmark, protocol=order, run=run, output=str(folder)
+                benchmark, protocol=protocol_of_runs, run=run, output=str(folder)
             )
             if not options.table_only:
                 measure_once(settings, part)

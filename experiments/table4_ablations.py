@@ -43,6 +43,7 @@ ROWS = rows_of(TABLE)
 MEM_SIZES: dict[str, int] = {}  # by benchmark
 for _sizes in rows_of("mem_sizes").values():
     MEM_SIZES |= _sizes
+CODEBOOK_DIM = 8  # values of a block of the paper's Table 4
 QUICK_ROWS = (
     "MeRec replay",
     "Half capacity",
@@ -71,22 +72,28 @@ def folder_of(name: str) -> str:
 
 
 def settings_of(row: dict, starts: Starts, mem_size: int) -> dict | str:
-    """Settings in which the runs of a row differ where "Ours" stores `mem_size` maps.
+    """Settings in which the runs of a row differ from the defaults.
+
+    Args:
+        row: entry of `rows/table4.yaml`.
+        starts: pretrained files, from which rows begin.
+        mem_size: number of maps that "Ours" stores; rows store a part of it.
 
     Returns:
-        The settings, or the reason why there are none.
+        The settings, or the reason why there are none: a start that is missing.
     """
     start = row.get("start", OURS)
     settings = {
         "mem_size": max(1, round(mem_size * row.get("capacity", 1))),
-        "codebook_dim": 8,
+        "codebook_dim": CODEBOOK_DIM,
         **_settings_of_pretraining(row),
         **row.get("settings", {}),
     }
     if start == STOCK:
         return settings
-    if starts.file(start):
-        settings["pretrained"] = str(starts.file(start))
+    pretrained_file = starts.file(start)
+    if pretrained_file:
+        settings["pretrained"] = str(pretrained_file)
         return settings
     missing = _what_is_missing(row, start, starts)
     if missing:
@@ -159,15 +166,16 @@ def cells_of(
 def _cell(
     name: str, options: CommonOptions, protocol: str, starts: Starts, mem_size: int
 ) -> Cell:
-    """The cell of a row in a protocol."""
+    """The cell of a row in a protocol, beside the paper's number and that of "Ours".
+
+    A row whose start is missing has no folder, and a note of what it needs.
+    """
     row = ROWS[name]
-    paper = PaperNumbers()
-    root = options.output / protocol
+    folder_of_protocol = options.output / protocol
+    folder_of_ours = folder_of_protocol / OURS
     changes = settings_of(row, starts, mem_size)
-    ours = settings_of(ROWS[FIRST], starts, mem_size)
-    number, dataset = paper_number(paper, options.benchmark, protocol, name)
-    paper_ours, _ = paper_number(paper, options.benchmark, protocol, FIRST, dataset)
-    folder: Path | None = root / folder_of(name)
+    changes_of_ours = settings_of(ROWS[FIRST], starts, mem_size)
+    folder: Path | None = folder_of_protocol / folder_of(name)
     settings: dict = {}
     note = row.get("note", "")
     if isinstance(changes, str):
@@ -176,9 +184,15 @@ def _cell(
     else:
         settings = {"protocol": protocol, **changes}
         # "Vanilla pretrain" where Ours has no pretraining either.
-        if changes == ours:
-            folder = root / OURS
+        if changes == changes_of_ours:
+            folder = folder_of_ours
             note = "" if name == FIRST else "the same runs as Ours"
+    reference = None
+    if isinstance(changes_of_ours, dict):
+        reference = folder_of_ours
+    paper = PaperNumbers()
+    number, dataset = paper_number(paper, options.benchmark, protocol, name)
+    paper_ours, _ = paper_number(paper, options.benchmark, protocol, FIRST, dataset)
     return Cell(
         row=name,
         benchmark=options.benchmark,
@@ -187,7 +201,7 @@ def _cell(
         settings=settings,
         paper=number,
         paper_dataset=dataset,
-        reference=root / OURS if isinstance(ours, dict) else None,
+        reference=reference,
         paper_reference=paper_ours,
         category=row["category"],
         note=note,

@@ -93,26 +93,38 @@ def photos(
     """Write class/object/clip folders of JPEG photos.
 
     They show smooth patches, whose colours belong to a class, with noise.
+
+    Args:
+        folder: where the folders of the classes are made.
+        classes: number of classes.
+        clips: clips of each class, each of an object of its own.
+        images: photos of each clip.
+        pixels: side of a photo.
+        noise: standard deviation of the noise, of 255.
+
+    Returns:
+        `folder`.
     """
-    for number in range(classes):
-        patches = Image.fromarray(
-            np.random.default_rng(number).integers(0, 256, (6, 6, 3), dtype=np.uint8)
-        )
-        smooth = np.asarray(
-            patches.resize((pixels, pixels), Image.Resampling.BICUBIC), np.float32
-        )
+    for label in range(classes):
+        patches = _patches_of_class(label, pixels)
         for clip in range(clips):
-            clip_folder = folder / f"class{number}" / f"object{clip}" / "clip"
+            clip_folder = folder / f"class{label}" / f"object{clip}" / "clip"
             clip_folder.mkdir(parents=True)
-            random = np.random.default_rng([number, clip])
+            random = np.random.default_rng([label, clip])
             for image in range(images):
-                noisy = np.clip(
-                    smooth + random.normal(0, noise, smooth.shape), 0, 255
-                ).astype(np.uint8)
-                Image.fromarray(noisy).save(
-                    clip_folder / f"{image:03d}.jpg", quality=90
-                )
+                values = patches + random.normal(0, noise, patches.shape)
+                photo = Image.fromarray(np.clip(values, 0, 255).astype(np.uint8))
+                photo.save(clip_folder / f"{image:03d}.jpg", quality=90)
     return folder
+
+
+def _patches_of_class(label: int, pixels: int) -> np.ndarray:
+    """Draw smooth patches, ``(pixels, pixels, 3)`` float32 from 0 to 255."""
+    random = np.random.default_rng(label)
+    colours = random.integers(0, 256, (6, 6, 3), dtype=np.uint8)
+    patches = Image.fromarray(colours)
+    smooth = patches.resize((pixels, pixels), Image.Resampling.BICUBIC)
+    return np.asarray(smooth, np.float32)
 
 
 def in_new_process(script: str, *arguments: object, **environment: str) -> dict:

@@ -71,12 +71,15 @@ def cached_features(
 
     Args:
         learner: whose features.
-        images: function that yields batches of what the learner computes of images.
+        images: function that yields batches of what the learner computes of images; it
+            is called only if no features are stored.
         folder: where features are stored; None stores none.
         key: stands for the images.
     """
+    if folder is None:
+        return _computed_features(learner, images)
     network = learner.network
-    settings = (
+    made_with = (
         network.backbone,
         network.sha256,
         network.image_size,
@@ -84,15 +87,21 @@ def cached_features(
         learner.features,
         key,
     )
-    name = hashlib.sha256(repr(settings).encode()).hexdigest()[:16]
-    path = None if folder is None else folder / f"{name}.npy"
-    if path is not None and path.exists():
+    name = hashlib.sha256(repr(made_with).encode()).hexdigest()[:16]
+    path = folder / f"{name}.npy"
+    if path.exists():
         return torch.from_numpy(np.load(path)).float()
-    features = torch.cat([learner._compute(batch, learner.looks) for batch in images()])
-    if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, features.half().numpy())
+    features = _computed_features(learner, images)
+    folder.mkdir(parents=True, exist_ok=True)
+    np.save(path, features.half().numpy())
     return features
+
+
+def _computed_features(
+    learner: Learner, images: Callable[[], Iterator[Tensor]]
+) -> Tensor:
+    """Features of all images, `(N, ...)`."""
+    return torch.cat([learner._compute(batch, learner.looks) for batch in images()])
 
 
 def features_of(learner: Learner, table: FrameTable, folder: Path | None) -> Tensor:

@@ -36,9 +36,10 @@ COSTS = "cost_of_replay.csv"
 # Program of the process that computes a table.
 CHILD = (
     f"import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r}); "
-    "from support.replay_cost import child; child(sys.argv[1])"
+    "from support.replay_cost import print_cost; print_cost(sys.argv[1])"
 )
 MAPS_AT_A_TIME = 16
+WARM_UP_SHAPE = (20, 4, 4)  # number, height and width of the small maps
 Values = Mapping[str, float]
 
 
@@ -127,7 +128,10 @@ class TableTask:
             self._fit_sample()
 
     def _compute_codebook(self) -> None:
-        """Initialise CRUMB's codebook from maps spread over the experience."""
+        """Initialise a codebook of CRUMB from maps spread over the experience.
+
+        The codebook is dropped, as only the cost is measured.
+        """
         from crumb_avalanche.models.calibration import CHUNK, sampled_locations
         from crumb_avalanche.models.codebook import Codebook
         from crumb_avalanche.models.initialisers import INITIALISERS
@@ -166,16 +170,20 @@ class TableTask:
         tables.fit(vectors, self.seed)
 
 
-def child(text: str) -> None:
-    """Print the cost of a task in this process, as JSON.
+def print_cost(text: str) -> None:
+    """Do a task in this process, and print its cost as JSON.
 
-    Seconds, and peak resident memory minus resident memory before. The task is done on
-    small maps first, since the first call of a library allocates more.
+    The cost is ``seconds``, and ``bytes``: peak resident memory minus resident memory
+    before. The task is done on small maps first, since the first call of a library
+    allocates more.
+
+    Args:
+        text: arguments of the `TableTask`, as JSON.
     """
     task = TableTask(**json.loads(text))
     torch.set_num_threads(task.threads)
     with tempfile.NamedTemporaryFile() as file:
-        shape = (20, 4, 4, task.shape[-1])
+        shape = (*WARM_UP_SHAPE, task.shape[-1])
         np.random.default_rng(0).random(shape, np.float32).tofile(file.name)
         replace(task, file=file.name, shape=shape).run()
     reset_peak()

@@ -163,9 +163,14 @@ class Advantage:
 
 
 def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | None:
-    """Compute the advantage over runs.
+    """Compute CRUMB's advantage over its control on perturbed images, over runs.
 
-    Batches on which a network is always wrong are left out.
+    Batches without a relative drop are left out: unperturbed, a network answers all of
+    their images wrongly.
+
+    Args:
+        runs: relative drops of both networks.
+        perturbation: key of the drops.
 
     Returns:
         The advantage; None without any batch.
@@ -178,26 +183,30 @@ def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | Non
             continue
         crumb = run.crumb[perturbation]
         control = run.control[perturbation]
-        known = np.isfinite(crumb) & np.isfinite(control)
-        if known.any():
-            crumb_drops.append(crumb[known])
-            control_drops.append(control[known])
-            advantages[run.number] = float((control[known] - crumb[known]).mean())
+        has_drop = np.isfinite(crumb) & np.isfinite(control)
+        if not has_drop.any():
+            continue
+        crumb = crumb[has_drop]
+        control = control[has_drop]
+        crumb_drops.append(crumb)
+        control_drops.append(control)
+        advantages[run.number] = float((control - crumb).mean())
     if not advantages:
         return None
     means = list(advantages.values())
     splits = {run.number: run.split for run in runs}
-    over_runs = paired(dict.fromkeys(advantages, 0.0), advantages, splits)
+    no_advantage = dict.fromkeys(advantages, 0.0)
+    over_runs = paired(no_advantage, advantages, splits)
     assert over_runs is not None
-    all_crumb = np.concatenate(crumb_drops)
-    all_control = np.concatenate(control_drops)
+    all_crumb_drops = np.concatenate(crumb_drops)
+    all_control_drops = np.concatenate(control_drops)
     return Advantage(
-        crumb=float(all_crumb.mean()),
-        control=float(all_control.mean()),
+        crumb=float(all_crumb_drops.mean()),
+        control=float(all_control_drops.mean()),
         mean=statistics.fmean(means),
         error=standard_error(means),
         over_runs=over_runs,
-        s4=wilcoxon_test(all_crumb, all_control),
+        s4=wilcoxon_test(all_crumb_drops, all_control_drops),
     )
 
 
@@ -229,21 +238,21 @@ class StyleImages:
                 f"there is no folder {root}; --style-root holds a folder of images for "
                 "each class"
             )
-        known = {
+        label_of_folder = {
             name.lower().replace(" ", "_"): label for label, name in enumerate(classes)
         }
         self.paths: list[Path] = []
         labels: list[int] = []
         for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-            label = _label_of(folder.name.lower(), known)
+            label = _label_of(folder.name.lower(), label_of_folder)
             if label is not None:
-                images = _images_in(folder)
-                self.paths += images
-                labels += [label] * len(images)
+                image_paths = _images_in(folder)
+                self.paths += image_paths
+                labels += [label] * len(image_paths)
         if not self.paths:
             raise ValueError(
                 f"{root} has no folder of images that is named like one of "
-                f"{', '.join(known)}"
+                f"{', '.join(label_of_folder)}"
             )
         self.labels = np.array(labels)
 
@@ -279,7 +288,7 @@ def drops_of_network(
     labels: np.ndarray,
     style: StyleImages | None,
 ) -> dict[str, np.ndarray]:
-    """Compute the relative drops of a network by perturbation.
+    """Compute the relative drops of a network's accuracy, by perturbation.
 
     Style images are other images than the test images, and of fewer classes. Their drop
     is therefore relative to the test images of those classes, with answers among these
@@ -290,18 +299,21 @@ def drops_of_network(
         batches: its test images, or their maps.
         labels: of the test images.
         style: images in another style; None without any.
+
+    Returns:
+        Drops ``(batches,)`` of each map perturbation, and of `STYLE`.
     """
     logits = logits_of(model, batches)
-    plain = columns(logits[PLAIN], labels)
+    unperturbed = columns(logits[PLAIN], labels)
     drops = {}
     for name in MAP_PERTURBATIONS:
-        drops[name] = drops_of(plain, columns(logits[name], labels))
+        drops[name] = drops_of(unperturbed, columns(logits[name], labels))
     if style is not None:
         classes = np.unique(style.labels)
-        mask = np.isin(labels, classes)
-        styled = logits_of(model, style.batches(model.image_size))[PLAIN]
+        has_style = np.isin(labels, classes)
+        style_logits = logits_of(model, style.batches(model.image_size))[PLAIN]
         drops[STYLE] = drops_of(
-            columns(logits[PLAIN][mask], labels[mask], classes),
-            columns(styled, style.labels, classes),
+            columns(logits[PLAIN][has_style], labels[has_style], classes),
+            columns(style_logits, style.labels, classes),
         )
     return drops

@@ -19,12 +19,12 @@ def cell_settings(
 def grid(
     base: RunSettings, output: Path, runs: Sequence[int], rows: dict[str, dict]
 ) -> list[RunSettings]:
-    """Settings of a run in ``output/ROW/runN`` for each number and row.
+    """Make the settings of all runs of a table, each in ``output/ROW/runN``.
 
     Args:
         base: settings that all rows share.
-        output: folder of everything.
-        runs: numbers of the runs.
+        output: folder of the table.
+        runs: numbers of the runs of each row.
         rows: changes of the settings by the name of the row.
     """
     settings = []
