@@ -244,7 +244,7 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
         isinstance(dataset_class, type)
         and "train" in inspect.signature(dataset_class).parameters
     )
-    if not takes_train:
+    if dataset_class is None or not takes_train:
         raise ValueError(
             f"torchvision has no data set {name!r} with train=True, as CIFAR10, "
             "CIFAR100 and FashionMNIST have; "
