@@ -253,6 +253,12 @@ def test_reference_rule_by_hand(after_one_experience):
     assert rule.finished
 
 
+def test_reference_rule_leaves_a_batch_out_of_its_stride():
+    """3 batches of 8 for 4 slots: j = 2 * 8 // 4 = 4, not 3 * 8 // 4 = 6."""
+    memories = stored_after(ReferenceRule(), Slots(4), [[0] * 24], 8)
+    assert numbers_of(memories) == [0, 4, 8, 12]
+
+
 def test_reference_rule_keeps_old_memories_in_training(after_one_experience):
     rule, slots, _ = after_one_experience
     assert rule.begin_experience(slots, {2: 9, 3: 9}, 4) == []
