@@ -81,9 +81,12 @@ def test_slices_lie_along_channels():
     assert codebook.encode(feature_map).tolist() == [[[[0, 1]], [[1, 0]]]]
 
 
-def test_usage_counts_codes():
-    codes = torch.tensor([[0, 1], [2, 0]])
-    assert codebook_of(ROWS).usage(codes).tolist() == [2, 1, 1]
+@pytest.mark.parametrize(
+    ("codes", "counts"),
+    [([[0, 1], [2, 0]], [2, 1, 1]), ([[0, 0]], [2, 0, 0]), ([[1]], [0, 1, 0])],
+)
+def test_usage_counts_codes(codes, counts):
+    assert codebook_of(ROWS).usage(torch.tensor(codes)).tolist() == counts
 
 
 @pytest.fixture(params=["sparse", "signed"])

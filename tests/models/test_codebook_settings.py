@@ -187,6 +187,17 @@ def test_channels_of_zeros_stay_zero():
     assert torch.equal(map_filter(maps)[:, 1], maps[:, 1])
 
 
+def test_filter_leaves_a_channel_without_values():
+    """Nothing is known of it, so its weights are those of a new filter."""
+    nothing = torch.zeros(2, 1, 5, 5)
+    equations = FilterEquations(1)
+    equations.add(nothing, nothing)
+    map_filter = MapFilter(1)
+    equations.solve(map_filter)
+    maps = random_maps(channels=1)
+    torch.testing.assert_close(map_filter(maps), maps)
+
+
 def test_filter_is_not_trained():
     codebook = Codebook(4, 2, filtered=True).for_channels(4)
     assert [name for name, _ in codebook.named_parameters()] == ["blocks"]

@@ -95,6 +95,19 @@ def test_pixels_come_back_from_normalised_images(model, pixels):
     assert torch.equal(model.pixels(normalised), pixels)
 
 
+@pytest.mark.parametrize(("level", "pixel"), [(-0.5, 0), (127.5, 128), (255.5, 255)])
+def test_half_a_level_is_rounding(model, level, pixel):
+    model.set_normalization([0], [1 / 255])
+    assert model.pixels(torch.full((1, 3, 2, 2), level)).unique().tolist() == [pixel]
+
+
+@pytest.mark.parametrize("level", [-0.6, 255.6, float("nan")])
+def test_levels_out_of_range(model, level):
+    model.set_normalization([0], [1 / 255])
+    with pytest.raises(ValueError, match=r"pixels would be from .* not 0 to 255"):
+        model.pixels(torch.full((1, 3, 2, 2), level))
+
+
 def test_f_without_maps():
     flat = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4))
     words = r"gives \(1, 4\) for one image; a feature map has four axes"
