@@ -1,6 +1,7 @@
 """Looks of a run: the numbers of a learner, and cached maps of each look."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -188,6 +189,17 @@ def test_cached_maps_are_those_of_the_looks(table, weights_file, taught, tmp_pat
     expected = taught.strategy.statistics.named_tensors()
     tensors = from_cache.strategy.statistics.named_tensors()
     torch.testing.assert_close(tensors["means"], expected["means"])
+
+
+@pytest.mark.parametrize("name", ["seconds", "filled", "damaged"])
+def test_counts_of_all_looks_are_set_as_one(name):
+    whole, middle = SimpleNamespace(**{name: 3}), SimpleNamespace(**{name: 4})
+    store = LookStore([whole, middle])
+    assert getattr(store, name) == 7
+    setattr(store, name, 10)
+    assert getattr(store, name) == 10
+    setattr(middle, name, 5)  # computed since
+    assert getattr(store, name) == 15
 
 
 def test_images_without_looks_are_refused(taught):

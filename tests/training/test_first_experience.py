@@ -20,15 +20,17 @@ class Names(nn.Module):
     """
 
     codes_error: float | None = None
+    was_training: bool | None = None  # when it was asked
 
     def classify(self, maps):
+        self.was_training = self.training
         label, is_wrong = maps.flatten(1).unbind(1)
         named = (label + is_wrong).long() % 4
         return nn.functional.one_hot(named, 4).float()
 
 
 def finish(right, wrong, classes=2, codes_error=None):
-    """Test a network on so many images that it names right and wrong."""
+    """Test a network on so many images that it names right and wrong, and return it."""
     labels = torch.arange(right + wrong) % classes
     is_wrong = torch.arange(right + wrong) >= right
     maps = torch.stack([labels, is_wrong], 1).float().view(-1, 1, 2, 1)
@@ -38,6 +40,13 @@ def finish(right, wrong, classes=2, codes_error=None):
     model = Names()
     model.codes_error = codes_error
     first.finish(model, classes, mask=lambda logits: logits)
+    return model
+
+
+def test_the_network_is_asked_without_dropout():
+    model = finish(20, 0)
+    assert model.was_training is False
+    assert model.training
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(10, 10), (12, 8), (0, 20)])
