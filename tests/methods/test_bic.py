@@ -251,6 +251,16 @@ def test_scalars_stay_in_later_experiences(number):
     assert torch.equal(stages.bic.alpha[classes], stages.before[classes])
 
 
+def test_classes_that_come_back_begin_without_a_bias():
+    stages = Stages(1)
+    stages.bic.alpha[:] = 0.5
+    stages.bic.beta[:] = 1
+    stages.strategy.train(stages.stream.train_stream[0])
+    classes = stages.classes(0)
+    assert torch.equal(stages.bic.alpha[classes], torch.ones(len(classes)))
+    assert not stages.bic.beta[classes].any()
+
+
 def test_predictions_apply_the_scalars():
     stages = Stages(3)
     bic = stages.bic

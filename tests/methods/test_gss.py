@@ -94,6 +94,19 @@ def test_some_frames_are_not_stored(entered):
     assert entered[None] > 0
 
 
+@pytest.mark.parametrize(
+    ("score", "may_enter"), [(0.99, True), (1.0, False), (1.5, False)]
+)
+def test_only_a_frame_unlike_the_memories_enters(score, may_enter):
+    rule = GreedyDiversity(3)
+    rule.scores = torch.tensor(SCORES)
+    slots = Slots(3)
+    for _ in SCORES:
+        slots.take(0)
+    taken = [rule._slot_for_frame(slots, 1, score) for _ in range(50)]
+    assert any(slot is not None for slot in taken) == may_enter
+
+
 class Offered:
     """Notes how many memories are compared, and checks their gradients."""
 

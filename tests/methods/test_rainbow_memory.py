@@ -18,6 +18,7 @@ from watched import built, learned
 
 from crumb_avalanche.methods import rainbow_memory
 from crumb_avalanche.methods.rainbow_memory import (
+    augment,
     brighten,
     cut_out,
     cutmix,
@@ -97,6 +98,16 @@ def test_uncertainty_is_the_share_of_other_votes(copies, expected):
     images = GREYS.view(3, 1, 1, 1).expand(3, 3, 8, 8)
     shares = uncertainties(images, Rounds(), copies)
     assert shares.tolist() == pytest.approx(expected)
+
+
+def test_images_are_shifted_by_up_to_an_eighth_and_flipped():
+    """Of 16 pixels, 2; the point at 8 is at 7 in a flipped image."""
+    point = torch.zeros(300, 3, 16, 16, dtype=torch.uint8)
+    point[:, :, 8, 8] = 1
+    shifted = augment(point, np.random.default_rng(0))
+    _, _, rows, columns = shifted.nonzero().unbind(1)
+    assert set(rows.tolist()) == set(range(6, 11))
+    assert set(columns.tolist()) == set(range(5, 11))
 
 
 @pytest.fixture

@@ -410,6 +410,15 @@ def test_a_loss_is_over_the_seen_classes(name, logits):
     torch.testing.assert_close(loss, loss_among(name, SEEN, logits, LABELS))
 
 
+@pytest.mark.parametrize("ignored", [0, 2])
+def test_an_ignored_class_that_is_unseen_ignores_no_other(ignored, logits):
+    losses = []
+    for options in ({"ignore_index": ignored}, {}):
+        criterion = nn.CrossEntropyLoss(label_smoothing=0.1, **options)
+        losses.append(loss_over_seen(criterion, logits, torch.tensor(LABELS)))
+    torch.testing.assert_close(*losses)
+
+
 @EVERY_CRITERION
 def test_unseen_classes_have_no_gradient(name, logits):
     criterion = CRITERIA[name](WEIGHTS, int)
