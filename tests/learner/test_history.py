@@ -5,6 +5,7 @@ The rest is as if it had never been.
 
 import copy
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from crumb_avalanche.learner import history
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.picture_strip import PictureStrip, cells_of
 
 CLASSES = 4
 BUDGET = 4_000_000
@@ -241,6 +243,22 @@ def test_most_lessons_that_are_kept(make_any, monkeypatch):
     assert same(learner, teach(make_any(), without))
 
 
+@pytest.mark.parametrize(
+    ("lessons", "room", "excess"),
+    [
+        (16, 16, 0),
+        (17, 16, 3),  # an eighth of 16 besides the one too many
+        (20, 16, 6),
+        (16, 15, 1),
+        (17, 10, 7),  # 14 are left of 17, of which 10 fit
+    ],
+)
+def test_an_eighth_of_too_many_lessons_goes_at_once(monkeypatch, lessons, room, excess):
+    monkeypatch.setattr(history, "MOST_LESSONS", 16)
+    features = [SimpleNamespace(bytes=1)] * lessons
+    assert history._excess(features, room) == excess
+
+
 def test_undo_after_forget(make_any):
     lessons = [lesson_of(seed, seed % 3, 6) for seed in range(6)]
     learner = teach(make_any(), lessons)
@@ -313,6 +331,20 @@ def test_size_of_a_picture(pictured):
     assert picture.format == "JPEG"
     assert picture.size == (4 * SIZE, 64)
     assert len(data) < 10_000
+
+
+@pytest.mark.parametrize("count", [1, 4, 7, 8, 9, 20, 33])
+def test_a_strip_shows_the_images_that_it_names(count):
+    strip = PictureStrip()
+    greys = [Image.new("RGB", (64, 64), (7 * n,) * 3) for n in range(count)]
+    for _ in strip.noting(iter([("", grey) for grey in greys])):
+        pass
+    picture = strip.picture()
+    shown = [np.asarray(cell).mean() / 7 for cell in cells_of(picture)]
+    assert shown == pytest.approx(picture.shows, abs=0.3)
+    assert len(set(picture.shows)) == min(count, 4)
+    assert picture.shows[0] == 0
+    assert max(picture.shows) >= (count - 1) / 2
 
 
 def test_pictures_after_undo(pictured, tmp_path):

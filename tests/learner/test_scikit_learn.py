@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("sklearn")
 from sklearn.datasets import make_blobs
@@ -33,6 +34,16 @@ def test_later_classes_join_and_named_ones_wait():
         model.predict(points[first | later]) == names[first | later]
     ).all()
     np.testing.assert_allclose(model.predict_proba(points).sum(1), 1)
+
+
+@pytest.mark.parametrize("method", ["rda", "slda", "ncm"])
+def test_probabilities_have_the_temperature_of_the_method(method):
+    points, labels = make_blobs(60, 5, centers=3, cluster_std=4, random_state=0)
+    model = CrumbClassifier(method).fit(points, labels)
+    scores = model.statistics_.scores(torch.tensor(points)).numpy()
+    gaps = (scores[:, 0] - scores[:, 1]) / type(model.statistics_).temperature
+    first, second, _ = model.predict_proba(points).T
+    np.testing.assert_allclose(np.log(first / second), gaps, atol=1e-6)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_learned():

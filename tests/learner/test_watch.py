@@ -215,6 +215,23 @@ def test_a_video_is_answered_frame_by_frame(
     assert len(list(learner.watch(path_type(path), **options))) == answers
 
 
+@pytest.mark.parametrize(
+    ("stamps", "fps", "answered", "dropped"),
+    [
+        ([0, 0.125, 0.25, 0.375, 0.5], 4, [0, 0.25, 0.5], [0, 1, 1]),
+        ([0, 0.125, 0.25], None, [0, 0.125, 0.25], [0, 0, 0]),
+        ([0, 10, 10.125, 10.25], 4, [0, 10, 10.25], [0, 0, 1]),  # after a gap
+        ([3, 3.125, 3.25], 4, [3, 3.25], [0, 1]),  # a clock that begins late
+    ],
+    ids=["twice as many", "all", "gap", "late"],
+)
+def test_frames_are_answered_at_a_rate(stamps, fps, answered, dropped):
+    frames = ((stamp, lambda: None, 0) for stamp in stamps)
+    sampled = list(watch._sampled(frames, fps))
+    assert [stamp for stamp, _, _ in sampled] == answered
+    assert [count for _, _, count in sampled] == dropped
+
+
 def test_a_video_that_is_left_is_closed(learner, tmp_path):
     pytest.importorskip("av")
     path = write_video(tmp_path / "clip.mp4")
