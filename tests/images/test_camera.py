@@ -163,6 +163,12 @@ def test_time_stamps_that_stand_still_end(monkeypatch):
     assert frame_times(seconds=2) == ["0"]
 
 
+def test_a_long_clip_has_more_time(monkeypatch):
+    """The clock is two seconds later at each frame."""
+    fake_camera(monkeypatch, range(20))
+    assert frame_times(seconds=40, fps=1) == list(map(str, range(20)))
+
+
 @pytest.mark.parametrize(
     ("stamps", "words"),
     [

@@ -176,9 +176,10 @@ def test_natural_order_is_that_of_the_numbers(parts):
     assert sorted(order, key=natural_key) == sorted(order, key=order.get)
 
 
-def test_photos_come_in_natural_order(tmp_path):
+@pytest.mark.parametrize("source", [".", "*.png", "**/*"])
+def test_photos_come_in_natural_order(tmp_path, source):
     write_tree(tmp_path, ["frame10.png", "frame2.png", "frame1.png"])
-    ((_, _, frames),) = read(tmp_path, tmp_path)
+    ((_, _, frames),) = read(tmp_path / source, tmp_path)
     assert frames == ["frame1.png", "frame2.png", "frame10.png"]
 
 

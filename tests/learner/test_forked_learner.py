@@ -1,12 +1,13 @@
 """A forked process leaves the learners and videos of its parent alone."""
 
 import gc
+import threading
 
 import pytest
 import torch
 from fake_videos import write_video
 from forked import exit_code_of_fork
-from small_lessons import images, taught
+from small_lessons import copied, images, taught
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,29 @@ def test_child_asks_a_learner(of_onnxruntime):
         assert learner.predict(images(1)).label == "c1"
 
     assert exit_code_of_fork(ask) == 0
+
+
+@pytest.mark.parametrize("copy", [lambda learner: learner, copied])
+def test_child_asks_while_the_parent_is_asked(learner, copy):
+    learner = copy(learner)
+    is_held = threading.Event()
+    is_over = threading.Event()
+
+    def hold():
+        with learner._lock:
+            is_held.set()
+            is_over.wait(120)
+
+    def ask():
+        assert learner.predict(images(1)).label == "c1"
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait(120)
+    code = exit_code_of_fork(ask)
+    is_over.set()
+    thread.join(120)
+    assert code == 0
 
 
 @pytest.mark.parametrize("live", [False, True])

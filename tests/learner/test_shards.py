@@ -12,7 +12,7 @@ import torch
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import NOTHING
-from crumb_avalanche.learner.shards import LessonSource, Shard, ShardedLesson
+from crumb_avalanche.learner.shards import LessonSource, Shard, ShardedLesson, _key
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import Processes
 from crumb_avalanche.runs.work import WorkUnit
@@ -126,6 +126,27 @@ def test_other_clips_have_other_shards(make, clips, damaged, tmp_path):
     ]
     folders = {shard.folder for plan in plans for shard in plan.shards}
     assert len(folders) == 4
+
+
+def test_what_decides_features_names_their_shards(make, clips):
+    source = LessonSource.of(clips, None, "raise")
+    given = {
+        "learner": make(),
+        "clips": source.clips([]),
+        "source": source,
+        "runtime": "torch 2.4",
+    }
+    changes = [
+        {},
+        {"learner": make(image_size=64)},
+        {"clips": given["clips"][1:]},
+        {"source": LessonSource.of(clips, "cup", "raise")},
+        {"source": LessonSource.of(clips, None, "skip")},
+        {"runtime": "onnxruntime 1.20"},
+    ]
+    names = [_key(**{**given, **change}) for change in changes]
+    assert len(set(names)) == len(changes)
+    assert _key(**given) == names[0]
 
 
 def test_a_damaged_shard_is_named(make, clips, tmp_path):
