@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,6 +107,28 @@ def filled(cells, folder, shards):
 
 def test_runs_of_one_network_share_a_cache(cells, tmp_path):
     assert len(cache_units(cells, tmp_path, 4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "caches"),
+    [
+        ({"run": 1, "learning_rate": 0.1}, 1),
+        ({"image_size": 64}, 2),
+        ({"precision": "bf16"}, 2),
+        ({"cache_precision": "fp16"}, 2),
+        ({"runtime": "onnxruntime"}, 2),
+        ({"cut_layer": 2}, 2),
+        ({"fps": 2.0}, 2),
+        ({"new_class": True}, 2),
+        ({"on_bad_frame": "skip"}, 2),
+        ({"feature_cache": "elsewhere"}, 2),
+    ],
+    ids=str,
+)
+def test_runs_of_other_maps_have_a_cache_of_their_own(cells, tmp_path, change, caches):
+    ncm, _ = cells
+    units = cache_units([ncm, replace(ncm, **change)], tmp_path, 4)
+    assert len(units) == 4 * caches
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(0, 6), (2, 2)])
