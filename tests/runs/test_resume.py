@@ -11,12 +11,13 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from avalanche.training.plugins import EvaluationPlugin
 from fake_runs import tensors_of
 from flags import flags
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.runs import run, session
-from crumb_avalanche.runs.resume import Resume
+from crumb_avalanche.runs.resume import Resume, _restore_metrics
 from crumb_avalanche.system.folder_lock import in_use
 from crumb_avalanche.system.tensor_file import checksum, read_state, write_state
 from crumb_avalanche.training.stream_strategy import StreamStrategy
@@ -160,6 +161,14 @@ def test_metrics_of_earlier_processes_are_kept(resumed, whole):
     for line, expected in zip(lines, expected_lines, strict=True):
         # The ledger has seconds and the memory of the process.
         assert line == expected or line.startswith("Ledger")
+
+
+def test_the_latest_metrics_are_the_last_values():
+    evaluator = EvaluationPlugin(loggers=[], strict_checks=False)
+    saved = {"steps": [3, 7], "values": [0.5, 0.25]}
+    _restore_metrics(SimpleNamespace(evaluator=evaluator), {"Loss": saved})
+    assert evaluator.get_all_metrics() == {"Loss": ([3, 7], [0.5, 0.25])}
+    assert evaluator.get_last_metrics() == {"Loss": 0.25}
 
 
 def test_seconds_add_up_over_processes(done, command, cut, monkeypatch):
