@@ -14,6 +14,7 @@ from crumb_avalanche.report.mistakes import (
     advice,
     film_next,
     kinds_table,
+    pair_pictures,
     place_of,
     write_mistakes,
 )
@@ -145,6 +146,22 @@ def test_thumbnails_are_in_the_page(page):
 def test_confused_pairs_show_what_was_learned(page):
     positions = list(map(page.text.index, ("b taken for a", "a0.png", "a taken for b")))
     assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize(
+    ("learned", "shown"),
+    [(2, ["b0", "b1"]), (3, ["b0", "b1", "b2"]), (9, ["b0", "b3", "b6"])],
+)
+def test_examples_are_spread_over_what_was_learned(learned, shown):
+    """An image of a is taken for b; the files are missing."""
+    frames = [Frame(f"b{n}", "b", "o", "s", n, "train") for n in range(learned)]
+    frames += [Frame(f"a{n}", "a", "o", "s", n, "train") for n in range(2)]
+    frames.append(Frame("asked", "a", "o", "t", 0, "test"))
+    table = FrameTable(frames, "nowhere")
+    asked = predictions(table, answers=[1], confidence=[0.9])
+    (pair,) = pair_pictures(table, asked, Counter({("a", "b"): 1}))
+    assert [example.place for example in pair.learned] == shown
+    assert [example.place for example in pair.mistaken] == ["asked"]
 
 
 def test_kinds_of_test_images_are_counted(page):

@@ -90,10 +90,14 @@ def test_the_best_group_is_first(tmp_path):
         (["0,90.0,", "1,50.0,80.0"], 40.0),
         (["0,,", "1,50.0,80.0"], None),  # not tested before the end
         (["0,50.0,", "1,60.0,80.0"], -10.0),
+        # From the best of each experience: 90 - 40 and 60 - 60.
+        (["0,90.0,,", "1,50.0,60.0,", "2,40.0,60.0,80.0"], 25.0),
     ],
 )
 def test_forgetting(tmp_path, rows, forgetting):
-    assert read_run(fake_run(tmp_path / "run", rows=rows)).forgetting == forgetting
+    result = {"accuracy_after": [70.0] * len(rows)}
+    run = read_run(fake_run(tmp_path / "run", result=result, rows=rows))
+    assert run.forgetting == forgetting
 
 
 def test_a_joint_learner_forgets_nothing(tmp_path):
