@@ -69,6 +69,8 @@ RECIPES = {
     "paper": (16, dict(replay_steps=1)),
     f"paper, limit {LIMIT}": (16, dict(replay_steps=1, replay_limit=LIMIT)),
 }
+MAP_SHAPE = (512, 13, 13)  # channels, height and width of a map of SqueezeNet
+WARM_UP = 2  # experiences: F is compiled, the buffer filled
 M_MMAP_THRESHOLD = -3  # of mallopt: larger freed blocks go back to the system
 
 
@@ -179,17 +181,26 @@ def mean_seconds(
 def time_steps(
     model: SplitModel, images: Tensor, options: argparse.Namespace
 ) -> dict[str, list[float]]:
-    """Seconds in each round of a stream step, its networks alone, and a plain step."""
+    """Time a stream step of CRUMB, its networks alone, and a step of the plain code.
+
+    Args:
+        model: whose precision and runtime are set as the options say.
+        images: of every experience, which has two classes of its own.
+        options: the command line's.
+
+    Returns:
+        Seconds in each round by ``step``, ``bare`` (the networks alone) and ``plain``.
+    """
     clock = clock_of(options)
     model.set_precision(options.precision)
     if options.compile:
         use_runtime(model, "compiled")
     strategy = crumb_of(model)
     labels = torch.arange(len(images)) % 2
-    rounds = range(options.repeats + 2)
+    rounds = range(options.repeats + WARM_UP)
     datasets = [dataset_of(images, labels + 2 * number) for number in rounds]
     experiences = iter(benchmark_from_datasets(train=datasets).train_stream)
-    for _ in range(2):  # compiles, fills the buffer
+    for _ in range(WARM_UP):
         strategy.train(next(experiences), eval_streams=[])
     plain_images = torch.randn(BATCH, 3, 224, 224)
     plain = partial(PlainStep(4, BATCH), plain_images, labels[:BATCH])
@@ -199,10 +210,10 @@ def time_steps(
         experience = next(experiences)
         # As many as the step replays: as many of each class, and a batch at least.
         classes = set(experience.dataset.targets)
-        replay = len(strategy.storage_policy.sample(classes, BATCH))
-        replayed = torch.rand(replay, 512, 13, 13)
-        replayed = replayed.contiguous(memory_format=torch.channels_last)
-        bare = partial(networks_alone, model, images[:BATCH], replayed)
+        n_replayed = len(strategy.storage_policy.sample(classes, BATCH))
+        replayed_maps = torch.rand(n_replayed, *MAP_SHAPE)
+        replayed_maps = replayed_maps.contiguous(memory_format=torch.channels_last)
+        bare = partial(networks_alone, model, images[:BATCH], replayed_maps)
         model.train()
         bare()
         learn = partial(strategy.train, experience, eval_streams=[])
@@ -302,7 +313,7 @@ class Search:
     @classmethod
     def of(cls, codebook: Codebook) -> "Search":
         """Initialise a codebook from maps of about 65 % zeros, as after a ReLU."""
-        maps = torch.relu(torch.randn(BATCH, 512, 13, 13) * 20 - 8)
+        maps = torch.relu(torch.randn(BATCH, *MAP_SHAPE) * 20 - 8)
         init_matched_(codebook, maps, torch.Generator().manual_seed(0))
         return cls(maps.contiguous(memory_format=torch.channels_last), codebook)
 

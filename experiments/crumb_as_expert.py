@@ -108,23 +108,30 @@ def cells_of(options: CommonOptions) -> list[Cell]:
 def row_of(
     options: CommonOptions, stream: str, name: str, experts: Sequence[Finding]
 ) -> Row:
-    """Let the experts of a row answer, in every run that all of them finished."""
-    runs: dict[int, list[FinishedRun]] = {}  # of all experts, by number
+    """Let the experts of a row answer together, in every run that all have finished.
+
+    Args:
+        options: of the command line.
+        stream: name of the benchmark.
+        name: of the row.
+        experts: their runs; the accuracy of a single one is that of its run.
+    """
+    runs_by_number: dict[int, list[FinishedRun]] = {}  # of all experts
     for expert in experts:
         for run in expert.runs:
-            runs.setdefault(run.number, []).append(run)
+            runs_by_number.setdefault(run.number, []).append(run)
     accuracies = {}
-    memory = {}
+    memory_bytes = {}
     for run_number in options.runs:
-        same = runs.get(run_number, [])
-        if len(same) < len(experts):
+        runs = runs_by_number.get(run_number, [])
+        if len(runs) < len(experts):
             continue
-        accuracies[run_number] = same[0].final
-        if len(same) > 1:
+        accuracies[run_number] = runs[0].final
+        if len(runs) > 1:
             settings = options.settings(stream, **SHARED, run=run_number)
-            accuracies[run_number] = together(same, settings)
-        memory[run_number] = sum(run.ledger["memory_bytes"] for run in same)
-    return Row(stream, name, accuracies, memory)
+            accuracies[run_number] = together(runs, settings)
+        memory_bytes[run_number] = sum(run.ledger["memory_bytes"] for run in runs)
+    return Row(stream, name, accuracies, memory_bytes)
 
 
 def line_of(row: Row, ours: Row, splits: dict[int, str]) -> list[str]:

@@ -269,19 +269,19 @@ class CorrectedBar:
         """Cells of the filtered runs and of the paper's test."""
         advantage = self.bar.all_runs
         filtered = self.bar.filtered
-        tested = ["", "", ""]
+        test_cells = ["", "", ""]
         if advantage is not None:
-            tested = [
+            test_cells = [
                 str(advantage.s4.pairs),
                 p_text(advantage.s4.p),
                 p_text(self.s4),
             ]
         if filtered is None:
-            return ["", "", *tested, "", ""]
+            return ["", "", *test_cells, "", ""]
         return [
             f"{filtered.mean:+.4f}",
             str(filtered.runs),
-            *tested,
+            *test_cells,
             p_text(filtered.s4.p),
             p_text(self.s4_filtered),
         ]

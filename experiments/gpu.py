@@ -212,13 +212,13 @@ def frozen_layers(device: torch.device, sizes: Sizes) -> list[Figure]:
     shape = (sizes.f_batch, 3, sizes.pixels, sizes.pixels)
     images = torch.randint(256, shape, dtype=torch.uint8).to(device)
     flops = flops_of(sizes)
-    ways = {
+    variants = {  # precision, whether F is compiled, and type of its products
         "float32": ("fp32", False, torch.float32),
         "bf16": ("bf16", False, torch.bfloat16),
         "compiled bf16, channels-last": ("bf16", True, torch.bfloat16),
     }
     figures = []
-    for name, (precision, compiled, dtype) in ways.items():
+    for name, (precision, compiled, dtype) in variants.items():
         model = model_of(device, sizes, n_classes=2).eval()
         model.set_precision(precision)
         if compiled:
@@ -328,7 +328,7 @@ def main() -> int:
         )
     device = torch.device("cuda")
     sizes = Sizes()
-    parts: dict[str, Callable[[], list[Figure]]] = {
+    measurements: dict[str, Callable[[], list[Figure]]] = {
         "tests": tests,
         "step": partial(step, device, sizes),
         "F": partial(frozen_layers, device, sizes),
@@ -336,9 +336,9 @@ def main() -> int:
         "run": partial(run, options),
     }
     figures = [Figure("card", "name", torch.cuda.get_device_name(device), "")]
-    for name, part in parts.items():
+    for name, measure in measurements.items():
         try:
-            figures += part()
+            figures += measure()
         except Exception as error:  # the other parts are measured all the same
             reason = " ".join(str(error).split())[:200]
             figures.append(

@@ -132,8 +132,8 @@ def images_of(shape: str, frame: int, n_others: int) -> list[np.ndarray]:
     object_names = np.array(frames.object_name)
     row = np.flatnonzero(class_names == shape)[frame]
     is_same = (class_names == shape) & (object_names == object_names[row])
-    others = np.random.default_rng(0).permutation(np.flatnonzero(~is_same))
-    return read_images(frames, [int(row), *others[:n_others].tolist()])
+    other_rows = np.random.default_rng(0).permutation(np.flatnonzero(~is_same))
+    return read_images(frames, [int(row), *other_rows[:n_others].tolist()])
 
 
 def read_images(frames: ToyShapesFrames, rows: Sequence[int]) -> list[np.ndarray]:
@@ -274,8 +274,8 @@ def picture(memory: Memory) -> Figure:
     title = f"map {channels} x {height} x {width}\n{memory.map_bytes:,} bytes"
     show(upper[1], colours.of(memory.features), title)
     draw_codes(upper[2], memory.codes)
-    kept = f"map from codes\nkeeps {100 * memory.energy_kept:.0f} % of energy"
-    show(lower[0], colours.of(memory.rebuilt), kept)
+    title = f"map from codes\nkeeps {100 * memory.energy_kept:.0f} % of energy"
+    show(lower[0], colours.of(memory.rebuilt), title)
     show(lower[1], memory.patches, "patches of other\nimages, similar codes")
     draw_bytes(lower[2], memory)
     return figure

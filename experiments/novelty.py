@@ -110,10 +110,10 @@ def measured(empty: Classifier, order: Order, every: int) -> Iterator[Stage]:
     for start in range(0, len(order.rows), every):
         classifier = teach(classifier, order, order.rows[start : start + every])
         classes = min(start + every, len(order.rows))
-        yield measured_stage(classifier, order, classes)
+        yield measure_stage(classifier, order, classes)
 
 
-def measured_stage(classifier: Classifier, order: Order, n_taught: int) -> Stage:
+def measure_stage(classifier: Classifier, order: Order, n_taught: int) -> Stage:
     """Measure a classifier on all test images, and the novel ones.
 
     Args:

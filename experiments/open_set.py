@@ -36,6 +36,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
+    BATCH,
     METHODS,
     Measured,
     Stream,
@@ -144,19 +145,19 @@ def streams_of(chosen: argparse.Namespace) -> list[Stream]:
     """
     if chosen.quick:
         shapes = get_benchmark(QUICK_BENCHMARK).table(None, 0)
-        return [Stream("shapes", lambda run: shapes, 2)]
+        return [Stream("shapes", lambda run: shapes, left_out=2)]
     streams = []
     for name in DEVELOPMENT:
         root = getattr(chosen, name)
         if root:
             table = photos(Path(root) / "train")
-            streams.append(Stream(name, partial(redrawn, table), 10))
+            streams.append(Stream(name, partial(redrawn, table), left_out=10))
     if chosen.eth80:
         tables = partial(get_benchmark("eth80").table, chosen.eth80)
-        streams.append(Stream("eth80", tables, 2))
+        streams.append(Stream("eth80", tables, left_out=2))
     if chosen.sign_digits:
         tables = partial(get_benchmark("clip_folder").table, chosen.sign_digits)
-        streams.append(Stream("sign_digits", tables, 3))
+        streams.append(Stream("sign_digits", tables, left_out=3))
     if not streams:
         raise ValueError(
             "there is no data: give --eth80, --sign-digits, --cifar100 or "
@@ -223,9 +224,9 @@ def scene_images(scenes: Scenes) -> list[Image.Image]:
         first_of_class.setdefault(target.name, index)
     images: list[Image.Image] = []
     for name, index in first_of_class.items():
-        others = list(first_of_class.values())
-        others.remove(index)
-        images += _images_of_class(scenes, name, index, others)
+        indices_of_others = list(first_of_class.values())
+        indices_of_others.remove(index)
+        images += _images_of_class(scenes, name, index, indices_of_others)
     for _ in range(EMPTY):
         images.append(scenes.photo())
     return images
@@ -234,7 +235,10 @@ def scene_images(scenes: Scenes) -> list[Image.Image]:
 def _images_of_class(
     scenes: Scenes, name: str, index: int, others: Sequence[int]
 ) -> list[Image.Image]:
-    """The images of a class.
+    """The images of a class, as many as `IMAGES_OF_CLASS` has, in its order.
+
+    Half of the views that are asked as known are on new photos, the others on photos
+    of taught objects of other classes.
 
     Args:
         scenes: of the split.
@@ -244,7 +248,7 @@ def _images_of_class(
     """
     views = scenes.taught[index].views
     photo = scenes.taught[index].photos[0]
-    held_out = next(views for label, views in scenes.held_out if label == name)
+    views_of_held_out = next(views for label, views in scenes.held_out if label == name)
     images = []
     for view in views[:8]:
         images.append(scenes.shown(view, photo))
@@ -253,7 +257,7 @@ def _images_of_class(
     for view in views[12:16]:
         target = scenes.taught[scenes.draws.choice(others)]
         images.append(scenes.shown(view, target.photos[0]))
-    for view in held_out[:4]:
+    for view in views_of_held_out[:4]:
         images.append(scenes.shown(view, scenes.photo()))
     for _ in range(IMAGES_OF_CLASS["shown"] + IMAGES_OF_CLASS["own scene"]):
         images.append(_shifted_view(scenes, photo))
@@ -316,7 +320,16 @@ class SceneFeatures:
 def scenes_of(
     learner: Learner, chosen: argparse.Namespace, development: bool
 ) -> Iterator[SceneFeatures]:
-    """Yield the features of the images of each split, or those that were stored."""
+    """Yield the features of the images of each split, or those that were stored.
+
+    Args:
+        learner: whose features.
+        chosen: the command line's options.
+        development: whether photos are those for choosing settings.
+
+    Raises:
+        ValueError: the command line has no objects.
+    """
     if chosen.eth80 is None:
         raise ValueError("the objects of scenes are those of ETH-80: give --eth80")
     objects = cache(partial(cut_outs, Path(chosen.eth80)))
@@ -324,8 +337,8 @@ def scenes_of(
 
     def pixels(split: int) -> Iterator[torch.Tensor]:
         images = scene_images(Scenes(objects(), files, split))
-        for start in range(0, len(images), 16):
-            batch = map(learner._transform, images[start : start + 16])
+        for start in range(0, len(images), BATCH):
+            batch = map(learner._transform, images[start : start + BATCH])
             yield torch.stack(list(batch))
 
     for split in range(chosen.splits):
@@ -496,7 +509,8 @@ def run_rows(runs: Sequence[Run]) -> list[list[object]]:
     return rows
 
 
-def main() -> None:
+def command_line_parser() -> argparse.ArgumentParser:
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], allow_abbrev=False
     )
@@ -545,11 +559,17 @@ def main() -> None:
     )
     add("--output", default="runs/open_set", help="folder of tables and picture")
     add_network_options(parser)
-    chosen = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    chosen = command_line_parser().parse_args()
     if chosen.quick:
         chosen.runs = 1
     only_scenes = bool(chosen.photos) and not chosen.runs
-    streams = [] if chosen.thresholds or only_scenes else streams_of(chosen)
+    streams = []
+    if not chosen.thresholds and not only_scenes:
+        streams = streams_of(chosen)
     learners = {method: learner_of(chosen, method) for method in chosen.methods}
     if chosen.thresholds:
         thresholds(learners[chosen.methods[0]], chosen)
@@ -563,6 +583,11 @@ def main() -> None:
     runs: list[Run] = []
     for stream in streams:
         runs += runs_of(stream, learners, chosen)
+    publish(runs, output)
+
+
+def publish(runs: Sequence[Run], output: Path) -> None:
+    """Print the table of the streams; write it, its runs and its picture."""
     header, lines = summary(runs)
     write_csv(output / "open_set.csv", [header, *lines])
     write_csv(output / "open_set_runs.csv", run_rows(runs))

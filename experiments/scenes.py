@@ -301,7 +301,17 @@ def learner_of(
 def rows_of(
     case: Case, objects: Objects, photos: Sequence[Path], options: argparse.Namespace
 ) -> list[Row]:
-    """Measure a case."""
+    """Teach the learner of a case, and count its right answers.
+
+    Args:
+        case: split, stream, method and looks.
+        objects: cut out of ETH-80.
+        photos: files of the backgrounds.
+        options: the command line's.
+
+    Returns:
+        Values of `HEADER` for each way of asking that the stream has.
+    """
     scenes = Scenes(objects, photos, case.split)
     # The looks of a learner are its own; what a run made sees a part of the image.
     share = case.shares[0] if case.method in IN_A_RUN else 1.0

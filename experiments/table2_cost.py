@@ -175,7 +175,7 @@ def part_of(file: Path) -> str:
     notes = file.with_name("made_with.json")
     if not notes.exists():
         return ""
-    part = json.loads(notes.read_text())
+    made_with = json.loads(notes.read_text())
     texts = {
         "stream_images": "{} images of each experience",
         "experiences": "the first {} experiences",
@@ -183,8 +183,8 @@ def part_of(file: Path) -> str:
     }
     phrases = []
     for name, text in texts.items():
-        if part.get(name):
-            phrases.append(text.format(part[name]))
+        if made_with.get(name):
+            phrases.append(text.format(made_with[name]))
     return ", ".join(phrases)
 
 
@@ -223,25 +223,33 @@ def quantities_of(
     """
     dataset = benchmark if paper.has(TABLE, benchmark) else PAPER_DATASET
     runs = []
-    parts: dict[str, None] = {}  # each once
+    notes: dict[str, None] = {}  # of the parts measured, each once
     for file in files:
         pairs = measured(file)
         if pairs is not None:
             runs.append(pairs)
-            parts[part_of(file)] = None
-    part = "; ".join(filter(None, parts))
+            notes[part_of(file)] = None
     quantities = []
     for index, unit in enumerate(UNITS):
-
-        def printed(method: str, name: str = unit.name) -> float:
-            return paper.find(TABLE, dataset, PROTOCOL, method, name).value
-
-        ours = mean_of([pairs[index] for pairs in runs])
-        printed_pair = Pair(printed("crumb"), printed("remind"))
         quantities.append(
-            Quantity(benchmark, dataset, unit, printed_pair, ours, len(runs), part)
+            Quantity(
+                benchmark=benchmark,
+                dataset=dataset,
+                unit=unit,
+                paper=_paper_pair(paper, dataset, unit),
+                ours=mean_of([pairs[index] for pairs in runs]),
+                runs=len(runs),
+                part="; ".join(filter(None, notes)),
+            )
         )
     return quantities
+
+
+def _paper_pair(paper: PaperNumbers, dataset: str, unit: Unit) -> Pair:
+    """The paper's numbers of CRUMB and REMIND."""
+    crumb = paper.find(TABLE, dataset, PROTOCOL, "crumb", unit.name).value
+    remind = paper.find(TABLE, dataset, PROTOCOL, "remind", unit.name).value
+    return Pair(crumb, remind)
 
 
 def mean_of(pairs: Sequence[Pair]) -> Pair | None:

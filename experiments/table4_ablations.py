@@ -227,7 +227,7 @@ def starts_of(chosen: argparse.Namespace, quick: bool) -> Starts:
     return Starts(
         folder=Path(chosen.starts) if chosen.starts else None,
         mobilenet_weights="none" if quick else chosen.mobilenet_weights,
-        given=files,
+        files=files,
     )
 
 

@@ -98,23 +98,23 @@ def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int
     return first, second
 
 
-def taught_rows(given: Taught, frames: FrameTable) -> dict[str, float]:
+def taught_rows(source: Taught, frames: FrameTable) -> dict[str, float]:
     """Accuracy in percent of the rows `taught` and `merged` on the held-out photos."""
     train = frames.rows("train")
     half = len(frames.classes) // 2
     is_first = frames.labels[train] < half
     first_objects, second_objects = halves(frames, train.tolist())
-    merged = given.learner(frames, first_objects)
-    merged.merge(given.learner(frames, second_objects))
+    merged = source.learner(frames, first_objects)
+    merged.merge(source.learner(frames, second_objects))
     classifiers = {
-        "taught": given.learner(frames, train[is_first], train[~is_first]),
+        "taught": source.learner(frames, train[is_first], train[~is_first]),
         "merged": merged,
     }
     test = frames.rows("test")
     names = np.array(frames.class_name)[test]
     accuracies = {}
     for row, classifier in classifiers.items():
-        evidence = classifier.evidence(given.features[test])
+        evidence = classifier.evidence(source.features[test])
         accuracies[row] = 100 * float(right(classifier, evidence, names).mean())
     return accuracies
 
@@ -151,16 +151,16 @@ class UnequalClasses:
         return torch.arange(len(self.rows)).repeat_interleave(counts)
 
 
-def unequal_rows(given: Taught, frames: FrameTable, run: int) -> dict[str, float]:
+def unequal_rows(source: Taught, frames: FrameTable, run: int) -> dict[str, float]:
     """Accuracy in percent of each rule on small classes and on all."""
     classes = UnequalClasses.draw(frames, run)
     count = len(classes.rows)
-    length = given.empty.length
-    of_whole_images = given.features[:, :length]  # the first view
+    length = source.empty.length
+    of_whole_images = source.features[:, :length]  # the first view
     features = of_whole_images[np.concatenate(classes.rows)]
     test = frames.rows("test")
-    budget = given.empty.budget_bytes
-    usual = RegularizedDiscriminant.for_budget(length, budget, given.empty.kept)
+    budget = source.empty.budget_bytes
+    usual = RegularizedDiscriminant.for_budget(length, budget, source.empty.kept)
     accuracies = {}
     for rule, changes in RULES.items():
         settings = {**usual.settings, "n_classes": count, **changes}
@@ -191,10 +191,10 @@ def reference_of(row: str) -> str:
 def lines_of(
     accuracies: dict[str, dict[int, float]], splits: dict[int, str]
 ) -> list[list[str]]:
-    """Values of `HEADER` for each row.
+    """Make the lines of the table: values of `HEADER` for each row.
 
     Args:
-        accuracies: by row and number of the run.
+        accuracies: in percent, by row and number of the run.
         splits: hash of the table of frames by number of the run.
     """
     lines = []
@@ -218,7 +218,7 @@ def lines_of(
     return lines
 
 
-def given_of(options: CommonOptions) -> Taught:
+def source_of(options: CommonOptions) -> Taught:
     """The classifier and features of the learner of the options."""
     torch.set_num_threads(1)
     benchmark = options.benchmark
@@ -235,7 +235,7 @@ def accuracies_of(
 ) -> dict[str, dict[int, float]]:
     """Accuracy in percent of each row by number of the run."""
     accuracies = {"run": finals_of(finding.runs)}
-    source = given_of(options)
+    source = source_of(options)
     benchmark = options.benchmark
     table_of = get_benchmark(benchmark).table
     for number in accuracies["run"]:

@@ -137,13 +137,14 @@ class Recorder:
 
     Attributes:
         settings: settings of each run by its folder, in the order in which they start.
-        listed: list of these settings by folder; empty without a file.
+        settings_texts: the settings of each run by its folder, as the file of recorded
+            runs lists them; empty without a file.
         cells: cells of each folder of runs.
         recorded: the recorded runs; None without a file.
     """
 
     settings: dict[Path, RunSettings]
-    listed: dict[Path, str]
+    settings_texts: dict[Path, str]
     cells: dict[Path, list[Cell]]
     recorded: RecordedRuns | None
 
@@ -158,14 +159,15 @@ class Recorder:
                 by_folder.setdefault(cell.folder, []).append(cell)
         settings = {}
         for number in options.runs:
-            for folder, same in by_folder.items():
-                base = options.settings(same[0].benchmark, **shared)
-                run = cell_settings(base, folder, number, same[0].settings)
+            for folder, cells_of_folder in by_folder.items():
+                cell = cells_of_folder[0]  # whose runs all of the folder share
+                base = options.settings(cell.benchmark, **shared)
+                run = cell_settings(base, folder, number, cell.settings)
                 settings[Path(run.output)] = run
         if options.recorded is None:
             return cls(settings, {}, by_folder, None)
-        listed = {folder: planned_settings(run) for folder, run in settings.items()}
-        return cls(settings, listed, by_folder, RecordedRuns(options.recorded))
+        texts = {folder: planned_settings(run) for folder, run in settings.items()}
+        return cls(settings, texts, by_folder, RecordedRuns(options.recorded))
 
     def missing(self) -> list[RunSettings]:
         """Settings of the runs that are not recorded."""
@@ -180,8 +182,8 @@ class Recorder:
         """Look up a run of a cell among the recorded ones."""
         if self.recorded is None or cell.folder is None:
             return None
-        listed = self.listed.get(cell.folder / f"run{number}", "")
-        return self.recorded.get(cell.benchmark, number, listed)
+        text = self.settings_texts.get(cell.folder / f"run{number}", "")
+        return self.recorded.get(cell.benchmark, number, text)
 
     def add_run_of(self, settings: RunSettings) -> None:
         """Record the finished run of these settings for all of its cells."""

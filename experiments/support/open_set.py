@@ -22,6 +22,7 @@ from crumb_avalanche.learner.learner import LOOKS, Learner
 
 PHOTOS_OF_LESSON = 20  # for classes that are one clip
 CLASSES_AT_A_TIME = 2
+BATCH = 16  # images whose features are computed at once
 METHODS = ("rda", "slda", "ncm", "ranpac")
 
 
@@ -108,8 +109,8 @@ def features_of(learner: Learner, table: FrameTable, folder: Path | None) -> Ten
     """Features `(N, ...)` of all rows of a table; see `cached_features`."""
 
     def images() -> Iterator[Tensor]:
-        for start in range(0, len(table), 16):
-            rows = range(start, min(start + 16, len(table)))
+        for start in range(0, len(table), BATCH):
+            rows = range(start, min(start + BATCH, len(table)))
             yield torch.stack([learner._transform(table.read(row)) for row in rows])
 
     return cached_features(learner, images, folder, (str(table.root), *table.path))
@@ -194,7 +195,7 @@ def run_stream(
     unknown: Sequence[int],
     seed: int,
 ) -> Measured:
-    """Teach all classes but `unknown`, lesson by lesson, and measure.
+    """Teach all classes but `unknown`, lesson by lesson, and measure on test images.
 
     Args:
         empty: a classifier without classes.
@@ -209,26 +210,27 @@ def run_stream(
     for label, rows in lessons_of(table, taught_labels, seed):
         lessons.append((label, features[rows]))
     classifier = taught(empty, table.classes, lessons)
-    confidence = classifier.confidence
-    test = table.rows("test")
-    held_out = test[np.isin(table.labels[test], taught_labels)]
-    remaining = np.setdiff1d(test, held_out)
-    evidence = classifier.evidence(features[held_out])
-    names = np.array(table.classes)[table.labels[held_out]]
+    test_rows = table.rows("test")
+    is_known = np.isin(table.labels[test_rows], taught_labels)
+    known_rows = test_rows[is_known]
+    unknown_rows = np.setdiff1d(test_rows, known_rows)
+    evidence = classifier.evidence(features[known_rows])
+    names = np.array(table.classes)[table.labels[known_rows]]
     correct = torch.from_numpy(right(classifier, evidence, names))
     known = familiarity(classifier, evidence)
     unknown_rejected = None
     area = None
-    if len(remaining):
-        strange = familiarity(classifier, classifier.evidence(features[remaining]))
-        unknown_rejected = share_below_zero(strange)
-        area = auroc(known, strange)
-    probabilities = confidence.probabilities(evidence).amax(1)
-    usual = evidence.scores.softmax(1).amax(1)
+    if len(unknown_rows):
+        unknown_evidence = classifier.evidence(features[unknown_rows])
+        familiarity_of_unknown = familiarity(classifier, unknown_evidence)
+        unknown_rejected = share_below_zero(familiarity_of_unknown)
+        area = auroc(known, familiarity_of_unknown)
+    calibrated = classifier.confidence.probabilities(evidence).amax(1)
+    uncalibrated = evidence.scores.softmax(1).amax(1)
     return Measured(
         accuracy=float(correct.double().mean()),
-        ece=expected_calibration_error(probabilities, correct),
-        ece_usual=expected_calibration_error(usual, correct),
+        ece=expected_calibration_error(calibrated, correct),
+        ece_usual=expected_calibration_error(uncalibrated, correct),
         known_rejected=share_below_zero(known),
         unknown_rejected=unknown_rejected,
         auroc=area,

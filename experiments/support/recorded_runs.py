@@ -79,7 +79,7 @@ class RecordedRun:
     def of(
         cls, row: str, benchmark: str, protocol: str, run: "FinishedRun | RecordedRun"
     ) -> "RecordedRun":
-        """Take from a run what its line has."""
+        """Make the line of a run in the file of recorded runs; accuracy is rounded."""
         return cls(
             row=row,
             benchmark=benchmark,

@@ -34,19 +34,19 @@ class Starts:
     Attributes:
         folder: has `NAME.safetensors` for each start; None without one.
         mobilenet_weights: weights of MobileNetV2, as for `crumb run`.
-        given: files elsewhere, by name of the start.
+        files: files outside the folder, by name of the start.
     """
 
     folder: Path | None
     mobilenet_weights: str
-    given: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
 
     @property
     def described(self) -> str:
         """Describe what "Ours" starts from."""
         if self.folder is None:
             text = "all rows start from stock weights, without CRUMB pretraining"
-            if self.given:
+            if self.files:
                 text += ", but where the row says otherwise"
             return text
         file = self.file(OURS)
@@ -63,7 +63,7 @@ class Starts:
 
     def file(self, name: str) -> Path | None:
         """The file of a start; None if it does not exist."""
-        path = self.given.get(name)
+        path = self.files.get(name)
         if path is None and self.folder is not None:
             path = self.folder / f"{name}.safetensors"
         return path if path and path.is_file() else None

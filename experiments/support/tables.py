@@ -313,7 +313,16 @@ def write_table(
     csv_rows: Sequence[Sequence[object]] | None = None,
     figure: Figure | None = None,
 ) -> None:
-    """Print a table; write it as `NAME.md` and `NAME.csv` (or these rows); draw it."""
+    """Print a table, and write it and its picture.
+
+    Args:
+        output: folder of `NAME.md`, `NAME.csv` and the picture.
+        name: name of the files.
+        header: of the columns.
+        lines: of the table.
+        csv_rows: header and rows of `NAME.csv`; default those of the table.
+        figure: the picture; None for none.
+    """
     print("\n" + table(header, lines))
     write_text(output / f"{name}.md", markdown([header, ["---"] * len(header), *lines]))
     write_csv(output / f"{name}.csv", csv_rows or [header, *lines])
