@@ -43,6 +43,8 @@ NOT_HERE = {
     "meta_root": "the folders of train and val name the classes, so that the "
     "development kit is not read",
 }
+# Keywords whose default is that of the data set; see `Benchmark.stream`.
+SET_BY_DATA_SET = ("protocol", "classes_per_experience")
 Generator = TypeVar("Generator", bound=Callable)
 
 
@@ -60,13 +62,13 @@ def shows_keywords(generator: Generator) -> Generator:
     """Put the keywords of every stream into the signature of a generator.
 
     `help`, editors and `inspect.signature` then name them, instead of `**host`. Those
-    that a data set sets itself have the default None: see `Benchmark.stream`.
+    that a data set sets itself have the default None.
     """
     signature = inspect.signature(generator)
     parameters = dict(signature.parameters)
     parameters.pop("host", None)
     for name, default in KEYWORD_DEFAULTS.items():
-        if name in ("protocol", "classes_per_experience"):
+        if name in SET_BY_DATA_SET:
             default = None
         parameters[name] = inspect.Parameter(
             name,
@@ -74,8 +76,8 @@ def shows_keywords(generator: Generator) -> Generator:
             default=default,
             annotation=StreamKeywords.__annotations__[name],
         )
-    full = signature.replace(parameters=list(parameters.values()))
-    generator.__signature__ = full  # type: ignore[attr-defined]
+    with_keywords = signature.replace(parameters=list(parameters.values()))
+    generator.__signature__ = with_keywords  # type: ignore[attr-defined]
     return generator
 
 

@@ -129,19 +129,20 @@ class ClosedForm(BudgetedStatistics):
     def _typicality(
         self, features: Tensor, space: Any, left_out: int | None
     ) -> Typicality:
-        """Measure how typical ``(B, D)`` float64 features are.
+        """Measure how typical images are of the classes.
 
-        By default by the largest score.
+        By default all three values of an image are its largest score, divided by the
+        temperature.
 
         Args:
-            features: see above.
+            features: ``(B, D)`` float64.
             space: what ``_typical_space`` returned.
             left_out: column of a class without which the values are measured, too.
         """
 
         def values_of(scores: Tensor) -> Tensor:
-            largest = scores.amax(1, keepdim=True) / self.temperature
-            return largest.expand(-1, 3)
+            largest_score = scores.amax(1, keepdim=True) / self.temperature
+            return largest_score.expand(-1, 3)
 
         return Typicality.of_scores(self.solution()(features), values_of, left_out)
 

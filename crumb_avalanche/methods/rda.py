@@ -157,22 +157,26 @@ class RegularizedDiscriminant(BlendedGaussians):
         seed: int,
         settings: Mapping[str, Any],
     ) -> "RegularizedDiscriminant":
-        """Build an instance without classes: nothing depends on those to come."""
+        """Build an instance without classes: nothing depends on those to come.
+
+        Where features are those of the map and of the head, the head's, which are the
+        last ones, answer alone, too, unless their share is 0.
+        """
         cls.check_directions(n_classes, items)
-        part = 0
+        head_alone = 0
         if head_length < length and settings["head_share"]:
-            part = head_length
-        return cls(0, length, MOST_DIRECTIONS, part=part, **settings)
+            head_alone = head_length
+        return cls(0, length, MOST_DIRECTIONS, part=head_alone, **settings)
 
     @classmethod
     def for_budget(
         cls, length: int, budget: int, head_length: int
     ) -> "RegularizedDiscriminant":
         """Build an instance without classes; the head's features answer alone, too."""
-        part = 0
+        head_alone = 0
         if head_length < length:
-            part = head_length
-        return cls(0, length, MOST_DIRECTIONS, part=part)
+            head_alone = head_length
+        return cls(0, length, MOST_DIRECTIONS, part=head_alone)
 
     def narrow(self, classes: int, budget: int, head_length: int) -> str:
         """Give the features of the map up if they leave a budget too few directions."""
@@ -190,9 +194,12 @@ class RegularizedDiscriminant(BlendedGaussians):
         )
 
     def keep_features(self, count: int) -> None:
-        """Keep the last features.
+        """Keep the last features of all statistics, and forget the others.
 
         What directions leave out of a trace is divided as their squared lengths are.
+
+        Args:
+            count: number of features to keep.
 
         Raises:
             ValueError: there are fewer features, or none is left.

@@ -511,7 +511,8 @@ def build_strategy(
         model: a split model, with a codebook if the entry needs one.
         settings: settings that all strategies share; default ``LearningSettings()``.
         mem_size: capacity of the buffer, in memories.
-        seed, device: of the method's random draws; of the strategy, as in Avalanche.
+        seed: of the method's random draws.
+        device: of the strategy, as in Avalanche.
         method: settings of the method that differ from their defaults.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
 
