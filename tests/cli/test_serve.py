@@ -20,6 +20,7 @@ from PIL import Image
 
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.serve import access
 from crumb_avalanche.serve.access import (
     check_certificate,
     own_certificate,
@@ -145,6 +146,16 @@ def test_another_host_has_another_certificate(path, certificate):
     own_certificate(path, "robot.local")
     assert file.read_bytes() != content
     check_certificate(str(file), None)
+
+
+@pytest.mark.parametrize(("days", "is_kept"), [(40, True), (20, False)])
+def test_a_certificate_that_ends_soon_is_made_anew(path, monkeypatch, days, is_kept):
+    with monkeypatch.context() as patch:
+        patch.setattr(access, "DAYS", days)
+        file = Path(own_certificate(path, "192.0.2.1"))
+    content = file.read_bytes()
+    own_certificate(path, "192.0.2.1")
+    assert (file.read_bytes() == content) == is_kept
 
 
 def test_a_damaged_certificate_is_made_anew(path, certificate):
