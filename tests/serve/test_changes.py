@@ -53,6 +53,12 @@ def test_answers_come_from_the_state_before(taught, held_lesson):
     assert lesson.result().status_code == 200
     answer = taught.post("/predict", content=photo("blue", 3)).json()
     assert answer["label"] == "blue"
+    assert taught.get("/classes").json()["learning"] is None
+
+
+def test_a_lesson_that_fails_is_not_in_progress(taught):
+    assert taught.post("/teach?label=blue", content=b"no image").status_code == 400
+    assert taught.get("/classes").json()["learning"] is None
 
 
 def test_teachers_queue(taught, held_lesson, monkeypatch):
