@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from fake_runs import Page
 from fake_videos import write_video
+from PIL import Image
 
 from crumb_avalanche.cli.predict import (
     COLUMNS,
@@ -23,6 +24,8 @@ from crumb_avalanche.cli.predict import (
     summarize,
 )
 from crumb_avalanche.cli.settings import PredictSettings
+from crumb_avalanche.images import camera
+from crumb_avalanche.images.clips import Clip
 from crumb_avalanche.learner.answer import Answer
 
 
@@ -52,6 +55,20 @@ def answers(predict):
 def test_a_table(predict, place):
     labels = [line.split("  ")[1] for line in predict(place / "photos")]
     assert labels == ["blue", "green", "red"]
+
+
+def test_a_camera_is_asked_for_its_seconds(predict, place, monkeypatch):
+    asked = []
+
+    def clip_of_camera(device, seconds):
+        asked.append((device, seconds))
+        return Clip(f"camera {device}", None, iter([("camera 0", image)]))
+
+    image = Image.open(place / "photos" / "red.png")
+    monkeypatch.setattr(camera, "camera_clip", clip_of_camera)
+    (line,) = predict("--camera", "0", "--seconds", "3.5")
+    assert line.split("  ")[:2] == ["camera 0", "red"]
+    assert asked == [("0", 3.5)]
 
 
 def test_json(answers, place):
@@ -189,6 +206,18 @@ def test_unknown_answers_are_summed_up(capsys, line):
     answers += unknown_and_known("dog", "cow", 3, 1)
     summarize(answers, {"cow", "horse"})
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_the_most_confident_mistakes_are_listed_first(capsys):
+    answers = []
+    for confidence in (0.5, 0.9, 0.7):
+        path = f"{confidence}.jpg"
+        answers.append(Answer("cup", confidence, True, path=path, truth="mug"))
+    summarize(answers, {"cup", "mug"})
+    *_, first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "  0.9.jpg: cup 90 %, is mug"
+    assert second == "  0.7.jpg: cup 70 %, is mug"
+    assert third == "  0.5.jpg: cup 50 %, is mug"
 
 
 def test_unknown_answers_have_no_share():
