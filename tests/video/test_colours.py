@@ -87,6 +87,13 @@ def test_colours_of_hdr_and_of_wide_gamut():
     assert srgb(grey, 14, 9)[0, 0].tolist() == [128] * 3
 
 
+@pytest.mark.parametrize("transfer", [16, 18])
+def test_hdr_of_unknown_primaries_has_those_of_bt2020(transfer):
+    red = np.rint(np.array([[[0.5325, 0.327, 0.2201]]]) * 65535).astype(np.uint16)
+    assert srgb(red, transfer, 2).tolist() == srgb(red, transfer, 9).tolist()
+    assert srgb(red, transfer, 1).tolist() != srgb(red, transfer, 9).tolist()
+
+
 @pytest.mark.parametrize(
     ("matrix", "full", "expected"),
     # Luma 100, Cb -38, Cr +72 of 219 and 224 steps from 16, or of 255.

@@ -115,6 +115,12 @@ def test_other_rates(clips, tmp_path, fps, expected):
     )
 
 
+def test_a_rate_far_above_that_of_the_video(clips):
+    """The last frame begins at 2.9 s; none is repeated before its time."""
+    images = list(sampled_frames(clips / "whole.mp4", 250))
+    assert len(images) == 1 + 2.9 * 250
+
+
 def test_a_variable_rate_follows_the_time_stamps(tmp_path):
     pytest.importorskip("av")
     # Since the first: 0, 100, 900, 997, 1002, 1100, 3400 ms. 997 is near enough to 1 s;

@@ -2,12 +2,15 @@
 
 import io
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_videos import write_frames, write_sound, write_video
 from PIL import Image, ImageDraw
 
+from benchmarks_toybox_ilab.video import interlaced
+from benchmarks_toybox_ilab.video.interlaced import Deinterlacer
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames
 
 pytest.importorskip("av")
@@ -127,6 +130,23 @@ def test_deinterlaced_frames_keep_their_times(tmp_path, name):
 def test_combs_of_progressive_video_stay(tmp_path):
     path = write_frames(tmp_path / "a.mp4", moving_bar(), rate=25)
     assert min(map(combs, sampled_frames(path, 25))) > 8
+
+
+@pytest.mark.parametrize(
+    ("height", "is_filtered"), [(2, False), (3, False), (4, True), (48, True)]
+)
+def test_pictures_of_few_lines_are_not_filtered(monkeypatch, height, is_filtered):
+    filtered = []
+    frame = SimpleNamespace(
+        width=16,
+        height=height,
+        format=SimpleNamespace(name="yuv420p"),
+        interlaced_frame=True,
+    )
+    graph = SimpleNamespace(push=filtered.append, pull=lambda: frame)
+    monkeypatch.setattr(interlaced, "_deinterlacing_graph", lambda frame: graph)
+    assert list(Deinterlacer()(0.5, frame)) == [(0.5, frame)]
+    assert bool(filtered) == is_filtered
 
 
 def test_one_interlaced_frame(tmp_path):
