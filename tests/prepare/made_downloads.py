@@ -16,6 +16,7 @@ class LocalServer:
     Attributes:
         content: The content to serve.
         ranges: Whether the Range header is supported.
+        early: Number of bytes before the asked one from which a range is sent.
         stop_after: Number of bytes after which the connection breaks once; None never
             breaks it.
         announce: Whether Content-Length is sent, or what it is instead of the length.
@@ -27,6 +28,7 @@ class LocalServer:
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.ranges = True
+        self.early = 0
         self.announce: bool | str = True
         self.stop_after: int | None = None
         self.redirect: str | None = None
@@ -67,6 +69,7 @@ class LocalServer:
             def send_rest(self, start: int) -> None:
                 """Send the content from a byte on."""
                 total = len(local.content)
+                start -= local.early
                 if start >= total > 0:
                     self.answer(416, {"Content-Range": f"bytes */{total}"})
                     return

@@ -519,6 +519,14 @@ def test_the_same_call_resumes(server, tmp_path):
     assert bar.numbers[-1] == (len(CONTENT), len(CONTENT))
 
 
+def test_another_range_than_asked_for_starts_over(server, tmp_path):
+    server.early = 1000
+    (tmp_path / "x.zip.part").write_bytes(CONTENT[:300_000])
+    download(server.url, tmp_path / "x.zip", server.md5)
+    assert server.asked == ["bytes=300000-", ""]
+    assert (tmp_path / "x.zip").read_bytes() == CONTENT
+
+
 def test_a_partial_file_may_be_complete(server, tmp_path):
     (tmp_path / "x.zip.part").write_bytes(CONTENT)
     download(server.url, tmp_path / "x.zip", server.md5)

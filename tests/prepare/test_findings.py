@@ -44,7 +44,7 @@ def test_another_archive_in_a_tar_file(tmp_path, refused, ending):
     assert f"archives in an archive (videos{ending})" in refused("toybox", outer)
 
 
-@pytest.mark.parametrize("depth", ["x", "x/y", "x/y/z"])
+@pytest.mark.parametrize("depth", ["x", "x/y", "x/y/z", "w/x/y/z"])
 def test_a_folder_too_high(tmp_path, refused, depth):
     inner = tmp_path / "downloads" / depth / "core50_128x128"
     write_files(inner, CORE50)

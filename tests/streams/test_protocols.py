@@ -200,6 +200,13 @@ def test_an_experience_may_be_a_session_of_all_classes(table, protocol, run):
     assert sorted(benchmark.classes_order) == list(range(len(table.classes)))
 
 
+def test_sessions_come_in_natural_order():
+    table = make_table(classes=2, objects=1, sessions=13, frames=1)
+    benchmark = make_benchmark(table, classes_per_experience=None)
+    train = rows_by_experience(benchmark.train_stream)
+    assert sessions_of(table, train) == [f"s{number}" for number in range(12)]
+
+
 def sessions_of(table, experiences):
     """Return the session of each experience; they have one each."""
     sessions = []

@@ -72,6 +72,15 @@ def test_a_hole_is_refused(tmp_path, name, begin):
         read_image(path)
 
 
+@pytest.mark.parametrize("size", [300, 301])
+def test_a_hole_behind_a_profile(tmp_path, size):
+    """A chunk of an odd number of bytes is filled up by one."""
+    path = save(photo(), tmp_path / "a.webp", icc_profile=b"x" * size)
+    write_hole(path, 0.6, 4096)
+    with pytest.raises(DamagedError):
+        read_image(path)
+
+
 @pytest.mark.parametrize("begin", [0.1, 0.5])
 def test_a_hole_in_a_progressive_jpeg(tmp_path, begin):
     path = save(photo(), tmp_path / "a.jpg", progressive=True)

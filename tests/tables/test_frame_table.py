@@ -119,6 +119,15 @@ def test_broken_rules_are_named(frames, words):
 
 
 @pytest.mark.parametrize(
+    ("dropped", "classes"),
+    [([1], ("cup", "ball")), ([0, 1], ("ball",)), ([2], ("cup",))],
+)
+def test_classes_keep_their_order_without_rows(dropped, classes):
+    table = FrameTable([CUP, CUP_TEST, BALL], classes=["cup", "ball"])
+    assert table.without(dropped).classes == classes
+
+
+@pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda table: table.rows("val"), "no split 'val'"),
