@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from named_unknown import Objects, Trial
+from named_unknown import Objects, Trial, rows_of_objects
 from open_set import photos
 from scipy.optimize import minimize
 from support.common_options import run_script
@@ -39,6 +39,9 @@ OBJECTS = (1, 2, 4)  # of a class that are taught
 CLASSES = (2, 3, 4, 6, 10)  # that are taught, by seed in turn
 OF_CLASS = 32  # photos of a class of CIFAR-100
 TEMPERATURES = np.linspace(-2, 4, 121)  # logarithms of factors
+# Of `slope_of`: where its search starts, and when it ends.
+START = (1.0, 0.0, 0.0, 10.0, 0.0)
+SEARCH = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-4, "fatol": 1e-6}
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,11 @@ class Asked:
 def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects]:
     """Yield the streams for development that there are."""
     frames = get_benchmark("toy_shapes_short").table(None, 0)
-    rows: dict[str, dict[str, list[int]]] = {}
-    for row, frame in enumerate(frames):
-        objects = rows.setdefault(frame.class_name, {})
-        objects.setdefault(frame.object_name, []).append(row)
-    by_class = {
-        name: [np.array(of_object[::2]) for of_object in objects.values()]
-        for name, objects in rows.items()
-    }
+    every_second_view = {}
+    for class_name, objects in rows_of_objects(frames).items():
+        every_second_view[class_name] = [rows[::2] for rows in objects]
     features = features_of(learner, frames, chosen.features)
-    yield Objects("toy shapes", features, by_class)
+    yield Objects("toy shapes", features, every_second_view)
     of_photos = partial(Objects.of_photos, learner=learner, features=chosen.features)
     if chosen.grocery:
         tables = [ClipFolderFrames(chosen.grocery / use) for use in ("teach", "ask")]
@@ -93,108 +91,146 @@ def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects
 
 
 def asked(trial: Trial, stream: Objects, empty: Classifier) -> Asked:
-    """Teach and ask."""
+    """Teach the lessons of a trial, and ask about its images.
+
+    Args:
+        trial: of the stream.
+        stream: features of all images.
+        empty: a classifier without classes.
+    """
     classifier = trial.taught_to(empty, stream)
     held_out = classifier.evidence(stream.features[[row for _, row in trial.held_out]])
     strange = classifier.evidence(stream.features[trial.never_taught])
     numbers = {name: number for number, name in enumerate(classifier.names)}
-    columns = torch.tensor([numbers[name] for name, _ in trial.held_out])
-    losses = []
-    for logarithm in TEMPERATURES:
-        shares = (held_out.scores / np.exp(logarithm)).log_softmax(1)
-        losses.append(float(-shares.gather(1, columns[:, None]).mean()))
-    records = classifier.confidence._records
-    records = records.where(~records.is_new)
-    closeness = closeness_of(records.typicality)
-    recorded = []
-    for lesson in records.lessons.unique().tolist():
-        of_lesson = (records.lessons == lesson).numpy()
-        first = int(of_lesson.argmax())
-        recorded.append(
-            (
-                float(closeness[of_lesson].mean()),
-                float(records.clips[first]),
-                int(records.classes[first]),
-            )
-        )
+    labels = torch.tensor([numbers[name] for name, _ in trial.held_out])
     return Asked(
         clips=held_out.taught,
         classes=len(held_out.labels),
         known=closeness_of(held_out.typicality),
         strange=closeness_of(strange.typicality),
-        recorded=recorded,
-        temperature=float(TEMPERATURES[int(np.argmin(losses))]),
+        recorded=recorded_closeness(classifier),
+        temperature=best_temperature(held_out.scores, labels),
     )
 
 
+def best_temperature(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    """Choose the one of `TEMPERATURES` by which the true classes are most likely.
+
+    Args:
+        scores: of images, `(N, C)`.
+        labels: their columns, `(N,)`.
+    """
+    losses = []
+    for logarithm in TEMPERATURES:
+        log_probabilities = (scores / np.exp(logarithm)).log_softmax(1)
+        losses.append(float(-log_probabilities.gather(1, labels[:, None]).mean()))
+    return float(TEMPERATURES[int(np.argmin(losses))])
+
+
+def recorded_closeness(classifier: Classifier) -> list[tuple[float, float, int]]:
+    """Read how close images of known classes were that lessons recorded.
+
+    Returns:
+        Mean closeness of each lesson, the mean logarithm of clips and the number of
+        classes then.
+    """
+    records = classifier.confidence._records
+    records = records.where(~records.is_new)
+    closeness = closeness_of(records.typicality)
+    of_lessons = []
+    for lesson in records.lessons.unique().tolist():
+        is_of_lesson = (records.lessons == lesson).numpy()
+        first = int(is_of_lesson.argmax())
+        mean_closeness = float(closeness[is_of_lesson].mean())
+        clips = float(records.clips[first])
+        of_lessons.append((mean_closeness, clips, int(records.classes[first])))
+    return of_lessons
+
+
 def closeness_of(typicality: torch.Tensor) -> np.ndarray:
-    """See `Prior.closeness`, in units of cosines."""
+    """Closeness of images, `(N,)`, in units of cosines; see `Prior.closeness`."""
     return typicality[:, :2].double().sum(1).numpy()
 
 
 def line_of(trials: list[Asked], values: list[float], columns: int = 3) -> Line:
-    """Fit a line to a value of each trial by least squares."""
-    rows = np.array([trial.circumstances[:columns] for trial in trials])
-    fitted, *_ = np.linalg.lstsq(rows, np.array(values), rcond=None)
-    return Line(*(round(float(value), 4) for value in fitted))
+    """Fit a line to a value of each trial by least squares.
+
+    Args:
+        trials: whose circumstances the line multiplies.
+        values: one of each trial.
+        columns: number of coefficients; those after them are 0.
+    """
+    circumstances = np.array([trial.circumstances[:columns] for trial in trials])
+    coefficients, *_ = np.linalg.lstsq(circumstances, np.array(values), rcond=None)
+    return Line(*(round(float(value), 4) for value in coefficients))
 
 
 def shift_of(trial: Asked, known: Line) -> float:
-    """By how much closer than a line says the records of a trial are, on average."""
-    surplus = [value - float(known.at(*where)) for value, *where in trial.recorded]
+    """By how much closer than a line says the records of a trial are, on average.
+
+    `LESSONS_OF_PRIOR` lessons count besides, which are as close as the line says.
+    """
+    surplus = []
+    for closeness, clips, classes in trial.recorded:
+        surplus.append(closeness - float(known.at(clips, classes)))
     return sum(surplus) / (len(surplus) + LESSONS_OF_PRIOR)
 
 
 def prior_of_trials(trials: list[Asked]) -> Prior:
-    """Fit a prior."""
+    """Fit the lines of a prior to trials.
+
+    The closeness of a trial's images is its line's, shifted as its records are.
+    """
     known = line_of(trials, [float(trial.known.mean()) for trial in trials])
     shifts = [shift_of(trial, known) for trial in trials]
-    moved = list(zip(trials, shifts, strict=True))
-    strange = line_of(trials, [float(t.strange.mean() - shift) for t, shift in moved])
+    unshifted = []
+    for trial, shift in zip(trials, shifts, strict=True):
+        unshifted.append(float(trial.strange.mean() - shift))
+    strange = line_of(trials, unshifted)
 
     def deviation_of(line: Line, use: str) -> Line:
-        values = []
-        for trial, shift in moved:
+        deviations = []
+        for trial, shift in zip(trials, shifts, strict=True):
             mean = float(line.at(trial.clips, trial.classes)) + shift
             squares = (getattr(trial, use) - mean) ** 2
-            values.append(float(np.sqrt(squares.mean())))
-        return line_of(trials, values, columns=2)
+            deviations.append(float(np.sqrt(squares.mean())))
+        return line_of(trials, deviations, columns=2)
 
     return Prior(
         known=known,
         strange=strange,
-        slope=slope_of(moved),
+        slope=slope_of(trials, shifts),
         known_deviation=deviation_of(known, "known"),
         strange_deviation=deviation_of(strange, "strange"),
         temperature=line_of(trials, [trial.temperature for trial in trials], columns=2),
     )
 
 
-def slope_of(moved: list[tuple[Asked, float]]) -> Line:
-    """Fit the slope of the logarithm of the odds of a known class.
+def slope_of(trials: list[Asked], shifts: list[float]) -> Line:
+    """Fit the slope of the logarithm of the odds that an image is of a known class.
 
-    It has the maximum likelihood, together with a line for the closeness at which both
-    are as likely.
+    With closeness ``c`` and shift ``z`` these are ``log p / (1 - p) = s (c - t - z)``.
+    The slope ``s`` and the threshold ``t``, at which both are as likely, are lines in
+    the number of clips and classes, and have together the maximum likelihood.
 
     Args:
-        moved: trials with their shifts.
+        trials: with images of known and of other classes.
+        shifts: of each trial; see `shift_of`.
     """
 
-    def loss(values: np.ndarray) -> float:
-        threshold = Line(*values[:3])
-        slope = Line(*values[3:])
+    def mean_loss(coefficients: np.ndarray) -> float:
+        threshold_line = Line(*coefficients[:3])
+        slope_line = Line(*coefficients[3:])
         total = 0.0
-        for trial, shift in moved:
-            where = (trial.clips, trial.classes)
-            least = float(threshold.at(*where)) + shift
-            factor = float(slope.at(*where))
-            total += np.logaddexp(0, -factor * (trial.known - least)).mean()
-            total += np.logaddexp(0, factor * (trial.strange - least)).mean()
-        return total / len(moved)
+        for trial, shift in zip(trials, shifts, strict=True):
+            threshold = float(threshold_line.at(trial.clips, trial.classes)) + shift
+            slope = float(slope_line.at(trial.clips, trial.classes))
+            total += np.logaddexp(0, -slope * (trial.known - threshold)).mean()
+            total += np.logaddexp(0, slope * (trial.strange - threshold)).mean()
+        return total / len(trials)
 
-    start = np.array([1.0, 0.0, 0.0, 10.0, 0.0])
-    options = {"maxiter": 4000, "maxfev": 4000, "xatol": 1e-4, "fatol": 1e-6}
-    solution = minimize(loss, start, method="Nelder-Mead", options=options)
+    start = np.array(START)
+    solution = minimize(mean_loss, start, method="Nelder-Mead", options=SEARCH)
     return Line(*(round(float(value), 4) for value in solution.x[3:]))
 
 

@@ -124,18 +124,10 @@ class Objects:
         if chosen.quick:
             benchmark = QUICK_BENCHMARK
         frames = get_benchmark(benchmark).table(chosen.eth80, 0)
-        dropped = [row for row in range(len(frames)) if row % EVERY]
-        frames = frames.without(dropped)
-        rows: dict[str, dict[str, list[int]]] = {}
-        for row, frame in enumerate(frames):
-            objects = rows.setdefault(frame.class_name, {})
-            objects.setdefault(frame.object_name, []).append(row)
-        by_class = {
-            name: [np.array(of_object) for of_object in objects.values()]
-            for name, objects in rows.items()
-        }
+        dropped_rows = [row for row in range(len(frames)) if row % EVERY]
+        frames = frames.without(dropped_rows)
         features = features_of(learner, frames, chosen.features)
-        return cls(benchmark, features, by_class)
+        return cls(benchmark, features, rows_of_objects(frames))
 
     @classmethod
     def of_photos(
@@ -145,21 +137,44 @@ class Objects:
         tables: list[FrameTable],
         features: Path | None,
     ) -> "Objects":
-        """Photos of tables with the same classes, in groups drawn at random."""
-        computed = [features_of(learner, frames, features) for frames in tables]
-        labels = np.concatenate([frames.class_name for frames in tables])
+        """Photos of tables with the same classes; groups of them count as objects.
+
+        Args:
+            name: of the stream.
+            learner: whose features.
+            tables: of photos.
+            features: folder that stores features; None stores none.
+        """
+        features_of_tables = []
+        class_names: list[str] = []  # of all photos
+        for frames in tables:
+            features_of_tables.append(features_of(learner, frames, features))
+            class_names += frames.class_name
+        names = np.array(class_names)
         draws = np.random.default_rng(0)
         rows = {}
-        for label in np.unique(labels):
-            of_class = draws.permutation(np.flatnonzero(labels == label))
-            groups = max(1, len(of_class) // PHOTOS_OF_OBJECT)
-            rows[str(label)] = np.array_split(of_class, groups)
-        return cls(name, torch.cat(computed), rows)
+        for class_name in np.unique(names):
+            photos_of_class = draws.permutation(np.flatnonzero(names == class_name))
+            n_groups = max(1, len(photos_of_class) // PHOTOS_OF_OBJECT)
+            rows[str(class_name)] = np.array_split(photos_of_class, n_groups)
+        return cls(name, torch.cat(features_of_tables), rows)
 
     def every_second(self, first: int, name: str) -> "Objects":
         """Every second class, from the first or the second on, by another name."""
         names = sorted(self.rows)[first::2]
         return Objects(name, self.features, {key: self.rows[key] for key in names})
+
+
+def rows_of_objects(frames: FrameTable) -> dict[str, list[np.ndarray]]:
+    """Group the rows of a table by object; return them by the name of their class."""
+    objects_of_class: dict[str, dict[str, list[int]]] = {}
+    for row, frame in enumerate(frames):
+        objects = objects_of_class.setdefault(frame.class_name, {})
+        objects.setdefault(frame.object_name, []).append(row)
+    rows = {}
+    for class_name, objects in objects_of_class.items():
+        rows[class_name] = list(map(np.array, objects.values()))
+    return rows
 
 
 def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects]:
@@ -223,9 +238,9 @@ class Trial:
         """
         draws = np.random.default_rng(100 * objects + seed)
         if count is None:
-            names, others = _classes(stream, look_alikes, seed, draws)
+            names, untaught = _classes(stream, look_alikes, seed, draws)
         else:
-            names, others = _some_classes(stream, look_alikes, count, draws)
+            names, untaught = _some_classes(stream, look_alikes, count, draws)
         lessons = []
         held_out = []
         for name in names:
@@ -234,14 +249,14 @@ class Trial:
                 lessons.append((name, stream.rows[name][index]))
             for index in order[objects : objects + HELD_OUT]:
                 held_out += [(name, int(row)) for row in stream.rows[name][index]]
-        strange: list[int] = []
-        for name in others:
+        never_taught: list[int] = []
+        for name in untaught:
             for index in draws.permutation(len(stream.rows[name]))[:HELD_OUT]:
-                strange += stream.rows[name][index].tolist()
+                never_taught += stream.rows[name][index].tolist()
         return cls(
             lessons=[lessons[index] for index in draws.permutation(len(lessons))],
             held_out=_drawn(held_out, draws),
-            never_taught=np.array(_drawn(strange, draws), dtype=int),
+            never_taught=np.array(_drawn(never_taught, draws), dtype=int),
         )
 
     def taught_to(self, empty: Classifier, stream: Objects) -> Classifier:
@@ -326,20 +341,26 @@ class Measures:
 
 
 def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
-    """Teach and ask."""
+    """Teach the lessons of a trial, and ask about its images.
+
+    Args:
+        trial: of the stream.
+        stream: features of all images.
+        empty: a classifier without classes.
+    """
     classifier = trial.taught_to(empty, stream)
-    answered = classifier.confidence
+    probabilities_of = classifier.confidence.probabilities
     held_out = classifier.evidence(stream.features[[row for _, row in trial.held_out]])
     true_names = [name for name, _ in trial.held_out]
     correct = torch.from_numpy(right(classifier, held_out, true_names))
-    confidence = answered.probabilities(held_out).amax(1)
+    confidence = probabilities_of(held_out).amax(1)
     known = (confidence >= classifier.strict).double()
     strange_known = torch.zeros(0)
     strange_confidence = torch.zeros(0)
     area = float("nan")
     if len(trial.never_taught):
         strange = classifier.evidence(stream.features[trial.never_taught])
-        strange_confidence = answered.probabilities(strange).amax(1)
+        strange_confidence = probabilities_of(strange).amax(1)
         strange_known = (strange_confidence >= classifier.strict).double()
         area = auroc(confidence, strange_confidence)
     return Measures(
@@ -384,20 +405,33 @@ def rows_of(
 
 
 def means_of(rows: list[tuple[list, Measures]]) -> list[list[str]]:
-    """Mean of each measure over seeds, for each stream, objects and what is asked."""
+    """Make a line of means over seeds for each stream, objects and what is asked.
+
+    Args:
+        rows: what `rows_of` yields.
+
+    Returns:
+        Values of `HEADER` but for the seed, and the mean of each measure; empty where
+        nothing was asked.
+    """
     groups: dict[tuple, list[list[float]]] = {}
     for key, measures in rows:
         groups.setdefault(tuple(key[:3]), []).append(measures.values)
     lines = []
-    for key, values in groups.items():
-        means = [
-            float(np.mean(column[~np.isnan(column)]))
-            if (~np.isnan(column)).any()
-            else None
-            for column in np.array(values).T
-        ]
-        lines.append([*map(str, key), *(number(mean, ".3f") for mean in means)])
+    for key, values_of_seeds in groups.items():
+        line = [str(entry) for entry in key]
+        for values in np.array(values_of_seeds).T:
+            line.append(number(_mean_of_numbers(values), ".3f"))
+        lines.append(line)
     return lines
+
+
+def _mean_of_numbers(values: np.ndarray) -> float | None:
+    """Mean of those values that are not NaN; None if all are."""
+    numbers = values[~np.isnan(values)]
+    if not len(numbers):
+        return None
+    return float(np.mean(numbers))
 
 
 def points_of(
@@ -431,11 +465,10 @@ def picture(rows: list[tuple[list, Measures]]) -> Figure:
     for (stream, objects), points in points_of(rows).items():
         lines = panels.setdefault(stream, {})
         for index, name in enumerate(("taught", "look-alikes")):
-            shares = {
-                100 * strict: [100 * value[index] for value in values]
-                for strict, values in points.items()
-            }
-            lines[f"{name}, {counted(objects, 'object')}"] = shares
+            percents: dict[float, list[float]] = {}
+            for strict, shares in points.items():
+                percents[100 * strict] = [100 * share[index] for share in shares]
+            lines[f"{name}, {counted(objects, 'object')}"] = percents
     return curves(
         panels,
         "What is called known",
@@ -474,7 +507,10 @@ def main() -> None:
     for stream in streams_of(learner, chosen):
         rows += rows_of(stream, learner._classifier, chosen.seeds, chosen.objects)
     names = [column.name for column in fields(Measures)][:-1]
-    cells = [[*key, *(f"{value:.5f}" for value in row.values)] for key, row in rows]
+    cells = []
+    for key, measures in rows:
+        values = [f"{value:.5f}" for value in measures.values]
+        cells.append([*key, *values])
     output = Path(chosen.output)
     write_csv(output / "named_unknown.csv", [[*HEADER, *names], *cells])
     header = [*HEADER[:3], *names]
