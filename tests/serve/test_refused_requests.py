@@ -210,6 +210,30 @@ def test_a_large_upload_is_not_read(served, length, most_bodies, kind):
     assert "20,000,000 bytes" in json.loads(body["body"])["error"]
 
 
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ([(b"host", b"elsewhere.example")], "this server answers at"),
+        (
+            [
+                (b"origin", b"http://127.0.0.1:8000"),
+                (b"origin", b"http://elsewhere.example"),
+            ],
+            "requests of other pages are refused",
+        ),
+        ([(b"x-crumb-token", b"guess")], "token"),
+    ],
+    ids=["host", "origin", "token"],
+)
+def test_a_second_header_of_a_name_is_refused(served, headers, words):
+    async def receive():
+        return {"type": "http.request", "body": photo("red"), "more_body": False}
+
+    start, body = asked(served[0].app, "/predict", b"", receive, headers)
+    assert start["status"] == 403
+    assert words in json.loads(body["body"])["error"]
+
+
 def test_a_length_in_two_ways_is_refused(served):
     async def receive():
         return {"type": "http.request", "body": photo("red"), "more_body": False}
