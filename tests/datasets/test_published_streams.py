@@ -98,6 +98,14 @@ def test_the_counts_of_stream51():
     assert stream51.LAYOUT.counts == {"classes": 51, "train": 150_736, "test": 2_550}
 
 
+def test_buckets_of_clear_are_in_their_order():
+    table = CLEARFrames("nowhere", WHOLE["clear10"])
+    buckets = [str(bucket) for bucket in range(1, 11)]
+    for split in ("train", "test"):
+        rows = table.rows(split).tolist()
+        assert list(dict.fromkeys(table.session[row] for row in rows)) == buckets
+
+
 @pytest.mark.parametrize("name", WHOLE)
 def test_a_whole_tree_lacks_nothing(name):
     data = BENCHMARKS[name]
