@@ -23,13 +23,9 @@ Ratios are printed last, because times depend on the machine; with --json, they 
                           that sends one after the other / time of the bare network on
                           one image
   answers_per_second      of that client
-  lesson_after_N_seconds  CPU time of a lesson of one image and of the answer after it,
-                          after N lessons of one image of 25 classes; without the
-                          network's
-  class_after_N_seconds   CPU time of a lesson of one image of the class N, taught one
-                          by one, without the network's
-  undo_last_seconds       CPU time of taking back the last of all those lessons
-  kept_over_learned       bytes that the file holds for undo / bytes learned
+  lessons                 what a lesson of one image costs after many others, without
+                          the network: see ``LessonCost``; a line for each number of
+                          lessons, which stands in bench_learner.csv of --output, too
 """
 
 import argparse
@@ -38,15 +34,12 @@ import http.client
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from support.bench import (
     bench_parser,
     clock_of,
@@ -56,16 +49,22 @@ from support.bench import (
     report,
 )
 from support.common_options import run_script
+from support.single_lessons import (
+    HEADER,
+    LessonCost,
+    SingleLessons,
+)
 
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.penultimate import penultimate
+from crumb_avalanche.runs.run_folder import write_csv
+from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import keep_freed_memory
 
 CLASSES = 20
+FEW_CLASSES = 25  # of lessons of one image
 ANSWERS = 20  # of crumb serve in a round
-LESSON_CLASSES = 25  # of lessons of one image
-AVERAGED = 8  # lessons of one image
 SIDE = 480  # pixels of the photos
 # Names of learners that look otherwise.
 WHOLE = ", whole image"
@@ -226,115 +225,27 @@ def time_answers(
     return {name: total / ANSWERS for name, total in seconds.items()}
 
 
-class DrawnFeatures:
-    """Features of the images of a class, drawn instead of computed by a network.
+def costs_of_lessons(options: argparse.Namespace) -> list[LessonCost]:
+    """Measure lessons of one image after others, of few classes and of many.
 
     Args:
-        length: number of features of all views.
-
-    Attributes:
-        number: of the class that is shown.
+        options: the command line's; `lessons` and `many_lessons` are numbers of lessons
+            after which one is measured.
     """
-
-    def __init__(self, length: int):
-        self.number = 0
-        self._length = length
-        self._noise = torch.Generator().manual_seed(0)
-
-    def compute(self, pixels: torch.Tensor, shares: Sequence[float]) -> torch.Tensor:
-        """Draw the features of a batch of images, whatever is looked at."""
-        of_class = torch.Generator().manual_seed(self.number)
-        mean = torch.rand(self._length, generator=of_class)
-        noise = torch.rand(len(pixels), self._length, generator=self._noise)
-        return mean + 0.1 * noise
-
-
-class SingleLessons:
-    """Lessons of one image, without the time of the network.
-
-    Attributes:
-        learner: that is taught.
-    """
-
-    def __init__(self, options: argparse.Namespace):
-        self.learner = Learner(
-            options.method, options.backbone, None, 224, looks=options.looks
-        )
-        self.learner.use_runtime("torch")
-        classifier = self.learner._classifier
-        self._features = DrawnFeatures(classifier.length * classifier.looks.views)
-        self.learner._compute = self._features.compute
-        self._photo = Image.new("RGB", (8, 8))
-
-    def seconds(self, number: int, answer: bool) -> float:
-        """CPU seconds of a lesson of a class, and of an answer after it if wanted."""
-        self._features.number = number
-
-        def teach_and_ask() -> None:
-            self.learner.teach(self._photo, f"class {number}", new_class=True)
-            if answer:
-                self.learner.predict(self._photo)
-
-        return cpu_seconds(teach_and_ask)
-
-
-def cpu_seconds(function: Callable[[], object]) -> float:
-    """CPU seconds of a call."""
-    begin = time.process_time()
-    function()
-    return time.process_time() - begin
-
-
-def means_before(
-    seconds: list[float], counts: list[int], name: str
-) -> dict[str, float]:
-    """The mean seconds of the last lessons before each of some numbers of lessons."""
-    means = {}
-    for count in counts:
-        last_seconds = seconds[count - AVERAGED : count]
-        means[f"{name}_after_{count}_seconds"] = float(np.mean(last_seconds))
-    return means
-
-
-def time_lessons(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Measure single lessons after many others, without the time of the network.
-
-    Args:
-        options: the command line's; `lessons` and `one_by_one` are numbers of lessons.
-        folder: where the learner is saved, to count its bytes.
-
-    Returns:
-        CPU seconds of a lesson and an answer, ``lesson_after_N_seconds``, of a lesson of
-        a new class, ``class_after_N_seconds``, and of an undo, ``undo_last_seconds``;
-        and the bytes for undo by those learned, ``kept_over_learned``.
-    """
-    lessons = SingleLessons(options)
-    first_answer = min(options.lessons) - AVERAGED
-    seconds = []
-    for lesson in range(max(options.lessons)):
-        number = lesson % LESSON_CLASSES
-        seconds.append(lessons.seconds(number, answer=lesson >= first_answer))
-    figures = means_before(seconds, options.lessons, "lesson")
-    figures["undo_last_seconds"] = cpu_seconds(copy.deepcopy(lessons.learner).undo)
-    path = folder / "lessons.safetensors"
-    lessons.learner.save(path, weights=False)
-    learned = lessons.learner.bytes
-    figures["kept_over_learned"] = (path.stat().st_size - learned) / learned
-    one_by_one = SingleLessons(options)
-    seconds = []
-    for number in range(max(options.one_by_one)):
-        seconds.append(one_by_one.seconds(number, answer=False))
-    return figures | means_before(seconds, options.one_by_one, "class")
+    learner = (options.method, options.backbone, options.looks)
+    few = SingleLessons(FEW_CLASSES, True, *learner)
+    many = SingleLessons(options.many_classes, False, *learner)
+    return [*few.costs(options.lessons), *many.costs(options.many_lessons)]
 
 
 def figures_of(
     batch: dict[str, float],
     process: Processes,
     answers: dict[str, float],
-    lessons: dict[str, float],
-) -> dict[str, float]:
+    lessons: list[LessonCost],
+) -> dict[str, object]:
     """The figures that the docstring of this script lists."""
-    figures = {}
+    figures: dict[str, object] = {}
     for name in ("predict", "teach"):
         total = batch[f"{name}{WHOLE}"]
         figures[f"{name}_over_bare"] = batch[name] / batch["bare"]
@@ -346,7 +257,8 @@ def figures_of(
     figures["teach_bytes"] = process.teach_bytes
     figures["answer_over_bare"] = answers["answer"] / answers["bare"]
     figures["answers_per_second"] = 1 / answers["answer"]
-    return figures | lessons
+    figures["lessons"] = [asdict(cost) for cost in lessons]
+    return figures
 
 
 def line_of(name: str, seconds: dict[str, float]) -> str:
@@ -372,16 +284,19 @@ def main() -> None:
         "--lessons",
         type=int,
         nargs="+",
-        default=[50, 290],
-        help="numbers of lessons of one image after which one is timed",
+        default=[10, 50, 290],
+        help="numbers of lessons of 25 classes after which one is timed",
     )
+    add("--many-classes", type=int, default=1000, help="of lessons of one image")
     add(
-        "--one-by-one",
+        "--many-lessons",
         type=int,
         nargs="+",
-        default=[100, 500],
-        help="numbers of classes after which a lesson of a further one is timed",
+        default=[500, 1000, 10_000],
+        help="numbers of their lessons after which one is timed",
     )
+    add("--only-lessons", action="store_true", help="measure lessons alone")
+    add("--output", help="folder of bench_learner.csv; default none is written")
     add("--quick", action="store_true", help="one round, small batches")
     options = parser.parse_args()
     photos_of_class = 8
@@ -389,11 +304,21 @@ def main() -> None:
         options.batch = 8
         options.repeats = 1
         options.lessons = [10]
-        options.one_by_one = [10]
+        options.many_classes = 6
+        options.many_lessons = [8]
         photos_of_class = 2
     keep_freed_memory()  # as the commands do
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
+    lessons = costs_of_lessons(options)
+    rows = [cost.cells for cost in lessons]
+    if options.output:
+        write_csv(Path(options.output) / "bench_learner.csv", [HEADER, *rows])
+    tables = [f"{options.threads} threads, {options.method}, {options.backbone}"]
+    tables.append(table(HEADER, rows))
+    if options.only_lessons:
+        report(options, [asdict(cost) for cost in lessons], tables)
+        return
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "mine.safetensors"
         tree = photos(Path(folder) / "photos", CLASSES, 1, photos_of_class, SIDE)
@@ -403,15 +328,12 @@ def main() -> None:
         batch = time_batches(options, learner, tree)
         process = measure_processes(options, model, tree)
         answers = time_answers(options, learner, model, photo)
-        lessons = time_lessons(options, Path(folder))
-    setting = f"{options.threads} threads, {options.method}, {options.backbone}"
     lines = [
-        f"{setting}, {CLASSES} classes",
+        *tables,
+        f"{CLASSES} classes",
         line_of(f"batch of {options.batch}", batch),
         line_of("cold start", process.seconds),
         line_of("crumb serve", answers),
-        "lessons  "
-        + "  ".join(f"{value:.3f} {name}" for name, value in lessons.items()),
         f"{process.predict_bytes / 1e6:.0f} MB predict_bytes  "
         f"{process.teach_bytes / 1e6:.0f} MB teach_bytes",
     ]

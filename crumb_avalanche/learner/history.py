@@ -12,6 +12,7 @@ from crumb_avalanche.learner.lesson_features import (
     observations_state,
 )
 from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 MOST_KEPT = 16_000_000  # bytes of features of the last lessons
 # Lessons of few images that are kept: all are learned again if the last is taken back.
@@ -67,6 +68,14 @@ class History:
     def undoable(self) -> list[int]:
         """Numbers of the lessons that can be taken back."""
         return [lesson.number for lesson in self.lessons[self._first :]]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of what takes lessons back: features, and what was learned before."""
+        size = sum(recorded.bytes for recorded in filter(None, self.features))
+        if self.classifier_before is not None:
+            size += tensor_bytes(self.classifier_before.tensors())
+        return size
 
     @property
     def _first(self) -> int:

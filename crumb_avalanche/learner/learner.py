@@ -185,6 +185,15 @@ class Learner(Predictor):
         """Numbers of the lessons that ``undo`` takes back, which are the last ones."""
         return self._state.history.undoable
 
+    @property
+    def undo_bytes(self) -> int:
+        """Bytes of what ``undo`` needs, besides ``bytes``; bounded, see ``undo``.
+
+        Features of the last lessons, and what was learned before them; a learner file
+        holds both.
+        """
+        return self._state.history.bytes
+
     def _replace_state(self, old: State, new: State) -> None:
         """Assign the state that a change led to, which is all that a change assigns.
 
@@ -495,9 +504,10 @@ class Learner(Predictor):
         From then on the learner answers as one that never had it.
 
         The features of the last lessons are kept for this: of at most 200, as many as
-        fit into four times ``budget_bytes``, at most 16 MB. They are learned again
-        without the one taken back. None that was merged can be taken back. See
-        ``undoable``.
+        fit into four times ``budget_bytes``, at most 16 MB; and what was learned before
+        them, at most ``budget_bytes``. They are learned again without the one taken
+        back. None that was merged can be taken back. See ``undoable`` and
+        ``undo_bytes``.
 
         Args:
             lesson: its number; default the last one.

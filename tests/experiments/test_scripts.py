@@ -121,7 +121,7 @@ FIGURES = {
     ),
     "bench_learner": (
         ["--quick", "--backbone", "efficientnet_lite0"],
-        ["predict_over_bare", "teach_settled", "teach_bytes", "undo_last_seconds"],
+        ["predict_over_bare", "teach_settled", "teach_bytes", "lessons"],
     ),
     "bench_streams": (
         ["--quick"],
