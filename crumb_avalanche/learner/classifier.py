@@ -5,12 +5,10 @@ It sees features, not images.
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from crumb_avalanche.images.looks import looks_of
 from crumb_avalanche.learner.answer import ClassInfo
@@ -18,7 +16,6 @@ from crumb_avalanche.learner.confidence import STRICT, Confidence, Rates
 from crumb_avalanche.learner.evidence import (
     Evidence,
     evidence,
-    evidence_by_location,
     mean_log,
 )
 from crumb_avalanche.learner.nothing import (
@@ -28,10 +25,11 @@ from crumb_avalanche.learner.nothing import (
     usual_threshold,
     with_shown,
 )
+from crumb_avalanche.learner.prediction import Observation, Prediction, Ranking
 from crumb_avalanche.learner.prior import PRIORS
 from crumb_avalanche.learner.records import Records
 from crumb_avalanche.methods.closed_form import ClosedForm
-from crumb_avalanche.methods.features import FeatureMoments, middle_of
+from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.looks import (
     WHOLE,
     EarlierForm,
@@ -50,47 +48,6 @@ RUNNERS_UP = 4
 # Classes that judge the first clip of another one, which takes a solution of the
 # statistics; of more, later clips of each class say enough of what is unknown.
 MOST_JUDGES = 32
-
-# Names with their probabilities, most likely first, and whether a class explains what
-# is shown.
-Ranking = tuple[list[tuple[str, float]], bool]
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What a clip that was predicted adds to the records of answers.
-
-    Attributes:
-        records: of its images; see ``Confidence``.
-        losses: of each weighting of the views; see ``LookWeights``.
-    """
-
-    records: Records
-    losses: Tensor
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the images of a clip looked like before they were learned.
-
-    Attributes:
-        evidence: of the ``n`` images, with scores that are logarithms of probabilities,
-            but for a summand.
-        known: whether the clip was called by a name.
-        observation: what was recorded of it.
-    """
-
-    evidence: Evidence
-    known: bool
-    observation: Observation
-
-    def asks(self, number: int) -> bool:
-        """Whether the class of a number could be the answer."""
-        return number in self.evidence.labels
-
-    def names(self, number: int) -> bool:
-        """Whether the clip was answered with a class, by its number."""
-        return self.known and self.evidence.best == number
 
 
 def form_of(method: str) -> type[ClosedForm] | None:
@@ -517,42 +474,6 @@ class Classifier:
             clips=torch.tensor(clips),
         )
 
-    def explain(
-        self, model: SplitModel, pixels: Tensor, shares: Sequence[float]
-    ) -> Tensor:
-        """Attribute the margin of an answer to the places of an image.
-
-        See ``shares_of``.
-
-        Args:
-            model: a model.
-            pixels: what ``LookTransform`` returns for an image, ``(1, ...)``.
-            shares: of the transform.
-
-        Returns:
-            ``(h, w)`` float64, of the whole image.
-        """
-        attribution = torch.zeros(pixels.shape[-2:], dtype=torch.float64)
-        weights = self.look_weights.weights()
-        weight_of_view = dict(zip(self.look_weights.used_views, weights, strict=True))
-        pixels_of_look = dict(zip(shares, looks_of(pixels), strict=True))
-        windows_of_looks = self.looks.windows(self.features_of_statistics(model))
-        view = 0
-        for share, windows in zip(self.looks.shares, windows_of_looks):
-            for window in windows:
-                if view in weight_of_view and share in pixels_of_look:
-                    look = pixels_of_look[share]
-                    of_view = self._by_location(model, window, look)
-                    _add_to_middle(attribution, weight_of_view[view] * of_view, share)
-                view += 1
-        return attribution
-
-    def _by_location(
-        self, model: SplitModel, window: FeatureMoments, look: Tensor
-    ) -> Tensor:
-        """Attribute the margin of an answer to the locations of one view."""
-        return evidence_by_location(model, window, self.statistics, look, self.taught)
-
     # Changes of classes
 
     def rename(self, old: str, new: str) -> None:
@@ -701,18 +622,3 @@ class Classifier:
         self.look_weights.load_state_dict(state["look_weights"])
         self.nothing = state["nothing"]
         self._earlier.forget()
-
-
-def _add_to_middle(total: Tensor, values: Tensor, side: float) -> None:
-    """Add a map, enlarged, to the middle of another, which is changed in place.
-
-    Args:
-        total: ``(h, w)``.
-        values: ``(h', w')``.
-        side: of the middle, in units of the sides of ``total``.
-    """
-    top, bottom = middle_of(total.shape[0], side)
-    left, right = middle_of(total.shape[1], side)
-    size = (bottom - top, right - left)
-    enlarged = functional.interpolate(values[None, None], size=size, mode="bilinear")
-    total[top:bottom, left:right] += enlarged[0, 0]

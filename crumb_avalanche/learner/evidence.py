@@ -6,13 +6,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import ClosedForm
-from crumb_avalanche.methods.features import FeatureMoments
-from crumb_avalanche.methods.typicality import TINY
-from crumb_avalanche.models.penultimate import evaluating, unpooled_head_input
-from crumb_avalanche.models.split_model import SplitModel
 
 MOST_CLIPS = 4  # of a class; what more of them change was not measured
 
@@ -119,64 +114,3 @@ def evidence(
         apart=answers.apart,
         left_out=answers.left_out,
     )
-
-
-def evidence_by_location(
-    model: SplitModel,
-    features: FeatureMoments,
-    statistics: ClosedForm,
-    pixels: Tensor,
-    taught: list[int],
-) -> Tensor:
-    """Attribute the margin of an answer to locations of an image; see ``shares_of``.
-
-    Args:
-        pixels: ``(1, 3, h, w)`` uint8.
-        taught: classes that may be answered.
-
-    Returns:
-        ``(H, W)`` float64 on the grid of the map that enters the plastic layers.
-    """
-    with torch.no_grad(), evaluating(model):
-        maps = model.features(pixels)
-        before_head, averaged_by_network = unpooled_head_input(model, maps)
-        maps = model.patch_grid(maps)
-    tapped = [maps, before_head] if features.maps else [before_head]
-    used = [values.double().requires_grad_() for values in tapped]
-    # The network's own average has no deviations.
-    scores = statistics.scores(features.of_layers(used, averaged_by_network, TINY))[
-        0, taught
-    ]
-    shares = torch.zeros(1, 1, *maps.shape[2:], dtype=torch.float64)
-    for found in shares_of(scores, used):
-        if found.dim() == 4:  # a last layer without locations says nothing of them
-            scale = found.numel() / shares.numel()
-            shares += scale * functional.interpolate(
-                found, size=shares.shape[2:], mode="bilinear"
-            )
-    return shares[0, 0]
-
-
-def shares_of(scores: Tensor, layers: list[Tensor]) -> list[Tensor]:
-    """Attribute the margin of an answer to locations of the layers behind its scores.
-
-    The margin is the largest score minus the second; with one class, the score. A
-    location's share is the derivative of the margin by its values, times the difference
-    of these values from their mean over locations, summed over channels.
-
-    Args:
-        layers: ``(1, C, H, W)`` each, or ``(1, C)`` without locations.
-
-    Returns:
-        ``(1, 1, H, W)`` each, or zeros ``(1, 1)``.
-    """
-    best = scores.topk(min(2, len(scores))).values
-    gradients = torch.autograd.grad(
-        best[0] - best[1] if len(best) > 1 else best[0], layers
-    )
-    shares = []
-    for layer, gradient in zip(layers, gradients):
-        values = layer.detach()
-        mean = values.mean((2, 3), keepdim=True) if values.dim() == 4 else values
-        shares.append(((values - mean) * gradient).sum(1, keepdim=True))
-    return shares

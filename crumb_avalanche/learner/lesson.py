@@ -11,9 +11,10 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import now, printable
 from crumb_avalanche.images.clips import BadImage, Clip, path_of
-from crumb_avalanche.learner.classifier import Classifier, Observation, Prediction
+from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.lesson_record import Doubt, Lesson
 from crumb_avalanche.learner.nothing import NOTHING
+from crumb_avalanche.learner.prediction import Observation, Prediction
 from crumb_avalanche.system.words import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once

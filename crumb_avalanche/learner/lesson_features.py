@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.learner.classifier import Classifier, Observation
+from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.lesson import learn
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.nothing import NOTHING
+from crumb_avalanche.learner.prediction import Observation
 from crumb_avalanche.learner.records import Records
 from crumb_avalanche.system.tensor_file import tensor_bytes
 

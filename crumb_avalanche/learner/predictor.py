@@ -30,6 +30,7 @@ from crumb_avalanche.images.sources import (
 from crumb_avalanche.learner.answer import Answer, ClassInfo
 from crumb_avalanche.learner.classifier import RUNNERS_UP, Classifier
 from crumb_avalanche.learner.confidence import Rates
+from crumb_avalanche.learner.explanation import explanation
 from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.run_answers import RunAnswers
@@ -468,7 +469,7 @@ class Predictor:
         return not isinstance(self._classifier, RunAnswers)
 
     def explain(self, photo: Any) -> Tensor:
-        """Show where in a photo the evidence for the answer lies; see ``shares_of``.
+        """Show where in a photo the evidence for the answer lies; see ``explanation``.
 
         Args:
             photo: a single image, as for ``predict``.
@@ -492,8 +493,8 @@ class Predictor:
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
-            attribution = self._classifier.explain(
-                self.network.model, pixels[0], transform.shares
+            attribution = explanation(
+                self._classifier, self.network.model, pixels[0], transform.shares
             )
         enlarged = torch.nn.functional.interpolate(
             attribution[None, None], self.image_size, mode="bilinear"

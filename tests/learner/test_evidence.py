@@ -11,7 +11,8 @@ from small_lessons import SIZE, images, same, taught
 from torch.nn import functional
 
 from crumb_avalanche.learner.confidence import STRICT, Confidence
-from crumb_avalanche.learner.evidence import evidence, shares_of
+from crumb_avalanche.learner.evidence import evidence
+from crumb_avalanche.learner.explanation import attributed_to_layers
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import (
     LEAST_APART,
@@ -397,7 +398,7 @@ def test_a_location_has_its_part_of_the_margin(layer):
     weights = torch.rand(3, 2, dtype=torch.float64)
     flat = torch.rand(1, 2, dtype=torch.float64, requires_grad=True)
     scores = (layer.mean((2, 3)) @ weights + flat)[0]
-    of_layer, of_flat = shares_of(scores, [layer, flat])
+    of_layer, of_flat = attributed_to_layers(scores, [layer, flat])
     direction = weights[:, scores.argmax()] - weights[:, scores.argmin()]
     deviations = layer - layer.mean((2, 3), keepdim=True)
     expected = (deviations * direction[:, None, None]).sum(1) / 20
@@ -407,7 +408,7 @@ def test_a_location_has_its_part_of_the_margin(layer):
 
 def test_with_one_class_it_is_the_score(layer):
     scores = layer.mean((2, 3)).sum(1)
-    (shares,) = shares_of(scores, [layer])
+    (shares,) = attributed_to_layers(scores, [layer])
     assert shares.shape == (1, 1, 4, 5)
     assert float(shares.sum()) == pytest.approx(0, abs=1e-9)
 

@@ -1,0 +1,251 @@
+"""What changes in a learner that was taught: names, classes and lessons."""
+
+from benchmarks_toybox_ilab.tables.names import check_name, check_near
+from crumb_avalanche.learner.header import LEAST_STRICT, MOST_STRICT
+from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.learner.network import NetworkError
+from crumb_avalanche.learner.predictor import Predictor
+from crumb_avalanche.learner.state import State
+from crumb_avalanche.methods.run_header import LearnerError
+
+
+class ChangeableLearner(Predictor):
+    """Changes names, classes and lessons; ``Learner`` adds teaching and files.
+
+    Each change replaces the state as a whole.
+    """
+
+    @property
+    def lessons(self) -> list[Lesson]:
+        """What each call of ``teach`` did, without lessons that were taken back."""
+        return list(self._state.history.lessons)
+
+    @property
+    def undoable(self) -> list[int]:
+        """Numbers of the lessons that ``undo`` takes back, which are the last ones."""
+        return self._state.history.undoable
+
+    @property
+    def undo_bytes(self) -> int:
+        """Bytes of what ``undo`` needs, besides ``bytes``; bounded, see ``undo``.
+
+        Features of the last lessons, and what was learned before them; a learner file
+        holds both.
+        """
+        return self._state.history.bytes
+
+    def _replace_state(self, old: State, new: State) -> None:
+        """Assign the state that a change led to, which is all that a change assigns.
+
+        Raises:
+            LearnerError: another change was made since this one began, by a function
+                that it called, such as ``progress``: two threads take turns.
+        """
+        if self._state is not old:
+            raise LearnerError(
+                "the learner was changed by what a lesson called while it was learned, "
+                "so the lesson is dropped and the other change stays: change a learner "
+                "before a lesson or after it"
+            )
+        self._state = new
+
+    def _state_with_nothing(self) -> State:
+        """Return the state, with the features of drawn images that show nothing."""
+        state = self._state
+        state.classifier.draw_nothing(self.network.model)
+        return state
+
+    def set_strict(self, strict: float) -> None:
+        """Name a class from another confidence on.
+
+        Args:
+            strict: the confidence; see the class.
+
+        Raises:
+            ValueError: it is not from 0.01 to 0.99.
+        """
+        self.check_teachable()
+        if not LEAST_STRICT <= strict <= MOST_STRICT:
+            raise ValueError(
+                f"strict is {strict}; give a confidence from {LEAST_STRICT} to "
+                f"{MOST_STRICT}, from which on a class is named"
+            )
+        with self._lock:
+            self._replace_state(self._state, self._state.with_strict(float(strict)))
+
+    def rename(self, old: str, new: str, new_class: bool = False) -> None:
+        """Give a class another name.
+
+        Raises:
+            ValueError: there is no class ``old``, or ``new`` is taken, not allowed as a
+                name, or, unless ``new_class``, nearly the name of another class.
+        """
+        self.check_teachable()
+        new = check_name(new)
+        with self._lock:
+            state = self._state
+            if not new_class:
+                self._check_other_names(old, new)
+            self._replace_state(state, state.renamed(old, new))
+
+    def _check_other_names(self, old: str, new: str) -> None:
+        """Raise DoubtfulNameError if ``new`` is nearly the name of another class."""
+        check_near([new], [name for name in self._names if name != old])
+
+    def forget(self, name: str) -> str:
+        """Remove the class ``name`` with all that is stored of it alone, for good.
+
+        What ``undo`` restores is without it, too.
+
+        Returns:
+            What remains of its images in statistics that classes share; empty if
+            nothing does.
+
+        Raises:
+            ValueError: there is no class of this name.
+        """
+        self.check_teachable()
+        with self._lock:
+            state = self._state
+            new_state = state.without_class(name)
+            self._replace_state(state, new_state)
+            return new_state.classifier.statistics.remains_after_forget
+
+    def undo(self, lesson: int | None = None) -> Lesson:
+        """Take a lesson back and return it.
+
+        From then on the learner answers as one that never had it.
+
+        The features of the last lessons are kept for this: of at most 200, as many as
+        fit into four times ``budget_bytes``, at most 16 MB; and what was learned before
+        them, at most ``budget_bytes``. They are learned again without the one taken
+        back. None that was merged can be taken back. See ``undoable`` and
+        ``undo_bytes``.
+
+        Args:
+            lesson: its number; default the last one.
+
+        Raises:
+            ValueError: there is no such lesson, or it can no longer be taken back.
+        """
+        self.check_teachable()
+        with self._lock:
+            state = self._state
+            taken_back = state.history.undoable_lesson(lesson)
+            self._replace_state(state, state.without_lesson(taken_back))
+            return taken_back
+
+    def remove_image(self, lesson: int, image: int) -> None:
+        """Remove one image of a lesson.
+
+        From then on the learner answers as one that never had it.
+
+        Args:
+            lesson: number of a lesson that can be taken back; see ``undoable``.
+            image: its number in the lesson, from 0, in the order in which images were
+                shown.
+
+        Raises:
+            ValueError: there is no such lesson or image, or it can no longer be
+                removed; or it is the only image of the lesson: see ``undo``.
+        """
+        self.check_teachable()
+        with self._lock:
+            state = self._state
+            changed = state.history.undoable_lesson(lesson)
+            self._replace_state(state, state.without_image(changed, image))
+
+    def move(
+        self, old: str, new: str, lesson: int | None = None, new_class: bool = False
+    ) -> None:
+        """Make the images of a class those of another one.
+
+        For a lesson or a class that was given a wrong name.
+
+        Args:
+            old: name of the class that the images were given as.
+            new: name of the class that they show, which may be new.
+            lesson: number of the only lesson whose images are meant, which is learned
+                again; default all.
+            new_class: take ``new`` as it is given, also if it is nearly the name of
+                another class.
+
+        Raises:
+            ValueError: there is no class ``old``; the lesson does not exist, has no
+                images of ``old`` or can no longer be undone; ``new`` is ``old`` or is
+                not allowed as a name; ``new`` is nearly the name of another class and
+                ``new_class`` is not set.
+        """
+        self.check_teachable()
+        new = check_name(new)
+        with self._lock:
+            state = self._state
+            state.classifier.find(old)  # raises if there is none
+            if new == old:
+                raise ValueError(
+                    f"the images are those of {old} already; give the name of another "
+                    "class"
+                )
+            if not new_class:
+                self._check_other_names(old, new)
+            if lesson is None:
+                new_state = state.moved(old, new)
+            else:
+                undoable = state.history.undoable_lesson(lesson)
+                new_state = state.with_lesson_moved(undoable, old, new)
+            self._replace_state(state, new_state)
+
+    def merge(self, other: "ChangeableLearner", new_class: bool = False) -> None:
+        """Add what another learner learned, as if this one had been taught its lessons.
+
+        Args:
+            other: a learner with the same method, network and image size; it is not
+                changed.
+            new_class: keep classes apart also if their names are nearly the same;
+                classes of the same name are one.
+
+        Raises:
+            TypeError: the other is no learner.
+            DoubtfulNameError: a class of the other has nearly the name of one of this,
+                and ``new_class`` is false.
+            ValueError: the other is this one or holds one of its lessons, or has
+                another method, network or image size; or the classes of both do not fit
+                into the budget.
+        """
+        if not isinstance(other, ChangeableLearner):
+            raise TypeError(
+                f"other is {type(other).__name__}; give a Learner, such as "
+                "Learner.load(path)"
+            )
+        with self._lock:
+            self.check_teachable()
+            other.check_teachable()
+            if other is self:
+                raise ValueError(
+                    "a learner cannot be merged with itself; give two that were taught "
+                    "apart"
+                )
+            self.network.check_same(other.network)
+            state = self._state_with_nothing()
+            added = other._state  # once: another thread may teach it meanwhile
+            state.check_mergeable(added)
+            if not new_class:
+                names = [info.name for info in added.classifier.classes]
+                check_near(names, self._names)
+            self._replace_state(state, state.merged(added))
+
+    def take_over(self, other: "ChangeableLearner") -> None:
+        """Know what another learner knows, and nothing of what was known before.
+
+        Args:
+            other: one with the same network, which may be loaded without it; it is not
+                changed.
+
+        Raises:
+            NetworkError: the network is another one.
+        """
+        if other.network.header() != self.network.header():
+            raise NetworkError("the learners have different networks")
+        with self._lock:
+            self._replace_state(self._state, other._state)
+            self.method = other.method
