@@ -391,10 +391,10 @@ class Classifier:
         records = Records.of_lesson(of_images, number, lesson=0)
         self.confidence.add_lesson(records)
         before = self._earlier_confidence
-        least = before.least(of_images, self.strict)
+        of_clip = before.of_clip(of_images)
         return Prediction(
             evidence=before.calibrated(of_images),
-            known=bool(before.of_clip(of_images).amax() >= least),
+            known=bool(before.known(of_clip, of_images, self.strict)),
             observation=Observation(records, losses),
         )
 
@@ -439,8 +439,7 @@ class Classifier:
         of_frames = self.confidence.probabilities(evidence)
         of_clip = self.confidence.of_clip(evidence)
         shares = torch.cat([of_frames, of_clip])
-        least = self.confidence.least(evidence, self.strict)
-        known = (shares.amax(1) >= least).tolist()
+        known = self.confidence.known(shares, evidence, self.strict).tolist()
         best = shares.argsort(1, descending=True)[:, : runners_up + 1]
         names = [str(self.names[number]) for number in evidence.labels.tolist()]
         rankings = []

@@ -133,7 +133,7 @@ class Confidence:
         self.usual = usual
         self.capacity = capacity
         self._records = Records.none()
-        self._next = 0  # number of the next lesson
+        self._next_lesson = 0  # number of the next clip that is recorded
         self._fit: _Fit | None = None  # computed when it is needed
 
     def __len__(self) -> int:
@@ -161,18 +161,18 @@ class Confidence:
                 ``Records.of_lesson``.
             label: the true class.
         """
-        self.add_lesson(Records.of_lesson(evidence, label, self._next))
+        self.add_lesson(Records.of_lesson(evidence, label, self._next_lesson))
 
     def add_lesson(self, records: Records) -> None:
         """Add the records of a clip, as the next lesson.
 
         Images of which a single class is known are no records: it is always the answer.
         """
-        lessons = torch.full_like(records.lessons, self._next)
+        lessons = torch.full_like(records.lessons, self._next_lesson)
         records = records._replace(lessons=lessons).with_rivals()
         if len(records.labels):
             self._add(records)
-            self._next += 1
+            self._next_lesson += 1
 
     def _add(self, new: Records) -> None:
         """Add records; what was fitted to fewer no longer holds."""
@@ -197,18 +197,21 @@ class Confidence:
         scores = self.calibrated(evidence).scores.mean(0, keepdim=True)
         return scores.softmax(1) * self.odds(evidence).mean().sigmoid()
 
-    def least(self, evidence: Evidence, strict: float) -> float:
-        """Return the probability from which on a class is named.
+    def known(self, probabilities: Tensor, evidence: Evidence, strict: float) -> Tensor:
+        """Return whether the most likely class of each row is named: ``(n,)`` bool.
 
         Args:
+            probabilities: ``(n, C)``, of images or of clips.
             evidence: of the images.
-            strict: the one of the learner, which holds where something is known of
-                images of other classes; else all are named that are not doubtful.
+            strict: probability from which on a class is named; that of the learner. It
+                holds where something is known of images of other classes; else all are
+                named that are not doubtful.
         """
-        fit = self._fit_of(_images(evidence), evidence.taught)
+        fit = self._fit_for(evidence)
+        least = strict
         if fit.prior is None:
-            return min(strict, DOUBTFUL)
-        return strict
+            least = min(strict, DOUBTFUL)
+        return probabilities.amax(1) >= least
 
     def calibrated(self, evidence: Evidence) -> Evidence:
         """Return the evidence with scores whose softmax is over the known classes."""
@@ -216,15 +219,15 @@ class Confidence:
 
     def temperature(self, evidence: Evidence) -> float:
         """Return the factor on the usual temperature of the closed form."""
-        return self._fit_of(_images(evidence), evidence.taught).temperature
+        return self._fit_for(evidence).temperature
 
     def odds(self, evidence: Evidence) -> Tensor:
         """Return logarithms of the odds that images show any class: ``(B,)`` float64.
 
         Those of images that look like what was shown as nothing are low.
         """
-        fit = self._fit_of(_images(evidence), evidence.taught)
-        # Of as many images as there are, also where exporters trace it.
+        fit = self._fit_for(evidence)
+        # One for each image, also where exporters trace it.
         odds = 0 * evidence.typicality[:, 0] + CERTAIN
         if fit.prior is not None:
             classes = len(evidence.labels.tolist())
@@ -238,11 +241,17 @@ class Confidence:
 
     # Fitting
 
+    def _fit_for(self, evidence: Evidence) -> _Fit:
+        """Return what was fitted for the classes that gave the evidence."""
+        counts = zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True)
+        return self._fit_of(dict(counts), evidence.taught)
+
     def _fit_of(self, images: Mapping[int, int], clips: float) -> _Fit:
-        """Return the fit for numbers of images, cached till they change.
+        """Return what is fitted to the records, cached till the classes change.
 
         Args:
-            images: of each class now, by number.
+            images: number of images that each class was learned from, by number of the
+                class.
             clips: mean logarithm of the clips of each class.
         """
         key = (*images.items(), clips)
@@ -253,7 +262,12 @@ class Confidence:
     def _fitted(
         self, key: tuple[Any, ...], images: Mapping[int, int], clips: float
     ) -> _Fit:
-        """Fit all to the records; see ``_fit_of``."""
+        """Fit prior, temperature, shift and thresholds to the records.
+
+        Args:
+            key: what it is cached by.
+            images, clips: see ``_fit_of``.
+        """
         records = self._of_known
         present = self._of_present(records, images)
         prior = self.prior
@@ -269,12 +283,20 @@ class Confidence:
             fit = replace(fit, shift=shift, excess=max(0.0, surplus - shift))
         if self.usual is None or present.number_of_lessons < LEAST_LESSONS:
             return fit
-        least = _quantile(present.typicality[:, 2], _weights(present), REJECTED)
+        apart_from_nothing = present.typicality[:, 2]
+        least = _quantile(apart_from_nothing, _weights(present), REJECTED)
         return replace(fit, least_apart=min(least, self.usual))
 
     @staticmethod
     def _of_present(records: Records, images: Mapping[int, int]) -> Records:
-        """Return the records that hold for the present classes, if they are enough."""
+        """Return the records that hold for the present classes, if they are enough.
+
+        Else those that hold for the present images of their class alone, or all.
+
+        Args:
+            records: of clips that were predicted before they were learned.
+            images: number of images of each present class, by number of the class.
+        """
         present = torch.tensor([images.get(c, 0) for c in records.labels.tolist()])
         of_many_images = 2 * records.images >= present
         of_many_classes = 2 * records.classes >= len(images)
@@ -323,35 +345,36 @@ class Confidence:
             labels: the number in this instance of each class of ``other``; records of
                 classes left out are not added.
         """
-        self._add(other._records.renumbered(labels, self._next))
-        self._next += other._next
+        self._add(other._records.renumbered(labels, self._next_lesson))
+        self._next_lesson += other._next_lesson
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the records."""
-        return {"next": self._next, **self._records._asdict()}
+        """Return the columns of the records by name, and ``next``.
+
+        ``next`` is the number of the clip that is recorded next.
+        """
+        return {"next": self._next_lesson, **self._records._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
+        """Load what ``state_dict`` returned; the fit follows from it.
+
+        Args:
+            state: columns of ``Records`` by name, and ``next``.
 
         Raises:
             StateError: a tensor is missing or has another shape.
         """
         try:
             records = Records.of_state(state)
-            following = int(state["next"])
+            next_lesson = int(state["next"])
         except KeyError as error:
             raise StateError(
                 f"the state of the confidence lacks {error}; give what state_dict "
                 "returned"
             ) from error
         self._records = records
-        self._next = following
+        self._next_lesson = next_lesson
         self._fit = None
-
-
-def _images(evidence: Evidence) -> dict[int, int]:
-    """Return the images of each class, by number."""
-    return dict(zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True))
 
 
 def _odds(fit: _Fit, closeness: Tensor, clips: Any, classes: Any) -> Tensor:
@@ -364,14 +387,16 @@ def _odds(fit: _Fit, closeness: Tensor, clips: Any, classes: Any) -> Tensor:
     """
     prior = fit.prior
     assert prior is not None
-    below = BELOW_MEAN * prior.known_deviation.at(clips, classes)
-    least = prior.known.at(clips, classes) - below + fit.shift + fit.excess / 2
+    below_mean = BELOW_MEAN * prior.known_deviation.at(clips, classes)
+    quantile = prior.known.at(clips, classes) - below_mean
+    least_closeness = quantile + fit.shift + fit.excess / 2  # of what is named
     odds_of_least = _logit(STRICT / CLEAR)
-    return odds_of_least + prior.slope.at(clips, classes) * (closeness - least)
+    slope = prior.slope.at(clips, classes)
+    return odds_of_least + slope * (closeness - least_closeness)
 
 
 def _logit(share: float) -> float:
-    """Return the logarithm of odds."""
+    """Return the logarithm of the odds of a probability."""
     return math.log(share / (1 - share))
 
 
@@ -396,7 +421,8 @@ def _confidence(fit: _Fit, records: Records) -> Tensor:
 def _shift(prior: Prior, records: Records, clips: float, classes: int) -> float:
     """Return by how much closer images of known classes are than the prior says.
 
-    Of their 15 % quantiles, in deviations of the prior.
+    It is the difference between the 15 % quantiles of both, measured in deviations of
+    the prior at the time of each record, and returned in units of closeness of now.
 
     Args:
         prior: counts as some lessons without a difference.
@@ -409,10 +435,10 @@ def _shift(prior: Prior, records: Records, clips: float, classes: int) -> float:
     difference = prior.closeness(records.typicality) - prior.known.at(*circumstances)
     deviations = difference / prior.known_deviation.at(*circumstances)
     weights = _weights(records)
-    beyond = _quantile(deviations, weights, REFUSED) + BELOW_MEAN
+    shift = _quantile(deviations, weights, REFUSED) + BELOW_MEAN
     lessons = float(weights.sum())
-    beyond *= lessons / (lessons + LESSONS_OF_PRIOR)
-    return beyond * float(prior.known_deviation.at(clips, classes))
+    shift *= lessons / (lessons + LESSONS_OF_PRIOR)
+    return shift * float(prior.known_deviation.at(clips, classes))
 
 
 def _mean_surplus(prior: Prior, records: Records) -> float:
@@ -427,32 +453,50 @@ def _mean_surplus(prior: Prior, records: Records) -> float:
 
 
 def _mixed(expected: float, errs: Tensor, records: Records) -> float:
-    """Return the share of records that err, mixed with the one that is expected."""
+    """Return the rate of an error: its share among records, and the expected one.
+
+    Args:
+        expected: rate that the prior expects, which counts as some lessons.
+        errs: ``(n,)`` bool, whether each record is an error.
+        records: ``n`` of them; each lesson counts once.
+    """
     weights = _weights(records)
     errors = float(weights @ errs.double()) + LESSONS_OF_RATES * expected
     return errors / (float(weights.sum()) + LESSONS_OF_RATES)
 
 
 def _expected(fit: _Fit, strict: float, clips: float, classes: int) -> Rates:
-    """Return the rates of errors that follow from the prior and what moved it."""
+    """Return the rates of errors that follow from the prior and what moved it.
+
+    Closeness is normally distributed, of known classes and of others.
+
+    Args:
+        fit: what was fitted to the records.
+        strict: confidence from which on a class is named.
+        clips, classes: see ``Line.at``.
+    """
     prior = fit.prior
     if prior is None:
         return Rates(refused=0.0, named=1.0)
     known = NormalDist(0.0, float(prior.known_deviation.at(clips, classes)))
     apart = float(prior.strange.at(clips, classes) - prior.known.at(clips, classes))
     strange = NormalDist(apart, float(prior.strange_deviation.at(clips, classes)))
-    # Closeness from which on a class is named, beyond that of known images.
+    # Closeness from which on a class is named, beyond the mean of known images.
     odds = _logit(min(strict / CLEAR, MOST_SHARE)) - _logit(STRICT / CLEAR)
-    least = odds / float(prior.slope.at(clips, classes)) - BELOW_MEAN * known.stdev
+    slope = float(prior.slope.at(clips, classes))
+    least_closeness = odds / slope - BELOW_MEAN * known.stdev
     # All are moved by the shift; by the excess others, and the threshold by half of it.
     return Rates(
-        refused=known.cdf(least + fit.excess / 2),
-        named=1 - strange.cdf(least - fit.excess / 2),
+        refused=known.cdf(least_closeness + fit.excess / 2),
+        named=1 - strange.cdf(least_closeness - fit.excess / 2),
     )
 
 
 def _temperature(records: Records, prior: float) -> float:
     """Return the temperature with the largest posterior density, to 0.1 %.
+
+    The loss is the cross-entropy of the true classes, and that of a normal prior
+    for the logarithm. Of 21 logarithms the best one is the centre of finer ones.
 
     Args:
         records: of known classes.
@@ -461,17 +505,18 @@ def _temperature(records: Records, prior: float) -> float:
     weights = _weights(records)
     # The true class has the gap 0.
     gaps = functional.pad(records.gaps.double(), (1, 0))
-    centre = prior
+    best = prior  # logarithm of the temperature
     step = 0.5
     while step > 1e-4:
-        logs = centre + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
+        candidates = best + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
         losses = []
-        for log in logs:
-            loss = weights @ (gaps / log.exp()).logsumexp(1)
-            losses.append(loss + ((log - prior) / DEVIATION).square() / 2)
-        centre = float(logs[int(torch.stack(losses).argmin())])
+        for candidate in candidates:
+            cross_entropy = weights @ (gaps / candidate.exp()).logsumexp(1)
+            of_prior = ((candidate - prior) / DEVIATION).square() / 2
+            losses.append(cross_entropy + of_prior)
+        best = float(candidates[int(torch.stack(losses).argmin())])
         step /= 8
-    return float(torch.tensor(centre, dtype=torch.float32).exp())
+    return float(torch.tensor(best, dtype=torch.float32).exp())
 
 
 def _quantile(values: Tensor, weights: Tensor, share: float) -> float:

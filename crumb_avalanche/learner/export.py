@@ -279,13 +279,10 @@ class Graph(nn.Module):
         features = classifier.compute(self.model, pixels, classifier.shares)
         evidence = classifier.evidence(features)
         scores = evidence.scores * classifier.statistics.temperature
-        least = classifier.confidence.least(evidence, classifier.strict)
-        probabilities = classifier.confidence.probabilities(evidence)
-        return (
-            scores.float(),
-            probabilities.float(),
-            probabilities.amax(1) >= least,
-        )
+        confidence = classifier.confidence
+        probabilities = confidence.probabilities(evidence)
+        known = confidence.known(probabilities, evidence, classifier.strict)
+        return scores.float(), probabilities.float(), known
 
 
 def _constant(value: Any) -> Any:
@@ -459,9 +456,10 @@ def _answered(
     features = classifier.compute(network.model, transform(image)[None], shares)
     evidence = classifier.evidence(features)
     scores = evidence.scores[0] * classifier.statistics.temperature
-    probabilities = classifier.confidence.probabilities(evidence)[0]
-    least = classifier.confidence.least(evidence, classifier.strict)
-    return scores.numpy(), probabilities.numpy(), bool(probabilities.amax() >= least)
+    confidence = classifier.confidence
+    probabilities = confidence.probabilities(evidence)
+    known = confidence.known(probabilities, evidence, classifier.strict)
+    return scores.numpy(), probabilities[0].numpy(), bool(known)
 
 
 def _largest(differences: np.ndarray) -> float:

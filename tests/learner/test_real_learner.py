@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from crumb_avalanche.images.sources import batches, clips_of
 from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.learner.explanation import explanation
 from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson import learn
@@ -103,7 +104,7 @@ def test_evidence_by_location(learner, asked, number):
         first, second = scores(changed.view_as(maps))[0, best].tolist()
         return first - second
 
-    explained = classifier.explain(model, pixels)[None]
+    explained = explanation(classifier, model, pixels, classifier.shares)[None]
     shares = functional.adaptive_avg_pool2d(explained, maps.shape[2:]).flatten()
     tenth = len(shares) // 10
     random = torch.Generator().manual_seed(number)
