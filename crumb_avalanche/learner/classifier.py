@@ -113,7 +113,7 @@ class Classifier:
         self._views = ViewFeatures(features, looks)
         # Within a lesson: what answers for clips before they are learned, and the
         # confidence before the lesson.
-        self._earlier = EarlierForm()
+        self._earlier_form = EarlierForm()
         self._start_confidence()
 
     @classmethod
@@ -228,7 +228,7 @@ class Classifier:
         self.confidence = self._empty_confidence()
         self.look_weights = LookWeights(self.looks)
         self._earlier_confidence = self.confidence
-        self._earlier.forget()
+        self._earlier_form.forget()
         if self.nothing is not None:
             self.nothing = self.nothing[:, -self.length :]
 
@@ -283,10 +283,8 @@ class Classifier:
         """
         if self.nothing is None and self.statistics.apart_from_nothing:
             images = drawn_images(model.image_size)
-            features = self._views(model, [images], [0]).unflatten(
-                1, (self.looks.views, -1)
-            )
-            self.nothing = features[:, 0, -self.length :]
+            features = self._views(model, [images], [0])
+            self.nothing = self._by_view(features)[:, 0]
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of.
@@ -319,15 +317,26 @@ class Classifier:
             number: of the class.
             is_new_clip: whether they are the first ones of their clip.
         """
-        rows = self._computed(features)
+        rows = self._rows_of(features, self._computed_views(features))
         self.statistics.update(rows, torch.full((len(rows),), number))
         self.images[number] += len(features)
         self.clips[number] += is_new_clip
 
-    def _computed(self, features: Tensor) -> Tensor:
-        """Return the features of all views that were computed: ``(m, D)``."""
-        by_view = self._by_view(features)
-        return by_view[:, self.look_weights.views_in(by_view)].flatten(0, 1)
+    def _computed_views(self, features: Tensor) -> list[int]:
+        """Return the numbers of the views that are used and were computed."""
+        return self.look_weights.views_in(self._by_view(features))
+
+    def _rows_of(self, features: Tensor, views: Sequence[int]) -> Tensor:
+        """Return what the statistics learn and score, a row for each view.
+
+        Args:
+            features: ``(n, V * D')`` of ``n`` images, as ``compute`` returns them.
+            views: numbers of ``V'`` of the views.
+
+        Returns:
+            ``(n * V', D)``, image by image.
+        """
+        return self._by_view(features)[:, views].flatten(0, 1)
 
     def learn_nothing(self, features: Tensor) -> None:
         """Keep some of ``n`` images of a clip as what shows nothing.
@@ -345,17 +354,19 @@ class Classifier:
             )
         count = min(len(features), EACH_LESSON)
         spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
-        rows = self._computed(features[spread.round().long()])
+        spread_features = features[spread.round().long()]
+        views = self._computed_views(spread_features)
+        rows = self._rows_of(spread_features, views)
         self.nothing = with_shown(self.nothing, rows)
 
     def begin_lesson(self) -> None:
         """Let all that was learned so far answer for the first clip of a lesson."""
-        self._earlier.forget()
+        self._earlier_form.forget()
         self._earlier_confidence = copy.copy(self.confidence)
 
     def end_lesson(self) -> None:
         """Drop the copy that answered in the lesson, and looks that are not needed."""
-        self._earlier.forget()
+        self._earlier_form.forget()
         self._earlier_confidence = self.confidence
         self.look_weights.settle()
 
@@ -374,37 +385,49 @@ class Classifier:
             What the images looked like, by the confidence before the lesson; ``None``
             if the copy knew no other class, or of a new class more than 32.
         """
-        form = self._earlier.copy_of(self.statistics)
+        form = self._earlier_form.copy_of(self.statistics)
         if not self._judges(form, number):
             return None
-        by_view = self._by_view(features)
-        views = self.look_weights.views_in(by_view)
-        rows = by_view[:, views].flatten(0, 1)
+        views = self._computed_views(features)
+        rows = self._rows_of(features, views)
         of_views = evidence(form, rows, self.nothing, left_out=number)
-        losses = torch.zeros_like(self.look_weights.losses)
-        if number in of_views.labels:
-            scores = of_views.scores.unflatten(0, (-1, len(views)))
-            column = int((of_views.labels < number).sum())
-            losses = self.look_weights.losses_of(scores, column)
-            self.look_weights.add_losses(losses)
-        of_images = self._together(of_views, views)
+        losses = self._losses_of(of_views, views, number)
+        self.look_weights.add_losses(losses)  # which the next line weights by
+        of_images = self._of_images(of_views, views)
         records = Records.of_lesson(of_images, number, lesson=0)
         self.confidence.add_lesson(records)
-        before = self._earlier_confidence
-        of_clip = before.of_clip(of_images)
+        confidence = self._earlier_confidence
+        of_clip = confidence.of_clip(of_images)
         return Prediction(
-            evidence=before.calibrated(of_images),
-            known=bool(before.known(of_clip, of_images, self.strict)),
+            evidence=confidence.calibrated(of_images),
+            known=bool(confidence.known(of_clip, of_images, self.strict)),
             observation=Observation(records, losses),
         )
 
+    def _losses_of(
+        self, of_views: Evidence, views: Sequence[int], number: int
+    ) -> Tensor:
+        """Return what a clip adds to the losses of ``LookWeights``; 0 of a new class.
+
+        Args:
+            of_views: evidence of its images, a row for each view.
+            views: numbers of the views.
+            number: of its class.
+        """
+        if number not in of_views.labels:
+            return torch.zeros_like(self.look_weights.losses)
+        scores = of_views.scores.unflatten(0, (-1, len(views)))
+        column = int((of_views.labels < number).sum())
+        return self.look_weights.losses_of(scores, column)
+
     def _judges(self, form: ClosedForm, number: int) -> bool:
         """Whether a form answers for a clip of a class before it is learned."""
-        known = form.image_counts > 0
-        is_known = number < len(known) and bool(known[number])
+        has_images = form.image_counts > 0
+        n_known = int(has_images.sum())
+        is_known = number < len(has_images) and bool(has_images[number])
         if is_known:
-            return int(known.sum()) > 1
-        return 2 <= int(known.sum()) <= MOST_JUDGES
+            return n_known > 1
+        return 2 <= n_known <= MOST_JUDGES
 
     def observe(self, observation: Observation) -> None:
         """Record a clip again that was predicted in the same state."""
@@ -419,10 +442,9 @@ class Classifier:
         Args:
             features: as ``compute`` returns them.
         """
-        by_view = self._by_view(features)
-        views = self.look_weights.views_in(by_view)
-        rows = by_view[:, views].flatten(0, 1)
-        return self._together(evidence(self.statistics, rows, self.nothing), views)
+        views = self._computed_views(features)
+        rows = self._rows_of(features, views)
+        return self._of_images(evidence(self.statistics, rows, self.nothing), views)
 
     def ranked(self, evidence: Evidence, runners_up: int = RUNNERS_UP) -> list[Ranking]:
         """Rank the classes for each frame, and for all together as a clip.
@@ -444,30 +466,35 @@ class Classifier:
         names = [str(self.names[number]) for number in evidence.labels.tolist()]
         rankings = []
         for row, columns, is_known in zip(shares, best.tolist(), known, strict=True):
-            ranking = [(names[column], float(row[column])) for column in columns]
-            rankings.append((ranking, is_known))
+            classes = [(names[column], float(row[column])) for column in columns]
+            rankings.append((classes, is_known))
         return rankings
 
-    def _together(self, evidence: Evidence, views: Sequence[int]) -> Evidence:
-        """Return the evidence of images from that of some of their views."""
+    def _of_images(self, of_views: Evidence, views: Sequence[int]) -> Evidence:
+        """Return the evidence of ``n`` images: weighted means over their views.
+
+        Args:
+            of_views: evidence with ``n * V'`` rows, image by image.
+            views: numbers of the ``V'`` views.
+        """
         weights = self.look_weights.weights(views)
 
         def mean(values: Tensor) -> Tensor:
-            """Return ``(n, ...)`` weighted means of ``(n * V, ...)`` values."""
+            """Return ``(n, ...)`` means of ``(n * V', ...)`` values."""
             if len(weights) == 1:
                 return values
             return (values.unflatten(0, (-1, len(weights))) * weights[:, None]).sum(1)
 
-        apart = evidence.apart
+        apart = of_views.apart
         if apart is not None:
             apart = mean(apart.unsqueeze(1)).squeeze(1)
-        left_out = evidence.left_out
+        left_out = of_views.left_out
         if left_out is not None:
             left_out = mean(left_out)
-        clips = [self.clips[number] for number in evidence.labels.tolist()]
-        return evidence._replace(
-            scores=mean(evidence.scores),
-            typicality=mean(evidence.typicality),
+        clips = [self.clips[number] for number in of_views.labels.tolist()]
+        return of_views._replace(
+            scores=mean(of_views.scores),
+            typicality=mean(of_views.typicality),
             apart=apart,
             left_out=left_out,
             clips=torch.tensor(clips),
@@ -509,7 +536,7 @@ class Classifier:
         for counts in (self.images, self.clips):
             counts[target] += counts[source]
             counts[source] = 0
-        self._earlier.forget()
+        self._earlier_form.forget()
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
@@ -519,7 +546,7 @@ class Classifier:
         self.names[number] = None
         self.images[number] = 0
         self.clips[number] = 0
-        self._earlier.forget()
+        self._earlier_form.forget()
 
     def check_mergeable(self, other: "Classifier") -> None:
         """Raise ValueError for one of another method or of other features."""
@@ -546,17 +573,18 @@ class Classifier:
             other: it is not changed.
 
         Returns:
-            What is given up for it.
+            What is given up for it, in words.
 
         Raises:
             BudgetError: the classes of both do not fit into the budget.
         """
         labels: dict[int, int] = {}  # number here, by number in the other
         notes = []
-        for number in other.taught:
-            labels[number], note = self.number_of(str(other.names[number]))
-            self.images[labels[number]] += other.images[number]
-            self.clips[labels[number]] += other.clips[number]
+        for theirs in other.taught:
+            mine, note = self.number_of(str(other.names[theirs]))
+            labels[theirs] = mine
+            self.images[mine] += other.images[theirs]
+            self.clips[mine] += other.clips[theirs]
             notes.append(note)
         self._merge_statistics(other, labels)
         notes.append(self._make_room(len(self.taught)))
@@ -564,7 +592,7 @@ class Classifier:
         if other.length == self.length:
             self.confidence.merge(other.confidence, labels)
             self.look_weights.merge(other.look_weights)
-        self._earlier.forget()
+        self._earlier_form.forget()
         return [note for note in notes if note]
 
     def _merge_statistics(self, other: "Classifier", labels: dict[int, int]) -> None:
@@ -620,4 +648,4 @@ class Classifier:
         self.clips = list(state["clips"])
         self.look_weights.load_state_dict(state["look_weights"])
         self.nothing = state["nothing"]
-        self._earlier.forget()
+        self._earlier_form.forget()

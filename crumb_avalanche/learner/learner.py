@@ -392,14 +392,14 @@ class Learner(ChangeableLearner):
                 out; ``None`` raises instead.
         """
         self._state_with_nothing()
-        yield from self._values(clip, report)
+        yield from self._batches_of(clip, report)
 
     def _with_features(
         self, clips: LabelledClips, report: Report | None
     ) -> FeaturesOfClips:
         """Yield the class name of each clip, and its batches; see ``_values``."""
         for name, clip in clips:
-            yield name, self._values(clip, report)
+            yield name, self._batches_of(clip, report)
 
     # Keeping
 

@@ -27,9 +27,24 @@ MOST_LISTED = 3  # files or lessons that an error names
 # Of each batch of frames of a clip, their paths and ``(n, V * D)`` features.
 Batches = Iterable[tuple[list[str], Tensor]]
 Progress = Callable[[int], None]
-# Called with the class name, the number of the piece within its clip, its features, and
-# what was observed of the clip.
-OnPiece = Callable[[str, int, Tensor, Observation | None], None]
+
+
+@dataclass(frozen=True)
+class ClipPiece:
+    """Frames of a clip that were learned at once.
+
+    Attributes:
+        label: class name of the clip, or ``NOTHING``.
+        index: number of the piece in its clip, from 0.
+        features: ``(n, V * D)`` float32.
+        observation: what was recorded of the clip when it was predicted, with its first
+            piece; ``None`` with others, and for a clip that was not predicted.
+    """
+
+    label: str
+    index: int
+    features: Tensor
+    observation: Observation | None
 
 
 class Guess(NamedTuple):
@@ -61,32 +76,36 @@ class _Tally:
         self,
         label: str,
         number: int,
-        predicted: Prediction,
+        prediction: Prediction,
         names: Sequence[str | None],
     ) -> None:
         """Count a clip that was predicted.
 
         Args:
             label, number: name and number of the class that the clip was given as.
-            predicted: what its images looked like, with a column for this class.
+            prediction: what its images looked like, with a column for this class.
             names: name of each class, by number.
         """
         self.answered += 1
-        self.right += predicted.names(number)
-        self.unknown += not predicted.known
-        evidence = predicted.evidence
+        self.right += prediction.names(number)
+        self.unknown += not prediction.known
+        evidence = prediction.evidence
         of_label = evidence.labels == number
         shares = evidence.scores.softmax(1)[:, of_label].flatten().tolist()
         nearest = evidence.labels[evidence.scores.argmax(1)].tolist()
         guesses = self.guesses.setdefault(label, [])
         for nearest_number, share in zip(nearest, shares, strict=True):
             name = None
-            if predicted.known:
+            if prediction.known:
                 name = str(names[nearest_number])
             guesses.append(Guess(name, share))
 
     def lesson(self, unread: Iterable[BadImage]) -> Lesson:
-        """Return what was counted as a lesson of now."""
+        """Return what was counted as a lesson that ends now.
+
+        Args:
+            unread: files that could not be read.
+        """
         doubts = []
         for label, guesses in self.guesses.items():
             doubt = doubt_of(label, guesses)
@@ -111,7 +130,7 @@ def learn(
     clips: Iterable[tuple[str, Batches]],
     unread: list[BadImage],
     progress: Progress | None = None,
-    on_piece: OnPiece = lambda label, index, features, observation: None,
+    on_piece: Callable[[ClipPiece], object] = lambda piece: None,
 ) -> Lesson:
     """Learn clips as one lesson, which may be empty; see ``check_not_empty``.
 
@@ -125,7 +144,7 @@ def learn(
     tally = _Tally()
     classifier.begin_lesson()
     for label, batches in clips:
-        for index, features in enumerate(_pieces(batches, progress)):
+        for index, features in enumerate(_features_of_pieces(batches, progress)):
             is_first = index == 0
             if is_first:
                 tally.clips += 1
@@ -135,7 +154,7 @@ def learn(
                 tally.nothing += len(features)
             else:
                 observation = _learn_piece(classifier, tally, label, features, is_first)
-            on_piece(label, index, features, observation)
+            on_piece(ClipPiece(label, index, features, observation))
     classifier.end_lesson()
     return tally.lesson(unread)
 
@@ -143,9 +162,9 @@ def learn(
 def _learn_piece(
     classifier: Classifier, tally: _Tally, label: str, features: Tensor, is_first: bool
 ) -> Observation | None:
-    """Predict the first piece of a clip, and learn the piece.
+    """Predict a clip by its first piece, and learn the piece.
 
-    Later pieces would be predicted from what was learned of the same clip.
+    Later pieces are learned alone: they would be predicted from their own clip.
 
     Args:
         classifier: learns the piece.
@@ -155,35 +174,42 @@ def _learn_piece(
         is_first: whether it is the first piece of its clip.
 
     Returns:
-        What confidence is fitted to later; ``None`` without a prediction.
+        What was recorded of the clip; ``None`` without a prediction.
     """
     observation = None
     number, note = classifier.number_of(label)
     if note:
         tally.notes.append(note)
     if is_first:
-        predicted = classifier.predict_before_learning(features, number)
-        if predicted is not None:
-            if predicted.asks(number):
-                tally.add_prediction(label, number, predicted, classifier.names)
-            observation = predicted.observation
+        prediction = classifier.predict_before_learning(features, number)
+        if prediction is not None:
+            if prediction.has_column_of(number):
+                tally.add_prediction(label, number, prediction, classifier.names)
+            observation = prediction.observation
     classifier.learn(features, number, is_first)
     tally.images[label] += len(features)
     return observation
 
 
-def _pieces(batches: Batches, progress: Progress | None) -> Iterator[Tensor]:
-    """Join batches of a clip's features until there are at least 64 frames."""
-    joined: list[Tensor] = []
+def _features_of_pieces(
+    batches: Batches, progress: Progress | None
+) -> Iterator[Tensor]:
+    """Yield the features of a clip in pieces of at least 64 frames, but for the last.
+
+    Args:
+        batches: of the clip, in order.
+        progress: called with the number of frames of each batch.
+    """
+    waiting: list[Tensor] = []  # batches of the next piece
     for paths, features in batches:
-        joined.append(features)
+        waiting.append(features)
         if progress is not None:
             progress(len(paths))
-        if sum(map(len, joined)) >= FRAMES_AT_A_TIME:
-            yield torch.cat(joined)
-            joined = []
-    if joined:
-        yield torch.cat(joined)
+        if sum(map(len, waiting)) >= FRAMES_AT_A_TIME:
+            yield torch.cat(waiting)
+            waiting = []
+    if waiting:
+        yield torch.cat(waiting)
 
 
 def doubt_of(label: str, guesses: Sequence[Guess]) -> Doubt | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.lesson import learn
+from crumb_avalanche.learner.lesson import ClipPiece, learn
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.prediction import Observation
@@ -71,6 +71,7 @@ class LessonFeatures:
         return tensor_bytes(self._pieces())
 
     def _pieces(self) -> list[Tensor]:
+        """Return the features of all pieces of all clips, in order."""
         return [piece for clip in self.clips for piece in clip.pieces]
 
     def repeat(self, classifier: Classifier) -> None:
@@ -88,7 +89,10 @@ class LessonFeatures:
         classifier.end_lesson()
 
     def learn(self, classifier: Classifier) -> Relearned:
-        """Let a classifier learn the lesson anew, in the same pieces."""
+        """Let a classifier learn the lesson anew, in the same pieces.
+
+        Its clips are predicted anew, and what is observed of them is recorded.
+        """
         recorder = FeatureRecorder(self.bytes)
         lesson = learn(classifier, self.batches(), [], on_piece=recorder.record)
         features = recorder.recorded()
@@ -143,8 +147,9 @@ class LessonFeatures:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, and the features of all clips in one tensor.
 
-        ``records`` are numbers of records of each clip, 0 for one that was not
-        predicted: the records themselves are those of ``observations``.
+        ``pieces`` are numbers of frames of each piece of each clip; ``records`` are
+        numbers of records of each clip, 0 for one that was not predicted: the records
+        themselves are those of ``observations``.
         """
         pieces = self._pieces()
         if pieces:
@@ -166,29 +171,38 @@ class LessonFeatures:
         """Load what ``state_dict`` returned.
 
         Args:
-            state: see above.
+            state: of each clip ``labels``, ``pieces`` (number of frames of each piece)
+                and ``records`` (their number); ``features`` of all frames; and
+                ``observed``.
             observations: those of the clips that have one, in their order; further
                 ones are left in an iterator. Empty if no clip was predicted.
         """
-        all_lengths = list(itertools.chain.from_iterable(state["pieces"]))
-        pieces = iter(state["features"].split(all_lengths))
-        remaining = iter(observations)
+        frames_of_pieces = list(itertools.chain.from_iterable(state["pieces"]))
+        pieces = iter(state["features"].split(frames_of_pieces))
+        next_observations = iter(observations)
         clips = []
-        for label, clip_lengths, has_observation in zip(
+        for label, frames_of_clip, number_of_records in zip(
             state["labels"], state["pieces"], state["records"], strict=True
         ):
-            clip_pieces = tuple(next(pieces) for _ in clip_lengths)
+            pieces_of_clip = tuple(next(pieces) for _ in frames_of_clip)
             observation = None
-            if has_observation:
-                observation = next(remaining)
-            clips.append(ClipFeatures(label, clip_pieces, observation))
+            if number_of_records:
+                observation = next(next_observations)
+            clips.append(ClipFeatures(label, pieces_of_clip, observation))
         return cls(tuple(clips), state["observed"])
 
 
 def _repeat_piece(
     classifier: Classifier, clip: ClipFeatures, piece: Tensor, is_first: bool
 ) -> None:
-    """Learn a piece of a clip, and record the clip as it was recorded before."""
+    """Learn a piece of a clip; with the first one, record the clip as it was before.
+
+    Args:
+        classifier: in the state that it was in when the piece was learned.
+        clip: that the piece is of.
+        piece: ``(n, V * D)`` features.
+        is_first: whether it is the first piece of the clip.
+    """
     if clip.label == NOTHING:
         classifier.learn_nothing(piece)
         return
@@ -206,10 +220,13 @@ def _number_of_records(clip: ClipFeatures) -> int:
 
 
 def observations_state(observations: list[Observation]) -> dict[str, Any]:
-    """Return observations as tensors, those of all clips in one.
+    """Return observations as tensors, a row for each record or for each clip.
+
+    Args:
+        observations: one for each clip that was predicted.
 
     Returns:
-        The attributes of ``Records``, and ``losses``, ``(clips, weightings)``.
+        The columns of ``Records`` by name, and ``losses``, ``(clips, weightings)``.
     """
     records = Records.none()
     losses = torch.zeros(0, 1, dtype=torch.float64)
@@ -223,16 +240,16 @@ def observations_state(observations: list[Observation]) -> dict[str, Any]:
 def loaded_observations(
     state: dict[str, Any], counts: list[int]
 ) -> Iterator[Observation]:
-    """Yield what ``observations_state`` returned.
+    """Yield the observation of each clip, from what ``observations_state`` returned.
 
     Args:
-        state: see above.
+        state: columns of the records of all clips by name, and ``losses``.
         counts: number of records of each clip that was predicted.
     """
     records = Records.of_state(state)
-    columns = [values.split(counts) for values in records]
-    for losses, *of_clip in zip(state["losses"], *columns, strict=True):
-        yield Observation(Records(*of_clip), losses)
+    columns_by_clip = [column.split(counts) for column in records]
+    for losses, *columns_of_clip in zip(state["losses"], *columns_by_clip, strict=True):
+        yield Observation(Records(*columns_of_clip), losses)
 
 
 class FeatureRecorder:
@@ -247,24 +264,18 @@ class FeatureRecorder:
         self._bytes = 0
         self._clips: list[ClipFeatures] = []
 
-    def record(
-        self, label: str, index: int, features: Tensor, observation: Observation | None
-    ) -> None:
-        """Record a piece of a clip; ``index`` is 0 for the first piece of each clip.
-
-        Args:
-            label, index, features: see ``lesson.OnPiece``.
-            observation: what was observed of the clip, with its first piece.
-        """
-        self._bytes += tensor_bytes([features])
+    def record(self, piece: ClipPiece) -> None:
+        """Record a piece of a clip, which follows the pieces before it."""
+        self._bytes += tensor_bytes([piece.features])
         if self._bytes > self._room:
             self._clips = []
             return
-        if index == 0:
-            self._clips.append(ClipFeatures(label, (features,), observation))
+        if piece.index == 0:
+            clip = ClipFeatures(piece.label, (piece.features,), piece.observation)
+            self._clips.append(clip)
             return
         clip = self._clips[-1]
-        self._clips[-1] = replace(clip, pieces=(*clip.pieces, features))
+        self._clips[-1] = replace(clip, pieces=(*clip.pieces, piece.features))
 
     def recorded(self) -> LessonFeatures | None:
         """Return the features; ``None`` if they took more than the room."""

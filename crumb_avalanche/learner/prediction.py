@@ -40,8 +40,8 @@ class Prediction:
     known: bool
     observation: Observation
 
-    def asks(self, number: int) -> bool:
-        """Whether the class of a number could be the answer."""
+    def has_column_of(self, number: int) -> bool:
+        """Whether a class, by its number, was known and could be the answer."""
         return number in self.evidence.labels
 
     def names(self, number: int) -> bool:

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -33,19 +32,22 @@ from crumb_avalanche.learner.confidence import Rates
 from crumb_avalanche.learner.explanation import explanation
 from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.prediction import Ranking
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.learner.watch import (
     Changes,
     Watched,
+    Window,
     frames_of,
-    same_classes,
-    together,
 )
 from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
 from crumb_avalanche.system.tensor_file import tensor_bytes
+
+# Of ``Classifier`` or of ``RunAnswers``, which does not tell what is known.
+AnyRanking = Ranking | tuple[list[tuple[str, float]], None]
 
 
 class NothingTaughtError(ValueError):
@@ -146,11 +148,9 @@ class Predictor:
 
         ``None`` for what a run left.
         """
-        return (
-            dict(vars(self._classifier.features))
-            if isinstance(self._classifier, Classifier)
-            else None
-        )
+        if not isinstance(self._classifier, Classifier):
+            return None
+        return dict(vars(self._classifier.features))
 
     @property
     def looks(self) -> tuple[float, ...]:
@@ -168,6 +168,7 @@ class Predictor:
         return tensor_bytes(self._classifier.tensors())
 
     def _take_fastest_runtime(self) -> None:
+        """Let the fastest runtime run the frozen layers, unless one was chosen."""
         if not self._runtime_chosen and self.runtime == TORCH:
             self.use_runtime("auto")
 
@@ -178,6 +179,7 @@ class Predictor:
 
     @property
     def _names(self) -> list[str]:
+        """The names of the classes taught."""
         return [name for name in self._classifier.names if name is not None]
 
     @property
@@ -227,22 +229,22 @@ class Predictor:
         detector: Detector | None = None,
         on_bad: OnBad = "raise",
     ) -> Answer | list[Answer]:
-        """Answer for an image, a clip (video or list of frames), or boxes in an image.
+        """Answer for an image, for a clip, or for each box in an image.
 
-        Scores of a clip are means over its frames. What is asked of a box is the square
-        around it with a margin; the boxes of an image pass the network together.
+        A clip is a video or a list of frames; its scores are means over the frames. Of
+        a box, the square around it with a margin is asked.
 
         Args:
-            source: as for ``teach``; one image or one clip.
-            boxes: of an image; see ``boxes_of``.
-            detector: function of the RGB image, upright, that returns boxes, if none
-                are given.
-            on_bad: ``raise`` for an error at a frame that cannot be read, ``skip`` to
-                leave it out.
+            source: one image or one clip, of any kind that ``teach`` takes.
+            boxes: where objects are in an image, see ``boxes_of``; default the whole
+                image is asked.
+            detector: function that takes the RGB image, upright, and returns such
+                boxes; used without ``boxes``.
+            on_bad: ``raise`` an error at a frame that cannot be read, or ``skip`` it.
 
         Returns:
-            Label, confidence, whether the class is known, and runners-up; with boxes a
-            list of these, in their order.
+            The answer; with boxes or a detector a list of answers, one for each box, in
+            their order.
 
         Raises:
             NothingTaughtError: nothing was taught.
@@ -265,7 +267,12 @@ class Predictor:
     def _predict_boxes(
         self, source: Any, on_bad: OnBad, detector: Detector
     ) -> list[Answer]:
-        """Answer for each box of an image, all of which pass the network together."""
+        """Answer for each box of an image, all of which pass the network together.
+
+        Args:
+            source, on_bad: see ``predict``.
+            detector: returns the boxes of the image.
+        """
         self._check_taught()
         clips = clips_of(source, on_bad=on_bad)
         images = chain.from_iterable(clip.frames for clip in clips)
@@ -276,12 +283,13 @@ class Predictor:
             )
         ((path, image),) = first_two
         boxes = boxes_of(detector(image))
-        cuts = ((path, cut_out(image, box)) for box in boxes)
+        squares = ((path, cut_out(image, box)) for box in boxes)
         answers: list[Answer] = []
-        for answer in self.predict_all(Clip(path, None, cuts)):
+        for answer in self.predict_all(Clip(path, None, squares)):
+            # The frames of a clip of several, or the only frame.
             answers += answer.frames or (answer,)
-        pairs = zip(answers, boxes, strict=True)
-        return [replace(answer, box=box) for answer, box in pairs]
+        answers_and_boxes = zip(answers, boxes, strict=True)
+        return [replace(answer, box=box) for answer, box in answers_and_boxes]
 
     def predict_all(
         self,
@@ -315,7 +323,7 @@ class Predictor:
         self._was_asked = True
         report_bad = report if on_bad == "skip" else None
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
-            batches_of_clip = self._values(clip, report_bad)
+            batches_of_clip = self._batches_of(clip, report_bad)
             if clip.is_folder:
                 for batch in batches_of_clip:
                     yield from self._answers(clip, [batch], runners_up).frames
@@ -371,61 +379,30 @@ class Predictor:
         self._check_taught()
         self._take_fastest_runtime()
         path, frames = frames_of(source, bgr, live, fps)
-        recent: deque[tuple[float, Any]] = deque()  # seconds, and evidence
+        frames_in_window = Window(window)
         changes = Changes(window)
         with closing(frames):  # type: ignore[type-var]
             for seconds, image, dropped in frames:
                 transform = self._transform  # which may be another after a lesson
                 ((_, pixels),) = batches([(path, image)], 1, transform)
-                values = self._compute(pixels, transform.shares)
-                ranked, known = self._rank_window(recent, seconds, values, window)
-                (label, share), *runners_up = ranked
-                name = "unknown" if known is False else f"class {label}"
+                features = self._compute(pixels, transform.shares)
+                with self._lock:
+                    evidence = self._classifier.evidence(features)
+                    clip_evidence = frames_in_window.joined_with(evidence, seconds)
+                    *_, of_clip = self._classifier.ranked(clip_evidence)
+                answer = answer_of(of_clip, path)
+                shown = f"class {answer.label}"
+                if answer.unknown:
+                    shown = "unknown"
                 yield Watched(
-                    label,
-                    share,
-                    known,
-                    tuple(runners_up),
-                    path,
+                    **vars(answer),
                     time=seconds,
-                    changed=changes.observe(name, seconds),
+                    changed=changes.observe(shown, seconds),
                     dropped=dropped,
                 )
 
-    def _rank_window(
-        self,
-        recent: deque[tuple[float, Any]],
-        seconds: float,
-        values: Tensor,
-        window: float,
-    ) -> Any:
-        """Rank the classes for the frames of the last seconds together.
-
-        Args:
-            recent: seconds and evidence of the frames before; the new frame is added,
-                and frames before the window or before a lesson are removed.
-            seconds: of the new frame.
-            values: features of the new frame, as ``_compute`` returns them.
-            window: in seconds.
-
-        Returns:
-            The classes with their shares, most likely first, and whether one of them is
-            shown, as ``Classifier.ranked`` returns for each row.
-        """
-        with self._lock:
-            evidence = self._classifier.evidence(values)
-            recent.append((seconds, evidence))
-            while True:
-                oldest, oldest_evidence = recent[0]
-                in_window = oldest >= seconds - window
-                if in_window and same_classes(oldest_evidence, evidence):
-                    break
-                recent.popleft()
-            joined = together([evidence for _, evidence in recent])
-            *_, ranking_of_all = self._classifier.ranked(joined)
-            return ranking_of_all
-
     def _check_taught(self) -> None:
+        """Raise NothingTaughtError for a learner without classes."""
         if not self.classes:
             raise NothingTaughtError(
                 "nothing was taught yet: call teach(source, label) first"
@@ -437,31 +414,31 @@ class Predictor:
         batches_of_clip: Iterable[tuple[list[str], Tensor]],
         runners_up: int = RUNNERS_UP,
     ) -> "_ClipAnswers":
-        """Answer for each of some frames of a clip, and for all together."""
+        """Answer for each of some frames of a clip, and for all together.
+
+        Args:
+            clip: names the path and the true class.
+            batches_of_clip: paths of frames, and what ``_compute`` returned of them.
+            runners_up: most classes that an answer names besides the first.
+        """
         paths: list[str] = []
-        values = []
-        for paths_of_batch, values_of_batch in batches_of_clip:
+        features = []
+        for paths_of_batch, features_of_batch in batches_of_clip:
             paths += paths_of_batch
-            values.append(values_of_batch)
+            features.append(features_of_batch)
         if not paths:
             return _ClipAnswers(frames=(), together=Answer("", 0.0, None))
         with self._lock:
-            evidence = self._classifier.evidence(torch.cat(values))
-            ranked = self._classifier.ranked(evidence, runners_up)
-        answers = []
-        # A list of classes with their shares for each frame, and one for all frames.
-        for classes, known in ranked:
-            (label, share), *next_classes = classes
-            answer = Answer(label, share, known, tuple(next_classes), truth=clip.label)
-            answers.append(answer)
-        *answers_of_frames, answer_together = answers
+            evidence = self._classifier.evidence(torch.cat(features))
+            *of_frames, of_clip = self._classifier.ranked(evidence, runners_up)
         frames = []
-        for answer, path in zip(answers_of_frames, paths, strict=True):
-            frames.append(replace(answer, path=path))
+        for ranking, path in zip(of_frames, paths, strict=True):
+            frames.append(answer_of(ranking, path, clip.label))
         if len(frames) == 1:
             return _ClipAnswers(frames=tuple(frames), together=frames[0])
-        answer_together = replace(answer_together, path=clip.path, frames=tuple(frames))
-        return _ClipAnswers(frames=tuple(frames), together=answer_together)
+        together = answer_of(of_clip, clip.path, clip.label)
+        together = replace(together, frames=tuple(frames))
+        return _ClipAnswers(frames=tuple(frames), together=together)
 
     @property
     def explains(self) -> bool:
@@ -501,7 +478,7 @@ class Predictor:
         )
         return enlarged[0, 0].float()
 
-    def _values(
+    def _batches_of(
         self, clip: Clip, report: Callable[[BadImage], object] | None
     ) -> Iterator[tuple[list[str], Tensor]]:
         """Compute the features of a clip's frames, 8 at a time, to learn or to answer.
@@ -519,10 +496,10 @@ class Predictor:
                 image.
         """
         transform = self._transform
+        compute = partial(self._compute, shares=transform.shares)
         for paths, pixels in batches(clip.frames, AT_A_TIME, transform):
-            compute = partial(self._compute, shares=transform.shares)
             try:
-                values = compute(pixels)
+                features = compute(pixels)
             except BadFeaturesError:
                 usable = []
                 for row, path in enumerate(paths):
@@ -533,8 +510,8 @@ class Predictor:
                     continue
                 paths = [paths[row] for row in usable]
                 # Together: an image may have other last digits alone.
-                values = compute(pixels[usable])
-            yield paths, values
+                features = compute(pixels[usable])
+            yield paths, features
 
     def _is_usable(
         self,
@@ -566,16 +543,36 @@ class Predictor:
         )
 
     def _compute(self, pixels: Tensor, shares: Sequence[float]) -> Tensor:
-        """Compute what is learned or asked; see ``Classifier.compute``."""
+        """Compute the features that are learned or asked, or a run's outputs.
+
+        Args:
+            pixels, shares: see ``Classifier.compute``.
+
+        Raises:
+            BadFeaturesError: a value is not finite or too large.
+        """
         with self._lock:  # the network's hooks serve one batch at a time
-            values = self._classifier.compute(self.network.model, pixels, shares)
-        if not bool((values.abs() <= LARGEST_FEATURE).all()):  # false for NaN
+            features = self._classifier.compute(self.network.model, pixels, shares)
+        if not bool((features.abs() <= LARGEST_FEATURE).all()):  # false for NaN
             raise BadFeaturesError(
                 f"features must be finite and at most {LARGEST_FEATURE:g} in absolute "
                 "value: leave the image out; if there are many, look at the weights",
                 pixels,
             )
-        return values
+        return features
+
+
+def answer_of(ranking: AnyRanking, path: str, truth: str | None = None) -> Answer:
+    """Return the answer that a ranking is.
+
+    Args:
+        ranking: of a frame or a clip, as ``Classifier.ranked`` returns them.
+        path: of what was asked.
+        truth: its true class, if it is known.
+    """
+    classes, known = ranking
+    (label, share), *runners_up = classes
+    return Answer(label, share, known, tuple(runners_up), path=path, truth=truth)
 
 
 def _is_photo(source: Any) -> bool:

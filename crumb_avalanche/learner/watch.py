@@ -8,6 +8,7 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
@@ -52,10 +53,41 @@ class Watched(Answer):
         }
 
 
-def same_classes(evidence: Any, other: Any) -> bool:
-    """Whether two frames have values of the same classes and kinds.
+class Window:
+    """The evidence of the frames of the last seconds, which are one clip.
 
-    A lesson may come between them.
+    Args:
+        seconds: length of the window.
+    """
+
+    def __init__(self, seconds: float):
+        self._seconds = seconds
+        # Time of each frame in seconds, and its evidence, or outputs of ``RunAnswers``.
+        self._recent: deque[tuple[float, Any]] = deque()
+
+    def joined_with(self, evidence: Any, now: float) -> Any:
+        """Add a frame; return the evidence of all frames in the window as a clip's.
+
+        Frames before the window, or before a lesson that changed the classes, go.
+
+        Args:
+            evidence: of the new frame; see ``Classifier.evidence``.
+            now: time of the new frame in seconds.
+        """
+        self._recent.append((now, evidence))
+        while True:
+            seconds, oldest = self._recent[0]
+            in_window = seconds >= now - self._seconds
+            if in_window and same_classes(oldest, evidence):
+                break
+            self._recent.popleft()
+        return together([of_frame for _, of_frame in self._recent])
+
+
+def same_classes(evidence: Any, other: Any) -> bool:
+    """Whether two frames have evidence of the same classes and kinds.
+
+    A lesson may come between them. Outputs of ``RunAnswers`` are always alike.
     """
     if not isinstance(evidence, Evidence):
         return True
@@ -64,7 +96,11 @@ def same_classes(evidence: Any, other: Any) -> bool:
 
 
 def together(frames: list[Any]) -> Any:
-    """Return the evidence of frames as that of a clip."""
+    """Return the evidence of frames as that of a clip.
+
+    Args:
+        frames: evidence of each frame, or outputs of ``RunAnswers``.
+    """
     last = frames[-1]
     if not isinstance(last, Evidence):
         return torch.cat(frames)

@@ -195,7 +195,7 @@ def features_of_objects(learner):
             for index, names in enumerate(views_of_objects.values()):
                 views = [archive.open(name) for name in names[::4][:VIEWS]]
                 (clip,) = clips_of([Image.open(view).convert("RGB") for view in views])
-                pieces = [values for _, values in learner._values(clip, None)]
+                pieces = [values for _, values in learner._batches_of(clip, None)]
                 features[label, index] = torch.cat(pieces)
     return features
 
