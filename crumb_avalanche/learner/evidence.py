@@ -9,6 +9,10 @@ from torch import Tensor
 
 from crumb_avalanche.methods.closed_form import ClosedForm
 
+NOT_FINITE = (
+    "the statistics of the classes give scores that are not finite; teach anew, or "
+    "load a copy"
+)
 MOST_CLIPS = 4  # of a class; what more of them change was not measured
 
 
@@ -90,27 +94,22 @@ def evidence(
         raise ValueError(
             "the closed form has no class yet; update it with images first"
         )
+    column = None  # of the class that is left out
+    if left_out is not None and len(labels) > 1 and left_out in labels:
+        column = int((labels < left_out).sum())
     try:
-        column = None
-        if left_out is not None and len(labels) > 1 and left_out in labels:
-            column = int((labels < left_out).sum())
-        answers = statistics.typicality(features, nothing, column)
-        finite = bool(
-            answers.scores.isfinite().all() and answers.values.isfinite().all()
-        )
-    except torch.linalg.LinAlgError:
-        finite = False
-    if not finite:
-        raise ValueError(
-            "the statistics of the classes give scores that are not finite; teach "
-            "anew, or load a copy"
-        )
-    counts = statistics.image_counts[labels].long()
+        typicality = statistics.typicality(features, nothing, column)
+    except torch.linalg.LinAlgError as error:
+        raise ValueError(NOT_FINITE) from error
+    scores = typicality.scores
+    values = typicality.values
+    if not bool(scores.isfinite().all() and values.isfinite().all()):
+        raise ValueError(NOT_FINITE)
     return Evidence(
-        scores=answers.scores / statistics.temperature,
+        scores=scores / statistics.temperature,
         labels=labels,
-        counts=counts,
-        typicality=answers.values,
-        apart=answers.apart,
-        left_out=answers.left_out,
+        counts=statistics.image_counts[labels].long(),
+        typicality=values,
+        apart=typicality.apart,
+        left_out=typicality.left_out,
     )

@@ -46,6 +46,7 @@ from crumb_avalanche.system.file_metadata import (
     TensorFileError,
     read_metadata,
 )
+from crumb_avalanche.system.named_values import selected, without
 from crumb_avalanche.system.tensor_file import read_state, write_state
 from crumb_avalanche.system.value_types import StateError
 
@@ -120,8 +121,12 @@ def write_learner(
 def _header(
     network: FrozenNetwork | StoredNetwork, state: dict[str, Any], weights: bool
 ) -> dict[str, Any]:
-    """Return the header of a learner, as it is after JSON."""
-    header = {name: state[name] for name in PLAIN}
+    """Return the header of a learner file, as it is after JSON.
+
+    Args:
+        network, state, weights: see ``write_learner``.
+    """
+    header = selected(state, PLAIN)
     header["network"] = {**network.header(), "included": weights}
     header["versions"] = {"crumb_avalanche": __version__, "torch": torch.__version__}
     header["written"] = now()
@@ -131,9 +136,15 @@ def _header(
 def _without_header(
     network: FrozenNetwork | StoredNetwork, state: dict[str, Any], weights: bool
 ) -> dict[str, Any]:
-    """Return what a learner file stores besides the header."""
-    stored = {name: value for name, value in state.items() if name not in PLAIN}
-    stored["network"] = network.state() if weights else None
+    """Return what a learner file stores besides the header, with tensors.
+
+    Args:
+        network, state, weights: see ``write_learner``.
+    """
+    stored = without(state, *PLAIN)
+    stored["network"] = None
+    if weights:
+        stored["network"] = network.state()
     return stored
 
 
@@ -176,40 +187,39 @@ def _read(
     header = header_of(path, metadata)
     if isinstance(header, LearnerHeader) and cannot_be_taught(header):
         return RunAnswers(path)
-    state, metadata_of_state = read_state(path)
-    if metadata_of_state["learner"] != metadata["learner"]:
+    stored, metadata_of_tensors = read_state(path)
+    if metadata_of_tensors["learner"] != metadata["learner"]:
         return _read(path, weights, build)  # replaced by another process meanwhile
     if isinstance(header, LearnerHeader):
-        return _of_run(header, state)
-    check_state(header, state)
-    described = header["network"]
-    stored = state.pop("network")
+        return _of_run(header, stored)
+    check_state(header, stored)
+    stored_weights = stored.pop("network")
     network: FrozenNetwork | StoredNetwork
     if build:
-        network = _network(path, described, stored, weights)
+        network = _network(path, header["network"], stored_weights, weights)
     else:
-        network = StoredNetwork.of_file(described, stored)
-    return LearnerContent(network, state | {name: header[name] for name in PLAIN})
+        network = StoredNetwork.of_file(header["network"], stored_weights)
+    return LearnerContent(network, stored | selected(header, PLAIN))
 
 
 def _network(
     path: Path,
     described: dict[str, Any],
-    stored: dict[str, Tensor] | None,
+    stored_weights: dict[str, Tensor] | None,
     weights: str | os.PathLike | None,
 ) -> FrozenNetwork:
-    """Build the network of a learner.
+    """Build the network of a learner file.
 
     Args:
-        path: for errors.
-        described: what the header says of it.
-        stored: its weights, if the file holds them.
+        path: of the file, for errors.
+        described: what ``FrozenNetwork.header`` returned.
+        stored_weights: by name, if the file holds them.
         weights: see ``read_learner``. Published ones are not fetched where weights are
             stored, as they have to be the same.
     """
-    if stored is not None and weights in (None, *PUBLISHED):
+    if stored_weights is not None and weights in (None, *PUBLISHED):
         try:
-            return FrozenNetwork.of_state(described, stored)
+            return FrozenNetwork.of_state(described, stored_weights)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise LearnerError(f"{path} {DAMAGED} (its network: {reason})") from error
@@ -231,6 +241,10 @@ def _network(
 def _of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
     """Return the content of a learner, from that of a run in closed form.
 
+    Args:
+        header: of the run's file.
+        stored: what the file holds besides: ``feature_extractor`` and ``strategy``.
+
     Raises:
         StateError: the run's state is none of a closed form.
     """
@@ -249,7 +263,7 @@ def _of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
 
 
 def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
-    """Build the network of a run, whose F and P are stored apart."""
+    """Build the network of a run, whose F and P are stored apart; see ``_of_run``."""
     arguments = dict(header.network)
     del arguments["n_classes"]
     weights = {}
@@ -269,17 +283,18 @@ def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
 def _state_of_run(
     header: LearnerHeader, stored: Any, network: FrozenNetwork
 ) -> dict[str, Any]:
-    """Return the state of a learner whose only lesson was the run.
+    """Return the state of a learner whose only lesson was the run; see ``_of_run``.
 
     Its confidence is that of a learner before the first lesson.
     """
-    names = {entry["label"]: entry["name"] for entry in header.classes}
+    # The label is the number of the class in the statistics.
+    names = {learned["label"]: learned["name"] for learned in header.classes}
     moments = {name: header.method[name] for name in asdict(FeatureMoments())}
     features = FeatureMoments(**moments)
     looks = Looks.of_text(header.method["looks"])
     head = ViewFeatures(features, looks).of_head()
     names_by_label = [names.get(label) for label in range(max(names, default=-1) + 1)]
-    images = {entry["label"]: entry["images"] for entry in header.classes}
+    images = {learned["label"]: learned["images"] for learned in header.classes}
     images_by_label = [images.get(label, 0) for label in range(len(names_by_label))]
     return {
         "method": header.strategy,
@@ -308,7 +323,7 @@ def _lesson_of_run(header: LearnerHeader) -> Lesson:
     """Return a run as a lesson; copies of its file have the same one."""
     digest = sha256(repr(header).encode()).hexdigest()
     return Lesson(
-        images={entry["name"]: entry["images"] for entry in header.classes},
+        images={learned["name"]: learned["images"] for learned in header.classes},
         clips=0,
         answered=0,
         right=0,

@@ -72,14 +72,14 @@ class History:
     @property
     def bytes(self) -> int:
         """Bytes of what takes lessons back: features, and what was learned before."""
-        size = sum(recorded.bytes for recorded in filter(None, self.features))
+        size = sum(lesson.bytes for lesson in filter(None, self.features))
         if self.classifier_before is not None:
             size += tensor_bytes(self.classifier_before.tensors())
         return size
 
     @property
     def _first(self) -> int:
-        """Index of the first lesson that can be taken back."""
+        """Index in ``lessons`` of the first one that can be taken back."""
         return len(self.lessons) - len(self.features)
 
     def with_lesson(
@@ -139,22 +139,22 @@ class History:
         raise ValueError(self._why_not(number))
 
     def _why_not(self, number: int | None) -> str:
-        """Say why a lesson cannot be taken back."""
-        can = "none can be"
+        """Say why a lesson cannot be taken back: that of a number, or the last one."""
+        can_be = "none can be"
         if self.undoable:
-            can = f"only {', '.join(map(str, self.undoable))} can be"
+            can_be = f"only {', '.join(map(str, self.undoable))} can be"
         if number is None:
-            fact = "there is no lesson to take back"
+            refusal = "there is no lesson to take back"
         elif number in [lesson.number for lesson in self.lessons]:
-            fact = f"lesson {number} cannot be taken back, {can}"
+            refusal = f"lesson {number} cannot be taken back, {can_be}"
         else:
-            return f"there is no lesson {number}; {can} taken back"
+            return f"there is no lesson {number}; {can_be} taken back"
         if not self.lessons:
-            return fact
+            return refusal
         return (
-            f"{fact}: the features of the last {MOST_LESSONS} lessons are kept, as far "
-            f"as they fit into {self.room:,} bytes, and not of those that were merged; "
-            "forget a class instead, or teach a new learner"
+            f"{refusal}: the features of the last {MOST_LESSONS} lessons are kept, as "
+            f"far as they fit into {self.room:,} bytes, and not of those that were "
+            "merged; forget a class instead, or teach a new learner"
         )
 
     def features_of(self, lesson: Lesson) -> LessonFeatures | None:
@@ -171,38 +171,44 @@ class History:
         classifier = copy.deepcopy(self.classifier_before)
         assert classifier is not None
         lessons = list(self.lessons[: self._first])
-        replayed: list[LessonFeatures | None] = []
-        is_after_change = False
+        features_of_lessons: list[LessonFeatures | None] = []
+        is_before_change = True
         recent = zip(self.lessons[self._first :], self.features, strict=True)
-        for lesson, recorded in recent:
-            lesson_features = recorded
+        for lesson, lesson_features in recent:
             if lesson is changed:
-                is_after_change = True
+                is_before_change = False
                 lesson_features = features
             if lesson_features is None:
                 continue
-            if not is_after_change:
+            if is_before_change:
                 # The classifier is as it was then: no clip is predicted anew.
                 lesson_features.repeat(classifier)
                 lessons.append(lesson)
-                replayed.append(lesson_features)
-                continue
-            relearned = lesson_features.learn(classifier)
-            lessons.append(lesson.learned_again(relearned.lesson))
-            replayed.append(relearned.features)
+                features_of_lessons.append(lesson_features)
+            else:
+                relearned = lesson_features.learn(classifier)
+                lessons.append(lesson.learned_again(relearned.lesson))
+                features_of_lessons.append(relearned.features)
         classifier_before = None
-        if replayed:
+        if features_of_lessons:
             classifier_before = self.classifier_before
-        history = History(self.room, tuple(lessons), classifier_before, tuple(replayed))
+        history = History(
+            self.room, tuple(lessons), classifier_before, tuple(features_of_lessons)
+        )
         return Replay(history, classifier)
 
     def without_picture_of(self, lesson: Lesson, image: int) -> "History":
-        """Return the history in which the picture of a lesson lacks an image."""
+        """Return the history in which the picture of a lesson lacks an image.
+
+        Args:
+            lesson: found by its number.
+            image: number of the image in the lesson, from 0.
+        """
         lessons = []
-        for present in self.lessons:
-            if present.number == lesson.number:
-                present = present.without_picture_of(image)
-            lessons.append(present)
+        for own_lesson in self.lessons:
+            if own_lesson.number == lesson.number:
+                own_lesson = own_lesson.without_picture_of(image)
+            lessons.append(own_lesson)
         return replace(self, lessons=tuple(lessons))
 
     def renamed(self, old: str, new: str) -> "History":
@@ -218,11 +224,12 @@ class History:
                 classifier_before.rename(old, new)
         features: list[LessonFeatures | None] = []
         two_become_one = self._shows(new)
-        for recorded in self.features:
-            renamed = recorded and recorded.renamed(old, new)
-            if renamed is not None and two_become_one:
-                renamed = renamed.unobserved()
-            features.append(renamed)
+        for lesson_features in self.features:
+            if lesson_features is not None:
+                lesson_features = lesson_features.renamed(old, new)
+                if two_become_one:
+                    lesson_features = lesson_features.unobserved()
+            features.append(lesson_features)
         lessons = [lesson.renamed(old, new) for lesson in self.lessons]
         return History(self.room, tuple(lessons), classifier_before, tuple(features))
 
@@ -242,7 +249,11 @@ class History:
         classifier_before = copy.deepcopy(self.classifier_before)
         if classifier_before is not None and name in classifier_before.names:
             classifier_before.forget(name)
-        features = [recorded and recorded.without(name) for recorded in self.features]
+        features: list[LessonFeatures | None] = []
+        for lesson_features in self.features:
+            if lesson_features is not None:
+                lesson_features = lesson_features.without(name)
+            features.append(lesson_features)
         lessons = [lesson.without(name) for lesson in self.lessons]
         return History(self.room, tuple(lessons), classifier_before, tuple(features))
 
@@ -251,12 +262,20 @@ class History:
 
         Tensors may share memory with this history.
         """
+        before = None
+        if self.classifier_before is not None:
+            before = self.classifier_before.state_dict()
         observations = []
-        for recorded in filter(None, self.features):
-            observations += recorded.observations
+        features_states = []
+        for lesson_features in self.features:
+            features_state = None
+            if lesson_features is not None:
+                features_state = lesson_features.state_dict()
+                observations += lesson_features.observations
+            features_states.append(features_state)
         return {
-            "before": self.classifier_before and self.classifier_before.state_dict(),
-            "kept": [recorded and recorded.state_dict() for recorded in self.features],
+            "before": before,
+            "kept": features_states,
             "observations": observations_state(observations),
         }
 
@@ -273,20 +292,24 @@ class History:
         Args:
             room: see the class.
             lessons: all lessons.
-            state: what ``state_dict`` returned.
+            state: what ``state_dict`` returned: ``before``, what was learned before
+                the lessons that can be taken back; ``kept``, the features of each of
+                them or ``None``; and the ``observations`` of all.
             empty: a classifier without classes, which is changed.
         """
         if state["before"] is None:
             return cls(room, tuple(lessons))
         empty.load_state_dict(state["before"])
-        counts: list[int] = []
-        for recorded in filter(None, state["kept"]):
-            counts += filter(None, recorded["records"])
-        observations = loaded_observations(state["observations"], counts)
+        records_of_clips: list[int] = []  # number of records of each clip with some
+        for features_state in filter(None, state["kept"]):
+            records_of_clips += filter(None, features_state["records"])
+        observations = loaded_observations(state["observations"], records_of_clips)
         features = []
-        for recorded in state["kept"]:
-            loaded = recorded and LessonFeatures.of_state(recorded, observations)
-            features.append(loaded)
+        for features_state in state["kept"]:
+            lesson_features = None
+            if features_state is not None:
+                lesson_features = LessonFeatures.of_state(features_state, observations)
+            features.append(lesson_features)
         return cls(room, tuple(lessons), empty, tuple(features))
 
 
@@ -295,12 +318,16 @@ def _excess(features: Sequence[LessonFeatures], room: int) -> int:
 
     Of too many lessons an eighth goes at once: what was learned before the others is
     copied each time.
+
+    Args:
+        features: of lessons, in order.
+        room: most bytes of all of them.
     """
-    count = 0
+    n_dropped = 0
     if len(features) > MOST_LESSONS:
-        count = len(features) - MOST_LESSONS + MOST_LESSONS // 8
-    total = sum(lesson.bytes for lesson in features[count:])
-    while total > room:
-        total -= features[count].bytes
-        count += 1
-    return count
+        n_dropped = len(features) - MOST_LESSONS + MOST_LESSONS // 8
+    total_bytes = sum(lesson.bytes for lesson in features[n_dropped:])
+    while total_bytes > room:
+        total_bytes -= features[n_dropped].bytes
+        n_dropped += 1
+    return n_dropped

@@ -66,7 +66,7 @@ class Records(NamedTuple):
 
     @classmethod
     def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
-        """Return the records of a lesson.
+        """Return the records of a lesson, of at most 20 of its images.
 
         Args:
             evidence: of its images; with ``left_out`` if the class is known.
@@ -77,13 +77,14 @@ class Records(NamedTuple):
         spread = torch.linspace(0, len(evidence.scores) - 1, count, dtype=torch.float32)
         rows = spread.round().long()
         scores = evidence.scores[rows]
-        column = (evidence.labels == label).nonzero().flatten()
         typicality = evidence.typicality[rows].float()
-        if len(column):
-            images = evidence.counts[column].expand(count)
+        # Of the true class: one number, or none if the class is not known.
+        own_column = (evidence.labels == label).nonzero().flatten()
+        if len(own_column):
+            images = evidence.counts[own_column].expand(count)
             left_out = _without_class(evidence)[rows].float()
-            gaps = (scores - scores[:, column]).float()
-            gaps[:, column] = -torch.inf
+            gaps = (scores - scores[:, own_column]).float()
+            gaps[:, own_column] = -torch.inf
         else:
             images = torch.zeros(count, dtype=torch.int64)
             left_out = typicality
@@ -91,7 +92,7 @@ class Records(NamedTuple):
         largest = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
         is_rival = largest.values > -torch.inf
         rivals = torch.where(is_rival, evidence.labels[largest.indices], -1)
-        empty = RIVALS - largest.values.shape[1]
+        n_missing = RIVALS - largest.values.shape[1]
         return cls(
             labels=torch.full((count,), label),
             lessons=torch.full((count,), lesson),
@@ -100,13 +101,16 @@ class Records(NamedTuple):
             clips=torch.full((count,), evidence.taught, dtype=torch.float32),
             typicality=typicality,
             left_out=left_out,
-            rivals=functional.pad(rivals, (0, empty), value=-1),
-            gaps=functional.pad(largest.values, (0, empty), value=-torch.inf),
+            rivals=functional.pad(rivals, (0, n_missing), value=-1),
+            gaps=functional.pad(largest.values, (0, n_missing), value=-torch.inf),
         )
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Records":
-        """Return copies of the records of a state with an entry for each attribute.
+        """Return copies of records.
+
+        Args:
+            state: the columns of the records, by name of the attribute.
 
         Raises:
             KeyError: a tensor is missing.
@@ -114,11 +118,11 @@ class Records(NamedTuple):
         """
         records = cls(*(torch.as_tensor(state[name]).clone() for name in cls._fields))
         count = len(records.labels)
-        empty = cls.none()._asdict()
-        for name, values in records._asdict().items():
-            if values.shape != (count, *empty[name].shape[1:]):
+        empty_columns = cls.none()._asdict()
+        for name, column in records._asdict().items():
+            if column.shape != (count, *empty_columns[name].shape[1:]):
                 raise StateError(
-                    f"{name} of the confidence has the shape {tuple(values.shape)}, "
+                    f"{name} of the confidence has the shape {tuple(column.shape)}, "
                     f"which does not fit {count} records; give what state_dict returned"
                 )
         return records
@@ -133,7 +137,11 @@ class Records(NamedTuple):
         return self.images == 0
 
     def left_out_alone(self) -> "Records":
-        """Return all records as first images of their classes: without these."""
+        """Return how all images looked to the other classes: as strange ones.
+
+        They are records of first images of their classes. Those that only their own
+        class judged are left out.
+        """
         classes = self.classes - (~self.is_new).long()
         records = self._replace(
             typicality=self.left_out,
@@ -159,21 +167,22 @@ class Records(NamedTuple):
         return len(self.lessons.unique())
 
     def joined_with(self, new: "Records", capacity: int) -> "Records":
-        """Return these records and new ones below them.
+        """Return these records and new ones below them, at most ``capacity``.
 
-        Beyond the capacity, the class with most records loses every second one; a class
-        with a single record loses it.
+        Beyond it, the class with most records loses every second one; a class with a
+        single record loses it.
         """
-        columns = [torch.cat(pair) for pair in zip(self, new, strict=True)]
-        records = Records(*columns)
+        old_and_new_columns = zip(self, new, strict=True)
+        records = Records(*map(torch.cat, old_and_new_columns))
         while len(records.labels) > capacity:
             labels, counts = records.labels.unique(return_counts=True)
             of_fullest = records.labels == labels[counts.argmax()]
-            index = of_fullest.nonzero().flatten()
-            dropped = index[1::2] if len(index) > 1 else index
-            mask = torch.ones(len(records.labels), dtype=torch.bool)
-            mask[dropped] = False
-            records = records.where(mask)
+            rows = of_fullest.nonzero().flatten()
+            if len(rows) > 1:
+                rows = rows[1::2]
+            stays = torch.ones(len(records.labels), dtype=torch.bool)
+            stays[rows] = False
+            records = records.where(stays)
         return records
 
     def without_class(self, label: int) -> "Records":
@@ -227,10 +236,16 @@ def _without_class(evidence: Evidence) -> Tensor:
     return evidence.left_out
 
 
-def _renumbered(values: Tensor, numbers: Mapping[int, int]) -> Tensor:
-    """Return the new numbers of classes; -1 for those left out, and for -1."""
-    last = 1 + max(numbers, default=0)  # stands for classes without a new number
-    table = torch.full((last + 1,), -1)
-    for old, new in numbers.items():
+def _renumbered(labels: Tensor, new_numbers: Mapping[int, int]) -> Tensor:
+    """Return the new numbers of classes; -1 for those left out, and for -1.
+
+    Args:
+        labels: numbers of classes, of any shape; -1 for none.
+        new_numbers: of each class that is not left out, by its old number.
+    """
+    left_out = 1 + max(new_numbers, default=0)  # row of classes without a new number
+    table = torch.full((left_out + 1,), -1)
+    for old, new in new_numbers.items():
         table[old] = new
-    return table[values.masked_fill(values < 0, last).clamp_max(last)]
+    rows = labels.masked_fill(labels < 0, left_out).clamp_max(left_out)
+    return table[rows]

@@ -170,8 +170,13 @@ def _check_pictures(
 
 
 def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
-    """Check what is kept of the last lessons, and what was learned before them."""
-    before = history["before"]
+    """Check what is kept of the last lessons, and what was learned before them.
+
+    Args:
+        history: what ``History.state_dict`` returned.
+        header: of the learner.
+    """
+    before = history["before"]  # what was learned before the last lessons
     recent = history["kept"]  # features of the last lessons
     lessons = header["lessons"]
     path = "history.kept"
@@ -196,46 +201,65 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
 
 
 def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None:
-    """Check what was observed of the lessons that are kept."""
+    """Check what was observed of the lessons that are kept; see ``_check_history``."""
     observations = history["observations"]
     path = "history.observations"
-    counts: list[int] = []
-    for stored in history["kept"]:
-        if stored is not None:
-            agrees = len(stored["records"]) == len(stored["labels"])
+    records_of_clips: list[int] = []  # number of records of each clip with some
+    for features in history["kept"]:
+        if features is not None:
+            agrees = len(features["records"]) == len(features["labels"])
             require(agrees, "history.kept", "of as many labels as records")
-            counts += filter(None, stored["records"])
+            records_of_clips += filter(None, features["records"])
     records = Records.of_state(observations)
-    agrees = len(records.labels) == sum(counts)
+    agrees = len(records.labels) == sum(records_of_clips)
     require(agrees, path, "as many as the lessons have")
     losses = observations["losses"]
     weightings = len(LookWeights(Looks(tuple(header["looks"]))).losses)
-    agrees = not counts or losses.shape == (len(counts), weightings)
+    shape = (len(records_of_clips), weightings)
+    agrees = not records_of_clips or losses.shape == shape
     require(agrees, f"{path}.losses", f"{weightings} of each clip")
-    names = len(header["names"])
-    fits = bool((records.labels < names).all() and (records.rivals < names).all())
-    fits = fits and not bool((records.rivals == records.labels[:, None]).any())
-    require(fits, path, "records of the classes")
+    n_classes = len(header["names"])
+    exist = (records.labels < n_classes).all() and (records.rivals < n_classes).all()
+    require(bool(exist), path, "records of the classes")
+    _check_rivals(records, path)
+
+
+def _check_rivals(records: Records, path: str) -> None:
+    """Check that no class is a rival of itself, and that rivals alone have gaps."""
+    is_own_class = records.rivals == records.labels[:, None]
+    require(not bool(is_own_class.any()), path, "records of the classes")
     has_no_rival = records.rivals < 0
     agrees = torch.equal(has_no_rival, records.gaps == -math.inf)
     require(agrees, f"{path}.gaps", "-inf where there is no rival")
 
 
 def _check_features(
-    stored: dict[str, Any], lesson: dict[str, Any], views: int, length: int, path: str
+    features: dict[str, Any],
+    lesson: dict[str, Any],
+    views: int,
+    length: int,
+    path: str,
 ) -> None:
-    """Check the features of a lesson, of which each view has ``length`` or more."""
-    labels = stored["labels"]
-    pieces = stored["pieces"]
+    """Check the features of a lesson.
+
+    Args:
+        features: what ``LessonFeatures.state_dict`` returned.
+        lesson: what ``Lesson.state_dict`` returned.
+        views: number of views of an image.
+        length: fewest features of a view.
+        path: where it stands, for errors.
+    """
+    labels = features["labels"]
+    pieces = features["pieces"]
     require(len(labels) == len(pieces), path, "of as many labels as pieces")
     counts: Counter[str] = Counter()
-    for label, lengths in zip(labels, pieces, strict=True):
-        counts[label] += sum(lengths)
+    for label, frames_of_pieces in zip(labels, pieces, strict=True):
+        counts[label] += sum(frames_of_pieces)
     images = dict(lesson["images"])
     if lesson["nothing"]:
         images[NOTHING] = lesson["nothing"]
     require(counts == images, path, "what its lesson says")
-    rows, columns = stored["features"].shape
+    rows, columns = features["features"].shape
     agrees = rows == sum(counts.values())
     require(agrees, f"{path}.features", "one per image")
     fits = not rows or (columns % views == 0 and columns >= views * length)
@@ -285,25 +309,32 @@ def _check_learned(
 
 
 def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None:
-    """Check the settings of statistics, and the types of their tensors."""
+    """Check the settings of statistics, and the types of their tensors.
+
+    Args:
+        statistics: what ``ClosedForm.state_dict`` returned.
+        classes: number of classes that they are of.
+        path: where they stand, for errors.
+    """
     settings: Any = statistics.get("settings")
     check(NAMED, settings, f"{path}.settings")
-    names = ("n_classes", "length", *settings)
-    kinds = {name: STATISTICS.get(name, NUMBERS) for name in (*statistics, "counts")}
-    kinds["settings"] = record(**{name: SETTINGS.get(name, PLAIN) for name in names})
-    check(record(**kinds), statistics, path)
+    setting_names = ("n_classes", "length", *settings)
+    types = {name: STATISTICS.get(name, NUMBERS) for name in (*statistics, "counts")}
+    settings_types = {name: SETTINGS.get(name, PLAIN) for name in setting_names}
+    types["settings"] = record(**settings_types)
+    check(record(**types), statistics, path)
     agrees = settings["n_classes"] == classes
     require(agrees, f"{path}.settings.n_classes", "the number of names")
 
 
-def _check_look_weights(stored: dict[str, Any], looks: Looks, path: str) -> None:
-    """Check the weights of views, and which looks are used."""
+def _check_look_weights(look_weights: dict[str, Any], looks: Looks, path: str) -> None:
+    """Check what ``LookWeights.state_dict`` returned."""
     weightings = len(LookWeights(looks).losses)
-    fits = len(stored["losses"]) == weightings
+    fits = len(look_weights["losses"]) == weightings
     require(fits, f"{path}.losses", f"{weightings} values")
-    agrees = len(stored["squares"]) == len(looks)
+    agrees = len(look_weights["squares"]) == len(looks)
     require(agrees, f"{path}.squares", "one for each look")
-    used = stored["used"]
+    used = look_weights["used"]
     exist = used and set(used) <= set(looks.all) and used == sorted(set(used))
     require(bool(exist), f"{path}.used", "numbers of looks, in order")
 
@@ -311,7 +342,14 @@ def _check_look_weights(stored: dict[str, Any], looks: Looks, path: str) -> None
 def _check_statistics(
     statistics: dict[str, Any], images: list[int], looks: Looks, path: str
 ) -> None:
-    """Check that statistics are of so many images of each class."""
+    """Check that statistics are of so many images of each class.
+
+    Args:
+        statistics: what ``ClosedForm.state_dict`` returned.
+        images: number of images of each class, by number.
+        looks: of each image, whose views are learned.
+        path: where they stand, for errors.
+    """
     counts = statistics["counts"].tolist()
     agrees = all(
         count <= rows <= looks.views * count
@@ -342,11 +380,8 @@ def _check_confidence(
     for numbers in (records.labels, records.rivals):
         fits = fits and bool((numbers < len(names)).all())
         fits = fits and bool(exists[numbers].all())
-    fits = fits and not bool((records.rivals == records.labels[:, None]).any())
     require(fits, path, "records of the classes")
-    has_no_rival = records.rivals < 0
-    agrees = torch.equal(has_no_rival, records.gaps == -math.inf)
-    require(agrees, f"{path}.gaps", "-inf where there is no rival")
+    _check_rivals(records, path)
     latest = max(records.lessons.tolist(), default=-1)
     require(latest < confidence["next"], f"{path}.next", "above all lessons")
 
