@@ -44,16 +44,22 @@ class ExportError(ValueError):
 
 @dataclass(frozen=True)
 class Parity:
-    """Comparison of an exported graph with its learner."""
+    """Comparison of an exported graph with its learner.
+
+    Attributes:
+        images: number of images.
+        score_error: largest difference of a score for the same resized image, relative
+            to the largest score of the image.
+        other_labels: images with another label if the graph resizes them.
+        probability_error: largest difference for the same resized image.
+        other_known: images that the graph, if it resizes them, calls known and the
+            learner not, or the reverse.
+    """
 
     images: int
-    # largest difference for the same resized image, relative to the image's largest
-    # score
     score_error: float
-    other_labels: int  # images with another label if the graph resizes them
-    probability_error: float = 0.0  # largest difference for the same resized image
-    # images that the graph, if it resizes them, calls known and the learner not, or the
-    # reverse
+    other_labels: int
+    probability_error: float = 0.0
     other_known: int = 0
 
     @property
@@ -119,7 +125,7 @@ def export_onnx(
             otherwise than the learner; no file is written, and an existing one is
             unchanged.
     """
-    _, onnxruntime = _load()
+    _, onnxruntime = _onnx_modules()
     learner.check_teachable()
     with learner._lock:
         if not learner.classes:
@@ -140,7 +146,7 @@ def export_onnx(
         )
         never_freed_in_forks(session)
         if images is None:
-            images = _noise(network.image_size)
+            images = _noise_images(network.image_size)
         parity = compare(learner, session, images)
     if not parity.holds:
         raise ExportError(
@@ -158,7 +164,7 @@ def is_export(path: str | os.PathLike) -> bool:
     Raises:
         ImportError: onnx is not installed.
     """
-    onnx, _ = _load()
+    onnx, _ = _onnx_modules()
     from google.protobuf.message import DecodeError
 
     try:
@@ -167,7 +173,8 @@ def is_export(path: str | os.PathLike) -> bool:
         return False
 
 
-def _load() -> tuple[Any, Any]:
+def _onnx_modules() -> tuple[Any, Any]:
+    """Return ``onnx`` and ``onnxruntime``, or raise ImportError that says the cure."""
     try:
         import onnx
         import onnxruntime
@@ -247,6 +254,7 @@ class Resize(nn.Module):
 
 
 def _shifted(pixels: Tensor) -> Tensor:
+    """Return levels of ``2**22`` times as many: rounded, 0 to 255, as Pillow does."""
     return (pixels * 2**-22 + 0.5).floor().clamp(0, 255)
 
 
@@ -294,7 +302,11 @@ def _constant(value: Any) -> Any:
 def _solve_triangular(
     graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any
 ) -> Any:
-    # In single precision: the inverse of a covariance's root is most of the file.
+    """Make a product of ``linalg.solve_triangular`` with a constant ``root``.
+
+    The other arguments are those of torch's operator. In single precision, because the
+    inverse of a covariance's root is most of the file.
+    """
     inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)).float())
     values = graph.op("Cast", values, to_i=torch.onnx.TensorProtoDataType.FLOAT)
     if _constant(left):
@@ -305,6 +317,7 @@ def _solve_triangular(
 
 
 def _cholesky_solve(graph, values: Any, root: Any, upper: Any) -> Any:
+    """Make a product of ``cholesky_solve`` with a constant ``root``."""
     matrix = _constant(root)
     inverse = graph.op("Constant", value_t=torch.linalg.inv(matrix @ matrix.mT))
     return graph.op("MatMul", inverse, values)
@@ -445,9 +458,9 @@ def _difference(learner: Learner, session: Any, image: Image.Image) -> _Differen
 def _answered(
     learner: Learner, image: Image.Image
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return the learner's ``(C,)`` scores and probabilities of an image.
+    """Return what the graph computes of an image, as the learner does.
 
-    And whether the image is known.
+    These are its ``(C,)`` scores and probabilities, and whether it is known.
     """
     classifier = learner._classifier
     network = learner.network
@@ -467,7 +480,7 @@ def _largest(differences: np.ndarray) -> float:
     return float(np.nan_to_num(np.abs(differences), nan=np.inf).max())
 
 
-def _noise(size: int) -> list[Image.Image]:
+def _noise_images(size: int) -> list[Image.Image]:
     """Draw images of coloured blots in several sizes."""
     random = np.random.default_rng(0)
     sizes = [

@@ -152,7 +152,14 @@ class Learner(ChangeableLearner):
         moments: dict[str, Any] | None = None,
         looks: Sequence[float] = (1.0,),
     ) -> None:
-        """Begin without classes; ``moments`` are arguments of ``FeatureMoments``."""
+        """Begin without classes.
+
+        Args:
+            method, budget_bytes: see the class.
+            network: what computes the features.
+            moments: arguments of ``FeatureMoments``; default those of the method.
+            looks: sides of the middle parts of an image that are looked at.
+        """
         if budget_bytes is None:
             budget_bytes = network.bytes
         classifier = Classifier.of_model(
@@ -228,6 +235,7 @@ class Learner(ChangeableLearner):
         def labelled_clips(
             names: Sequence[str | None], report: Report
         ) -> LabelledClips:
+            """Yield the clips of the source with their labels; see ``_teach_clips``."""
             clips: Iterator[Clip]
             clips = clips_of(source, label, on_bad=on_bad, report=report)
             if box is not None:
@@ -276,6 +284,7 @@ class Learner(ChangeableLearner):
         def labelled_clips(
             names: Sequence[str | None], report: Report
         ) -> LabelledClips:
+            """Yield the clips of the source as nothing; see ``_teach_clips``."""
             clips = clips_of(source, "nothing", on_bad=on_bad, report=report)
             return ((NOTHING, clip) for clip in clips)
 
@@ -301,6 +310,7 @@ class Learner(ChangeableLearner):
         def features_of(
             names: Sequence[str | None], unread: list[BadImage]
         ) -> FeaturesOfClips:
+            """Yield the features of the clips; see ``_teach_features``."""
             clips = labelled_clips(names, unread.append)
             if self.keep_pictures:
                 clips = _with_pictures(clips, strip)
@@ -447,12 +457,13 @@ class Learner(ChangeableLearner):
             self._write(path, weights, pictures)
 
     def _write(self, path: Path, weights: bool, pictures: bool) -> None:
-        """Replace a file, whose lock is held."""
+        """Replace a learner file, whose lock is held; see ``save``."""
         state = self._state.state_dict()
         if not pictures:
             state["pictures"] = [None] * len(state["pictures"])
 
         def expect(digest: str) -> None:
+            """Note the checksum of the file before it is written."""
             self._files.note_replacement(path, digest)
 
         digest = write_learner(path, self.network, state, weights, expect)
@@ -494,15 +505,15 @@ class Learner(ChangeableLearner):
         """
         path = path_of(path)
         digest = digest_of(path)  # before it is read: it may be replaced meanwhile
-        read = read_learner(path, weights, build=network)
+        content = read_learner(path, weights, build=network)
         learner = cls.__new__(cls)
-        if isinstance(read, RunAnswers):
-            answers: Any = read
+        if isinstance(content, RunAnswers):
+            answers: Any = content
             state = State(answers, History(room=0))
-            learner._begin(read.header.strategy, read.network, state)
+            learner._begin(content.header.strategy, content.network, state)
             return learner
         try:
-            learner._load_state(read.network, read.state)
+            learner._load_state(content.network, content.state)
         except (RuntimeError, ValueError) as error:
             reason = str(error).splitlines()[0]
             raise LearnerError(f"{path} {DAMAGED} ({reason})") from error
@@ -512,7 +523,15 @@ class Learner(ChangeableLearner):
     def _load_state(
         self, network: FrozenNetwork | StoredNetwork, state: dict[str, Any]
     ) -> None:
-        """Begin with what ``state_dict`` returned."""
+        """Begin with what a learner file holds.
+
+        Args:
+            network: of the learner, built or not.
+            state: what ``state_dict`` returned.
+
+        Raises:
+            ValueError: the state is that of another network.
+        """
         if isinstance(network, StoredNetwork):
             self._set_up_unbuilt(network, state)
         else:

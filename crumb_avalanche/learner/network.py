@@ -107,13 +107,13 @@ class FrozenNetwork:
             weights: a name in ``PUBLISHED``, or a weight file; ``None`` draws them.
         """
         if weights is None:
-            return cls._of(_model(None, arguments), arguments, "random weights")
+            return cls._of(_built_model(None, arguments), arguments, "random weights")
         name = str(weights)
         if name in PUBLISHED:
             source = source_of(arguments["name"], name)
         else:
             source = f"the file {os.path.basename(name)}"
-        return cls._of(_model(name, arguments), arguments, source)
+        return cls._of(_built_model(name, arguments), arguments, source)
 
     @classmethod
     def of_state(
@@ -125,8 +125,8 @@ class FrozenNetwork:
             NetworkError: the weights are not those that the header names.
         """
         arguments = header["arguments"]
-        model = _model(None, arguments)
-        different = sorted(_named(model).keys() ^ state.keys())
+        model = _built_model(None, arguments)
+        different = sorted(_weights_of(model).keys() ^ state.keys())
         if different:
             raise NetworkError(
                 f"the weights of {arguments['name']} lack or add {different[0]!r}; "
@@ -142,7 +142,8 @@ class FrozenNetwork:
     def _of(
         cls, model: SplitModel, arguments: dict[str, Any], source: str
     ) -> "FrozenNetwork":
-        return cls(model, arguments, source, weights_hash(_named(model)))
+        """Take a model, and compute the hash of its weights."""
+        return cls(model, arguments, source, weights_hash(_weights_of(model)))
 
     def check_hash(self, sha256: str) -> None:
         """Raise NetworkError if the weights have another hash."""
@@ -165,12 +166,13 @@ class FrozenNetwork:
 
     @property
     def _described(self) -> str:
+        """What tells the network from others, for errors."""
         return f"{self.arguments} with weights {self.sha256[:12]}..."
 
     @property
     def bytes(self) -> int:
         """Bytes of its weights."""
-        return tensor_bytes(_named(self.model).values())
+        return tensor_bytes(_weights_of(self.model).values())
 
     def header(self) -> dict[str, Any]:
         """Return plain values that describe it."""
@@ -182,7 +184,7 @@ class FrozenNetwork:
 
     def state(self) -> dict[str, Tensor]:
         """Return its weights by name, without the head."""
-        return _named(self.model)
+        return _weights_of(self.model)
 
 
 @dataclass(frozen=True)
@@ -254,8 +256,8 @@ class StoredNetwork:
         return self.weights
 
 
-def _named(model: SplitModel) -> dict[str, Tensor]:
-    """Return the weights that have an influence on features."""
+def _weights_of(model: SplitModel) -> dict[str, Tensor]:
+    """Return the weights of a network by name, without those of its head."""
     head = f"plastic_layers.{model.head}."
     return {
         name: value
@@ -264,7 +266,7 @@ def _named(model: SplitModel) -> dict[str, Tensor]:
     }
 
 
-def _model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
+def _built_model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
     """Build the network, whose head is zero; the RNG state does not change.
 
     It is fine-tuned where a run's was, whose small images were enlarged.

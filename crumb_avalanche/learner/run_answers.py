@@ -62,9 +62,13 @@ class RunAnswers:
             "the run's weights",
             self.header.weights_sha256,
         )
-        self.names = [known["name"] for known in classes]
-        self.classes = [ClassInfo(known["name"], known["images"]) for known in classes]
-        self._labels = [known["label"] for known in classes]
+        self.names: list[str] = []
+        self.classes: list[ClassInfo] = []
+        self._labels: list[int] = []  # columns of the outputs
+        for learned in classes:
+            self.names.append(learned["name"])
+            self.classes.append(ClassInfo(learned["name"], learned["images"]))
+            self._labels.append(learned["label"])
         self._outputs = OutputsPlugin()
         self._strategy.plugins.append(self._outputs)
 
@@ -73,7 +77,16 @@ class RunAnswers:
         return []
 
     def compute(self, model: Any, pixels: Tensor, shares: Sequence[float]) -> Tensor:
-        """Return ``(B, classes)`` outputs, as in a test; see ``Classifier.compute``."""
+        """Return the strategy's ``(B, classes)`` outputs, as in its evaluation.
+
+        Args:
+            model: not used; ``Classifier.compute`` has it.
+            pixels: a batch of what ``LookTransform`` returns for ``B`` images.
+            shares: not used either: the whole image is looked at.
+
+        Raises:
+            LearnerError: the strategy cannot be evaluated.
+        """
         from crumb_avalanche.training.avalanche_fixes import unlabelled_experience
 
         with warnings.catch_warnings():
@@ -109,10 +122,11 @@ class RunAnswers:
         outputs = torch.cat([outputs, outputs.mean(0, keepdim=True)])
         shares = probabilities(self._strategy, outputs)[:, self._labels]
         order = shares.argsort(dim=1, descending=True, stable=True)
-        ranked = []
+        rankings = []
         for shares_of_frame, best in zip(shares, order[:, : runners_up + 1].tolist()):
-            named = []
-            for index in best:
-                named.append((self.names[index], float(shares_of_frame[index])))
-            ranked.append((named, None))
-        return ranked
+            ranked_classes = []
+            for column in best:
+                share = float(shares_of_frame[column])
+                ranked_classes.append((self.names[column], share))
+            rankings.append((ranked_classes, None))
+        return rankings

@@ -122,6 +122,7 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         return (self._scores(X) / self.statistics_.temperature).softmax(1).numpy()
 
     def _scores(self, X: ArrayLike) -> torch.Tensor:
+        """Return ``(N, C)`` float64 scores of ``(N, D)`` features."""
         check_is_fitted(self)
         return self.statistics_.scores(
             torch.tensor(validate_data(self, X, reset=False), dtype=torch.float64)

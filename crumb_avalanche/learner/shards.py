@@ -79,9 +79,10 @@ class LessonSource:
 
 
 def _absolute(source: Any) -> Any:
+    """Return a path, or the paths in lists of lists, as absolute ones."""
     if isinstance(source, str | os.PathLike):
         return os.path.abspath(source)
-    return [_absolute(item) for item in source]
+    return [_absolute(path) for path in source]
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ class ShardedLesson:
             for clip in clips_with_distinct_labels(clips, names):
                 names.append(source.name_of(clip))
         runtime = str(learner.runtime)
-        lesson_folder = folder / _key(learner, clips, source, runtime)
+        lesson_folder = folder / _lesson_key(learner, clips, source, runtime)
         lesson_folder.mkdir(parents=True, exist_ok=True)
         file = lesson_folder / LEARNER
         if not file.exists():
@@ -265,10 +266,10 @@ class ShardedLesson:
         return learner.teach_features(self.batches, self.source.source, progress)
 
 
-def _key(
+def _lesson_key(
     learner: Learner, clips: Sequence[Clip], source: LessonSource, runtime: str
 ) -> str:
-    """Return a name that changes with all that decides the features of clips.
+    """Return a folder name that changes with all that decides a lesson's features.
 
     Features that were computed for another source, network or runtime are not taken.
     """

@@ -159,7 +159,7 @@ def frames_of(
     if isinstance(source, int | str | os.PathLike):
         return _frames_of_device(source, live, fps)
     if callable(source):
-        images: Iterable[Any] = _called(source)
+        images: Iterable[Any] = _images_from(source)
     elif isinstance(source, Iterable):
         images = source
     else:
@@ -169,7 +169,7 @@ def frames_of(
             "iterator of frames"
         )
     timed = _timed(images, bgr)
-    counted = _newest(timed) if live else _each(timed)
+    counted = _counted(timed, live)
     return "the source", _sampled(counted, fps)
 
 
@@ -186,12 +186,12 @@ def _frames_of_device(
     timed: Timed = camera_frames(device)
     if is_file and live:
         timed = _played(timed)
-    counted = _newest(timed) if live else _each(timed)
+    counted = _counted(timed, live)
     return shown_device(device), _sampled(counted, fps)
 
 
-def _called(function: Callable[[], Any]) -> Iterator[Any]:
-    """Yield what a function returns until it returns ``None``."""
+def _images_from(function: Callable[[], Any]) -> Iterator[Any]:
+    """Yield the images that a function returns until it returns ``None``."""
     while True:
         image = function()
         if image is None:  # iter(function, None) would compare arrays
@@ -200,7 +200,12 @@ def _called(function: Callable[[], Any]) -> Iterator[Any]:
 
 
 def _timed(images: Iterable[Any], bgr: bool) -> Timed:
-    """Yield images of arrays and PIL images, with the time at which they came."""
+    """Yield arrays and PIL images as frames, with the time at which they came.
+
+    Args:
+        images: ``(H, W, C)`` arrays, or PIL images.
+        bgr: see ``Predictor.watch``.
+    """
     begin = time.monotonic()
     for number, image in enumerate(images):
         if not isinstance(image, Image.Image):
@@ -210,11 +215,11 @@ def _timed(images: Iterable[Any], bgr: bool) -> Timed:
                     "or PIL images"
                 )
             ((_, image),) = array_images(image, f"frame {number}")
-        yield time.monotonic() - begin, partial(_picture, image, bgr)
+        yield time.monotonic() - begin, partial(_rgb_image, image, bgr)
 
 
-def _picture(frame: Any, bgr: bool) -> Image.Image:
-    """Return the RGB image of an array or PIL image."""
+def _rgb_image(frame: Any, bgr: bool) -> Image.Image:
+    """Return the RGB image of a frame, an array or a PIL image."""
     if isinstance(frame, Image.Image):
         image = frame.convert("RGB")
     else:
@@ -230,23 +235,30 @@ def _closed(frames: Timed) -> AbstractContextManager:
     return closing(frames)  # type: ignore[type-var]
 
 
-def _each(frames: Timed) -> Counted:
+def _counted(frames: Timed, live: bool | None) -> Counted:
+    """Yield the newest frame each time if they are ``live``, else all frames."""
+    if live:
+        return _newest_frames(frames)
+    return _all_frames(frames)
+
+
+def _all_frames(frames: Timed) -> Counted:
     """Yield all frames: none is dropped."""
     with _closed(frames):
-        for stamp, frame in frames:
-            yield stamp, frame, 0
+        for seconds, frame in frames:
+            yield seconds, frame, 0
 
 
 def _played(frames: Timed) -> Timed:
     """Yield the frames of a file at their time, as a camera would give them."""
     begin = time.monotonic()
     with _closed(frames):
-        for stamp, frame in frames:
-            time.sleep(max(0.0, begin + stamp - time.monotonic()))
-            yield stamp, frame
+        for seconds, frame in frames:
+            time.sleep(max(0.0, begin + seconds - time.monotonic()))
+            yield seconds, frame
 
 
-def _newest(frames: Timed) -> Counted:
+def _newest_frames(frames: Timed) -> Counted:
     """Yield the newest frame each time, of frames that a thread reads."""
     reader = _Reader(frames)
     reader.start()
@@ -324,19 +336,19 @@ class _Reader(threading.Thread):
 def _sampled(
     frames: Counted, fps: float | None
 ) -> Iterator[tuple[float, Image.Image, int]]:
-    """Yield frames, at most ``fps`` for a second of their time.
+    """Yield the images of at most ``fps`` frames for a second of their time.
 
-    Only these are converted to images.
+    Only these are converted to images. ``None`` is no limit.
     """
-    taken = 0
+    next_tick = 0  # in units of 1 / fps; frames before are dropped
     dropped = 0
     with closing(frames):  # type: ignore[type-var]
-        for stamp, frame, before in frames:
-            dropped += before
+        for seconds, frame, dropped_before in frames:
+            dropped += dropped_before
             if fps is not None:
-                if stamp < taken / fps:
+                if seconds < next_tick / fps:
                     dropped += 1
                     continue
-                taken = math.floor(stamp * fps) + 1
-            yield stamp, frame(), dropped
+                next_tick = math.floor(seconds * fps) + 1
+            yield seconds, frame(), dropped
             dropped = 0
