@@ -407,7 +407,7 @@ class Learner(ChangeableLearner):
     def _with_features(
         self, clips: LabelledClips, report: Report | None
     ) -> FeaturesOfClips:
-        """Yield the class name of each clip, and its batches; see ``_values``."""
+        """Yield the class name of each clip, and its batches; see ``_batches_of``."""
         for name, clip in clips:
             yield name, self._batches_of(clip, report)
 

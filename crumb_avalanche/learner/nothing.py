@@ -30,7 +30,7 @@ LEAST_APART = 0.15
 
 
 def usual_threshold(backbone: str) -> float:
-    """Return ``THRESHOLDS`` of a backbone, by its name."""
+    """Return the threshold of a backbone, by its name; see ``THRESHOLDS``."""
     return THRESHOLDS.get(backbone, sum(THRESHOLDS.values()) / len(THRESHOLDS))
 
 

@@ -519,12 +519,13 @@ class Predictor:
         compute: Callable[[], Tensor],
         report: Callable[[BadImage], object] | None,
     ) -> bool:
-        """Return whether features of an image can be used; report it if not.
+        """Compute the features of an image; return whether they can be used.
 
         Args:
             path: of the image.
             compute: computes the features.
-            report: see ``_values``.
+            report: called with an image whose features cannot be used; ``None`` raises
+                BadFeaturesError instead, with its path.
         """
         try:
             compute()

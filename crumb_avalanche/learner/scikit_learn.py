@@ -92,12 +92,11 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
             statistics = self.statistics_
         statistics.make_room(len(all_labels), self.budget_bytes, length)
         statistics.grow(len(all_labels))
-        order = np.argsort(all_labels)
-        index = order[np.searchsorted(all_labels, y, sorter=order)]
         feature_batches = torch.tensor(features).split(AT_A_TIME)
-        index_batches = torch.from_numpy(index).split(AT_A_TIME)
-        for batch, index_of_batch in zip(feature_batches, index_batches, strict=True):
-            statistics.update(batch, index_of_batch)
+        class_numbers = torch.from_numpy(_index_of(y, all_labels))
+        number_batches = class_numbers.split(AT_A_TIME)
+        for batch, numbers in zip(feature_batches, number_batches, strict=True):
+            statistics.update(batch, numbers)
         self.classes_ = all_labels
         self.statistics_ = statistics
         return self
@@ -127,6 +126,12 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         return self.statistics_.scores(
             torch.tensor(validate_data(self, X, reset=False), dtype=torch.float64)
         )
+
+
+def _index_of(labels: ArrayLike, all_labels: NDArray) -> NDArray:
+    """Return where each label stands among all labels, which are in any order."""
+    order = np.argsort(all_labels)
+    return order[np.searchsorted(all_labels, labels, sorter=order)]
 
 
 class ImageFeatures(TransformerMixin, BaseEstimator):

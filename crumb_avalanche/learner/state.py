@@ -164,7 +164,10 @@ class State:
         return State(classifier, self.history.with_merged(other.history.lessons))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all as plain values and tensors, which may share memory."""
+        """Return what a learner file holds besides the network.
+
+        Plain values and tensors, which may share memory with this state.
+        """
         lessons = self.history.lessons
         classifier = self.classifier
         return {
@@ -193,12 +196,12 @@ class State:
         Raises:
             StateError: it is of other features, or of other statistics.
         """
-        empty = copy.deepcopy(self.classifier)
-        empty.strict = state["strict"]
-        classifier = copy.deepcopy(empty)
+        classifier = copy.deepcopy(self.classifier)
+        classifier.strict = state["strict"]
+        # Holds what was learned before the lessons that can be taken back.
+        classifier_before = copy.deepcopy(classifier)
         classifier.load_state_dict(state)
-        # The classifier before the lessons that can be taken back.
-        before = copy.deepcopy(empty)
-        room = self.history.room
-        history = History.of_state(room, lessons, state["history"], before)
+        history = History.of_state(
+            self.history.room, lessons, state["history"], classifier_before
+        )
         return State(classifier, history)
