@@ -371,7 +371,9 @@ class Predictor:
             ValueError: ``window`` is negative, ``fps`` is not above 0, or a frame is
                 not as for ``teach``.
         """
-        if not 0 <= window < float("inf") or (fps is not None and not fps > 0):
+        is_window_finite = 0 <= window < float("inf")
+        is_fps_positive = fps is None or fps > 0
+        if not is_window_finite or not is_fps_positive:
             raise ValueError(
                 f"window is {window} and fps {fps}; give seconds from 0, and an fps "
                 "above 0 or None"

@@ -150,8 +150,8 @@ def frames_of(
     Args:
         source, bgr, live, fps: see ``Predictor.watch``.
     """
-    is_image = isinstance(source, Image.Image)
-    if isinstance(source, bool) or is_image or (is_array(source) and source.ndim == 3):
+    is_single_array = is_array(source) and source.ndim == 3
+    if is_single_array or isinstance(source, bool | Image.Image):
         raise TypeError(
             f"the source is {type(source).__name__}; give predict a single image, and "
             "watch a stream of them"
