@@ -1,6 +1,7 @@
 """Scores of images by Gaussian classes that share a covariance."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,19 @@ from crumb_avalanche.methods.packed_scatter import BLOCK, mirrored
 # rounding.
 LEAST_LENGTH = 1e-5
 SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
+
+
+class WhitenedRows(NamedTuple):
+    """Differences ``x`` from a centre where a common covariance ``S`` is 1.
+
+    Attributes:
+        whitened: ``(n, D)``.
+        products: ``R S^-1 x`` with the rows of a ``LowRankRoot``, ``(n, K)``; ``None``
+            of a ``CholeskyRoot``.
+    """
+
+    whitened: Tensor
+    products: Tensor | None
 
 
 class CholeskyRoot(NamedTuple):
@@ -26,6 +40,10 @@ class CholeskyRoot(NamedTuple):
     def whiten(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` differences to where ``S`` is 1."""
         return torch.linalg.solve_triangular(self.root, rows.mT, upper=False).mT
+
+    def whitened_rows(self, rows: Tensor) -> WhitenedRows:
+        """Map ``(n, D)`` differences; see ``WhitenedRows``."""
+        return WhitenedRows(self.whiten(rows), products=None)
 
     def feature_axes(self, axes: Tensor) -> Tensor:
         """Map ``(D, r)`` axes ``A`` to features' axes ``F``: ``x F = whiten(x) A``."""
@@ -84,23 +102,25 @@ class LowRankRoot(NamedTuple):
     def whiten(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` differences to where ``S`` is 1."""
         scaled = rows / self.deviations
-        along = (scaled @ self.rows.mT).mT
-        along = torch.linalg.solve_triangular(self.root, along, upper=False)
-        along = torch.linalg.solve_triangular(self.root_and_unit, along, upper=True)
-        return scaled - along.mT @ self.rows
+        return self._whiten(scaled, along=scaled @ self.rows.mT)
 
-    def feature_axes(self, axes: Tensor) -> Tensor:
-        """Map ``(D, r)`` axes ``A`` to features' axes ``F``: ``x F = whiten(x) A``."""
-        along = self.rows @ axes
-        lower = self.root_and_unit.mT
-        along = torch.linalg.solve_triangular(lower, along, upper=False)
-        along = torch.linalg.solve_triangular(self.root.mT, along, upper=True)
-        return (axes - self.rows.mT @ along) / self.deviations.unsqueeze(1)
+    def whitened_rows(self, rows: Tensor) -> WhitenedRows:
+        """Map ``(n, D)`` differences; see ``WhitenedRows``."""
+        scaled = rows / self.deviations
+        along = scaled @ self.rows.mT  # most of the time, once for both
+        products = self.scale * (along @ self.inverse)
+        return WhitenedRows(self._whiten(scaled, along), products)
 
-    def products(self, rows: Tensor) -> Tensor:
-        """Return ``R S^-1 x`` of ``(n, D)`` differences ``x``, ``(n, K)``."""
-        along = (rows / self.deviations) @ self.rows.mT
-        return self.scale * (along @ self.inverse)
+    def _whiten(self, scaled: Tensor, along: Tensor) -> Tensor:
+        """Map ``(n, D)`` differences divided by ``V``.
+
+        Args:
+            scaled: the differences.
+            along: ``(n, K)``, their products with ``Y``.
+        """
+        lower = torch.linalg.solve_triangular(self.root, along.mT, upper=False)
+        upper = torch.linalg.solve_triangular(self.root_and_unit, lower, upper=True)
+        return scaled - upper.mT @ self.rows
 
     def products_of_class(self, rows: slice) -> Tensor:
         """Return ``R S^-1 R^T`` of the ``k`` rows of a class, ``(k, k)``.
@@ -124,40 +144,51 @@ def products_of_rows(rows: Tensor) -> Tensor:
 class Span(NamedTuple):
     """The space that the class means span, where the common covariance is 1.
 
-    It is the shrunk common covariance. ``(x - centre) projection`` maps features to the
-    space.
+    It is the shrunk common covariance.
 
     Attributes:
-        projection: ``(D, r)`` float64.
+        axes: ``(D, r)`` float64, orthonormal; coordinates are those along them.
         means: ``(C, r)``, the class means in the space.
         lengths: ``(r,)``, deviations of the means along its axes, times the root of
             ``C``.
     """
 
-    projection: Tensor
+    axes: Tensor
     means: Tensor
     lengths: Tensor
 
+    @classmethod
+    def of_means(cls, whitened_means: Tensor) -> "Span":
+        """Find the space that class means span.
 
-def span_of(means: Tensor, whitened: Tensor, root: CholeskyRoot | LowRankRoot) -> Span:
-    """Find the space that class means span, where the common covariance is 1.
+        Args:
+            whitened_means: ``(C, D)`` float64, minus their mean, where the common
+                covariance is the unit matrix.
+        """
+        axes, lengths = _principal_axes(whitened_means)
+        axes = axes[:, : len(whitened_means) - 1]  # C points span no more
+        lengths_of_axes = lengths[: axes.shape[1]]
+        is_no_rounding = lengths_of_axes > LEAST_LENGTH * lengths[0]
+        axes = axes[:, is_no_rounding]
+        return cls(
+            axes=axes,
+            means=whitened_means @ axes,
+            lengths=lengths[: axes.shape[1]],
+        )
 
-    Args:
-        means: ``(C, D)`` float64, minus their mean.
-        whitened: ``(D, C)``, the same where the common covariance is the unit matrix.
-        root: of the common covariance.
+
+def _principal_axes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the principal axes of ``(C, D)`` rows, and the lengths along them.
+
+    Axes are columns, longest first, ``(D, min(C, D))``. Of more rows than columns they
+    are eigenvectors of ``R^T R``, which is found in a fifth of the time: lengths are
+    exact to 1e-8 of the longest one then, which is far below ``LEAST_LENGTH``.
     """
-    axes, lengths, _ = torch.linalg.svd(whitened, full_matrices=False)
-    axes = axes[:, : len(means) - 1]  # C points span no more
-    lengths_of_axes = lengths[: axes.shape[1]]
-    is_no_rounding = lengths_of_axes > LEAST_LENGTH * lengths[0]
-    axes = axes[:, is_no_rounding]
-    projection = root.feature_axes(axes)
-    return Span(
-        projection=projection,
-        means=means @ projection,
-        lengths=lengths[: axes.shape[1]],
-    )
+    if len(rows) <= rows.shape[1]:
+        axes, lengths, _ = torch.linalg.svd(rows.mT, full_matrices=False)
+        return axes, lengths
+    squares, axes = torch.linalg.eigh(products_of_rows(rows.mT))
+    return axes.flip(1), squares.flip(0).clamp_min(0).sqrt()
 
 
 class Group(NamedTuple):
@@ -232,8 +263,8 @@ class ProductGroup(NamedTuple):
     """The same Gaussians, by the products of an image with the rows of all classes.
 
     What ``Group`` computes of points where the common covariance is 1, it computes of
-    ``LowRankRoot.products``: points have as many values as features, products as many
-    as rows.
+    the ``products`` of ``WhitenedRows``: points have as many values as features,
+    products as many as rows.
 
     Attributes:
         members, offsets, isotropic, log_determinants: see ``Group``.
@@ -301,7 +332,7 @@ class ProductGroup(NamedTuple):
         The squared Mahalanobis distance is that of ``Group.scores``.
 
         Args:
-            products: ``(B, K)``, see ``LowRankRoot.products``.
+            products: ``(B, K)``, see the ``products`` of ``WhitenedRows``.
             distances: ``(B, all classes)``, squared, to the class means.
         """
         squares = distances.index_select(1, self.members)
@@ -347,9 +378,9 @@ class Solution:
             for that of all features.
         root: of the shrunk common covariance.
         means: ``(C, r)``, or ``(C, D)``.
+        whitened_means: ``(C, D)``, the class means minus ``centre``.
         groups: the classes.
         order: ``(C,)``, the column of each class among those of the groups.
-        span: the space of the class means.
         log_priors: ``(C,)``, added to the densities; or 0.
         part: the solution of the last features alone.
         part_share: share of its answer.
@@ -360,55 +391,65 @@ class Solution:
     projection: Tensor | None
     root: CholeskyRoot | LowRankRoot
     means: Tensor
+    whitened_means: Tensor
     groups: list[Group] | list[ProductGroup]
     order: Tensor
-    span: Span
     log_priors: Tensor | float = 0.0
     part: "Solution | None" = None
     part_share: float = 0.0
     temperature: float = 1.0
 
+    @cached_property
+    def span(self) -> Span:
+        """The space of the class means, found when it is first needed."""
+        return Span.of_means(self.whitened_means)
+
     def whiten(self, rows: Tensor) -> Tensor:
         """Map ``(n, D)`` differences to where the common covariance is 1."""
         return self.root.whiten(rows)
 
-    def scores(self, features: Tensor, whitened: Tensor | None = None) -> Tensor:
+    def whitened_rows(self, features: Tensor) -> WhitenedRows:
+        """Map ``(B, D)`` float64 features, which are seen from ``centre``."""
+        return self.root.whitened_rows(features - self.centre)
+
+    def scores(
+        self, features: Tensor, whitened_rows: WhitenedRows | None = None
+    ) -> Tensor:
         """Compute log-densities up to a constant, ``(B, C)`` float64.
 
         With ``part``, the scores of both answers together.
 
         Args:
             features: ``(B, D)`` float64.
-            whitened: what ``whiten`` returns of ``features - centre``, where it is
+            whitened_rows: what the method of this name returns of them, where it is
                 known already.
         """
-        scores = self._log_densities(features - self.centre, whitened)
+        scores = self._log_densities(features, whitened_rows)
         # The probability of a single class is 1.
         if self.part is None or len(self.means) == 1:
             return scores
         last_features = features[:, -len(self.part.centre) :]
         return self._mixed(scores, self.part.scores(last_features))
 
-    def _log_densities(self, rows: Tensor, whitened: Tensor | None) -> Tensor:
+    def _log_densities(
+        self, features: Tensor, whitened_rows: WhitenedRows | None
+    ) -> Tensor:
         """Compute log-densities with the priors, up to a constant: ``(B, C)``.
 
-        Args:
-            rows: ``(B, D)`` float64, features minus ``centre``.
-            whitened: what ``whiten`` returns of them, where it is known already.
+        They are of all features; ``features`` and ``whitened_rows`` as for ``scores``.
         """
+        products = None
         if self.projection is not None:
-            points = rows @ self.projection
-        elif whitened is None:
-            points = self.whiten(rows)
+            points = (features - self.centre) @ self.projection
         else:
-            points = whitened
+            points, products = whitened_rows or self.whitened_rows(features)
         distances = (
             points.square().sum(1, keepdim=True)
             - 2 * points @ self.means.mT
             + self.means.square().sum(1)
         )
-        if isinstance(self.root, LowRankRoot):
-            points = self.root.products(rows)
+        if products is not None:
+            points = products
         scores_of_groups = [group.scores(points, distances) for group in self.groups]
         scores = torch.cat(scores_of_groups, 1).index_select(1, self.order)
         return scores + self.log_priors

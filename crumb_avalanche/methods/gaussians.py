@@ -16,8 +16,9 @@ from crumb_avalanche.methods.gaussian_solution import (
     LowRankRoot,
     ProductGroup,
     Solution,
+    Span,
+    products_of_rows,
     solve_groups,
-    span_of,
 )
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.packed_scatter import PackedScatter, cholesky_in_place
@@ -261,7 +262,7 @@ class ClassGaussians(ClosedForm):
         """
         if self.scatter is None:
             # What directions leave out of a scatter is spread evenly.
-            scatter = scatters.rows.mT @ scatters.rows
+            scatter = products_of_rows(scatters.rows.mT)
             scatter.diagonal().add_(scatters.outside.sum() / len(scatter))
         else:
             scatter = self.scatter.whole()
@@ -437,26 +438,26 @@ class BlendedGaussians(ClassGaussians):
         common = self.common_covariance(seen, scatters)
         self._shrink(common, seen)
         root = CholeskyRoot(cholesky_in_place(common))
-        whitened = root.whiten(means - centre).mT
-        span = span_of(means - centre, whitened, root)
+        whitened_means = root.whiten(means - centre)
         # Directions and means of the classes in the space of the solution.
         if self.span:
-            projection = span.projection
+            span = Span.of_means(whitened_means)
+            projection = root.feature_axes(span.axes)
             rows = scatters.rows @ projection
             class_points = span.means
         else:
             projection = None
             rows = root.whiten(scatters.rows)
-            class_points = whitened.mT
+            class_points = whitened_means
         groups = self._groups(seen, scatters, rows, class_points)
         return Solution(
             centre=centre,
             projection=projection,
             root=root,
             means=class_points,
+            whitened_means=whitened_means,
             groups=groups,
             order=torch.cat([group.members for group in groups]).argsort(),
-            span=span,
         )
 
     def _low_rank_root(
@@ -495,17 +496,16 @@ class BlendedGaussians(ClassGaussians):
             root: of the shrunk common covariance.
         """
         centre = means.mean(0)
-        whitened_means = root.whiten(means - centre)
-        products = root.products(means - centre)
+        whitened_means, products = root.whitened_rows(means - centre)
         groups = self._groups_by_products(seen, scatters, root, products)
         return Solution(
             centre=centre,
             projection=None,
             root=root,
             means=whitened_means,
+            whitened_means=whitened_means,
             groups=groups,
             order=torch.cat([group.members for group in groups]).argsort(),
-            span=span_of(means - centre, whitened_means.mT, root),
         )
 
     def _groups_by_products(

@@ -138,8 +138,7 @@ class ClassMeans(ClosedForm):
         """Measure how near features are to a class mean; see ``MeansSpan``."""
         rows = functional.normalize(features) - space.centre
         scores = self.solution()(features)
-        whitened = space.whiten(rows)
-        return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)
+        return space.typicality(scores, whitened=rows, left_out=left_out)
 
     def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add the means of another instance."""

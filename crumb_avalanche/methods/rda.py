@@ -267,22 +267,23 @@ class RegularizedDiscriminant(BlendedGaussians):
     def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
         """Return the span of the class means where the common covariance is 1."""
         solution = self.solved()
-        axes = above_rounding(solution.span.lengths.square())
+        is_axis = above_rounding(solution.span.lengths.square())
         span = MeansSpan(
             centre=solution.centre,
-            projection=solution.span.projection[:, axes],
-            means=solution.span.means[:, axes],
+            axes=solution.span.axes[:, is_axis],
+            means=solution.span.means[:, is_axis],
             whiten=solution.whiten,
+            whitened_means=solution.whitened_means,
         )
-        means = self.means[self.image_counts > 0].double()
-        return span.against_background(means, nothing)
+        return span.against_background(nothing)
 
     def _typicality(
         self, features: Tensor, space: MeansSpan, left_out: int | None
     ) -> Typicality:
         """Measure ``(B, D)`` features by relative distance and cosine."""
-        rows = features - space.centre
-        whitened = space.whiten(rows)
+        solution = self.solved()
+        whitened_rows = solution.whitened_rows(features)
         # Scores in the same space, which is not computed a second time.
-        scores = self.solved().scores(features, whitened).clamp_min(LOWEST_SCORE)
-        return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)
+        scores = solution.scores(features, whitened_rows).clamp_min(LOWEST_SCORE)
+        whitened = whitened_rows.whitened
+        return space.typicality(scores, whitened=whitened, left_out=left_out)

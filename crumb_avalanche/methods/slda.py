@@ -94,16 +94,15 @@ class StreamingLDA(ClassMeans):
         shrunk = (1 - self.shrinkage) * eigenvalues.clamp_min(0) + self.shrinkage
         whitening = Whitening(vectors=vectors, roots=shrunk.sqrt())
         span = MeansSpan.of_whitened(means, whitening)
-        return span.against_background(means, nothing)
+        return span.against_background(nothing)
 
     def _typicality(
         self, features: Tensor, space: MeansSpan, left_out: int | None
     ) -> Typicality:
         """Measure ``(B, D)`` features by relative distance and cosine."""
-        rows = features - space.centre
         scores = self.solution()(features)
-        whitened = space.whiten(rows)
-        return space.typicality(scores, rows=rows, whitened=whitened, left_out=left_out)
+        whitened = space.whiten(features - space.centre)
+        return space.typicality(scores, whitened=whitened, left_out=left_out)
 
     def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add means and covariance of another instance, weighed by images."""

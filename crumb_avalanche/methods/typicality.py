@@ -87,13 +87,6 @@ class Whitening(NamedTuple):
         """Map ``(n, D)`` rows ``X`` to ``X S^-1/2``."""
         return rows @ self.vectors / self.roots
 
-    def feature_weights(self, whitened: Tensor) -> Tensor:
-        """Map whitened ``(n, D)`` rows ``X S^-1/2`` to ``X S^-1``.
-
-        Products of features with these are products of whitened features with the rows.
-        """
-        return whitened / self.roots @ self.vectors.mT
-
 
 class NothingCosine(NamedTuple):
     """Cosines with class means, seen from the mean of images that show nothing.
@@ -115,34 +108,27 @@ class NothingCosine(NamedTuple):
 
     @classmethod
     def of_rows(
-        cls,
-        nothing: Tensor,
-        means: Tensor,
-        centre: Tensor,
-        whiten: Callable[[Tensor], Tensor],
+        cls, whitened_nothing: Tensor, whitened_means: Tensor
     ) -> "NothingCosine":
-        """Build the cosines with class means, apart from images that show nothing.
+        """Build the cosines, of whitened rows that are seen from the same centre.
 
         Args:
-            nothing: ``(n, D)`` float64 features of images that show nothing.
-            means: ``(C, D)`` class means.
-            centre: ``(D,)``, mean of the class means.
-            whiten: function from ``(n, D)`` rows to the whitened space.
+            whitened_nothing: ``(n, D)`` float64, images that show nothing.
+            whitened_means: ``(C, D)``, class means.
         """
-        nothing_mean = nothing.mean(0)
+        nothing_mean = whitened_nothing.mean(0)
         # V, scaled so that the images have a mean squared length of STRENGTH.
-        spread = whiten(nothing - nothing_mean).mT
+        spread = (whitened_nothing - nothing_mean).mT
         energy = spread.square().sum().clamp_min(TINY)
         spread = spread * (STRENGTH * spread.shape[1] / energy).sqrt()
         # Woodbury: (1 + V V^T)^-1 = 1 - V (1 + V^T V)^-1 V^T = 1 - lift lift^T.
-        unit = torch.eye(len(nothing), dtype=torch.float64)
+        unit = torch.eye(len(whitened_nothing), dtype=torch.float64)
         root = torch.linalg.cholesky(unit + spread.mT @ spread)
         lift = torch.linalg.solve_triangular(root, spread.mT, upper=False).mT
-        whitened_means = whiten(means - nothing_mean).mT
-        towards = whitened_means - lift @ (lift.mT @ whitened_means)
-        lengths = (whitened_means * towards).sum(0).clamp_min(TINY).sqrt()
-        shift = whiten((centre - nothing_mean).unsqueeze(0))[0]
-        return cls(shift=shift, lift=lift, towards=towards / lengths)
+        from_nothing = (whitened_means - nothing_mean).mT
+        towards = from_nothing - lift @ (lift.mT @ from_nothing)
+        lengths = (from_nothing * towards).sum(0).clamp_min(TINY).sqrt()
+        return cls(shift=-nothing_mean, lift=lift, towards=towards / lengths)
 
     def __call__(self, whitened: Tensor) -> Tensor:
         """Return the cosines of ``(B, D)`` whitened rows with the means: ``(B, C)``.
@@ -159,10 +145,11 @@ class MeansSpan(NamedTuple):
 
     Attributes:
         centre: ``(D,)``, mean of the class means.
-        projection: ``(D, r)``, from features minus ``centre`` to the span.
+        axes: ``(D, r)``, from the whitened space to the span.
         means: ``(C, r)``, the class means in the span, whose axes are their principal
             ones.
         whiten: function from ``(n, D)`` rows to the whitened space.
+        whitened_means: ``(C, D)``, the class means minus ``centre``, whitened.
         background: ``(r,)``, factors of squares in units of the total covariance;
             ``None`` for unit vectors.
         apart_share: share of the cosine apart from images that show nothing.
@@ -171,9 +158,10 @@ class MeansSpan(NamedTuple):
     """
 
     centre: Tensor
-    projection: Tensor
+    axes: Tensor
     means: Tensor
     whiten: Callable[[Tensor], Tensor]
+    whitened_means: Tensor
     background: Tensor | None = None
     apart_share: float = 0.0
     nothing_cosines: tuple[NothingCosine, ...] = ()
@@ -181,74 +169,61 @@ class MeansSpan(NamedTuple):
     @classmethod
     def of_unit_vectors(cls, means: Tensor) -> "MeansSpan":
         """Find the span of ``(C, D)`` float64 class means of length 1."""
-        return cls._of_means(means, whiten=_unchanged, feature_weights=_unchanged)
+        return cls._of_means(means, whiten=_unchanged)
 
     @classmethod
     def of_whitened(cls, means: Tensor, whitening: Whitening) -> "MeansSpan":
         """Find the span of ``(C, D)`` float64 class means in a whitened space."""
-        return cls._of_means(
-            means, whiten=whitening.whiten, feature_weights=whitening.feature_weights
-        )
+        return cls._of_means(means, whiten=whitening.whiten)
 
     @classmethod
     def _of_means(
-        cls,
-        means: Tensor,
-        whiten: Callable[[Tensor], Tensor],
-        feature_weights: Callable[[Tensor], Tensor],
+        cls, means: Tensor, whiten: Callable[[Tensor], Tensor]
     ) -> "MeansSpan":
         """Find the space that class means span.
 
         Args:
             means: ``(C, D)`` float64.
             whiten: maps rows to where the common covariance is 1.
-            feature_weights: maps rows of that space to weights of the features.
         """
         centre = means.mean(0)
-        whitened = whiten(means - centre)
+        whitened_means = whiten(means - centre)
         # Principal axes of the means, from their C x C products.
-        squares, vectors = torch.linalg.eigh(whitened @ whitened.mT)
-        axes = above_rounding(squares)
-        combinations = vectors[:, axes] / squares[axes].sqrt()
-        projection = feature_weights(whitened).mT @ combinations
-        means_in_span = (means - centre) @ projection
+        squares, vectors = torch.linalg.eigh(whitened_means @ whitened_means.mT)
+        is_axis = above_rounding(squares)
+        axes = whitened_means.mT @ (vectors[:, is_axis] / squares[is_axis].sqrt())
         return cls(
-            centre=centre, projection=projection, means=means_in_span, whiten=whiten
+            centre=centre,
+            axes=axes,
+            means=whitened_means @ axes,
+            whiten=whiten,
+            whitened_means=whitened_means,
         )
 
-    def against_background(
-        self, means: Tensor, nothing: Tensor | None = None
-    ) -> "MeansSpan":
+    def against_background(self, nothing: Tensor | None = None) -> "MeansSpan":
         """Return the span with the background, and with cosines apart from nothing.
 
         Args:
-            means: ``(C, D)`` float64 class means.
             nothing: ``(n, D)`` features of images that show nothing, ``DRAWN`` of them
                 drawn, the others shown.
         """
         squares = self.means.square().sum(0)
         span = self._replace(
-            background=1 / (1 + squares / len(means)),
+            background=1 / (1 + squares / len(self.means)),
             apart_share=_apart_share(self.means / squares, len(self.centre)),
         )
         if nothing is None:
             return span
-        banks = [nothing[:DRAWN]]
+        whitened_nothing = self.whiten(nothing.double() - self.centre)
+        banks = [whitened_nothing[:DRAWN]]
         has_shown_images = len(nothing) > DRAWN
         if has_shown_images:
-            banks.append(nothing)
-        cosines = [
-            NothingCosine.of_rows(bank.double(), means, self.centre, self.whiten)
-            for bank in banks
-        ]
+            banks.append(whitened_nothing)
+        cosines = [NothingCosine.of_rows(bank, self.whitened_means) for bank in banks]
         return span._replace(nothing_cosines=tuple(cosines))
 
     def typicality(
-        self,
-        scores: Tensor,
-        rows: Tensor,
-        whitened: Tensor,
-        left_out: int | None = None,
+        self, scores: Tensor, whitened: Tensor, left_out: int | None = None
     ) -> Typicality:
         """Compute distances and cosines, seen from the centre.
 
@@ -264,11 +239,10 @@ class MeansSpan(NamedTuple):
 
         Args:
             scores: ``(B, C)`` of the images.
-            rows: ``(B, D)`` float64, the features minus ``centre``.
-            whitened: ``(B, D)``, the same in the whitened space.
+            whitened: ``(B, D)`` float64, the features minus ``centre``, whitened.
             left_out: column of a class; the values are computed without it, too.
         """
-        points = rows @ self.projection
+        points = whitened @ self.axes
         lengths = whitened.square().sum(1).clamp_min(TINY).sqrt()
         # (B, C) each: apart from images drawn, and from those drawn and shown.
         cosines = [nothing_cosine(whitened) for nothing_cosine in self.nothing_cosines]

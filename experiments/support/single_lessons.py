@@ -152,6 +152,7 @@ class SingleLessons:
     def cost(self) -> LessonCost:
         """Measure a few further lessons and answers, and what they leave."""
         count = self.count
+        classes = len(self.learner.classes)
         after_answer = []
         after_lesson = []
         answers = []
@@ -162,7 +163,7 @@ class SingleLessons:
             answers.append(cpu_seconds(self.ask))
         undo = cpu_seconds(copy.deepcopy(self.learner).undo)
         return LessonCost(
-            classes=len(self.learner.classes),
+            classes=classes,
             lessons=count,
             after_answer=median(after_answer),
             after_lesson=median(after_lesson),

@@ -274,9 +274,9 @@ def test_a_class_left_out_of_gaussians(statistics):
     values, vectors = torch.linalg.eigh(covariance_of(statistics))
     means = statistics.means[REMAINING].double()
     whitening = Whitening(vectors, values.sqrt())
-    span = MeansSpan.of_whitened(means, whitening).against_background(means, nothing)
+    span = MeansSpan.of_whitened(means, whitening).against_background(nothing)
     rows = fresh.double() - span.centre
-    expected = span.typicality(measured.scores, rows, span.whiten(rows))
+    expected = span.typicality(measured.scores, span.whiten(rows))
     torch.testing.assert_close(measured.left_out, expected.values)
 
 
@@ -287,7 +287,7 @@ def test_a_class_left_out_of_class_means():
     means = functional.normalize(statistics.means[REMAINING].double())
     span = MeansSpan.of_unit_vectors(means)
     rows = functional.normalize(fresh.double()) - span.centre
-    expected = span.typicality(measured.scores, rows, rows)
+    expected = span.typicality(measured.scores, rows)
     torch.testing.assert_close(measured.left_out, expected.values)
 
 

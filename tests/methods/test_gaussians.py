@@ -165,17 +165,17 @@ def test_no_image_is_like_an_unseen_class(few_rows):
     torch.testing.assert_close(values, expected)
 
 
-def test_axes_go_back_as_rows_go_there(few_rows):
+def test_rows_where_the_covariance_is_1(few_rows):
     features, _ = few_rows
     variances = torch.linspace(0.5, 2, 24, dtype=torch.float64)
     root = LowRankRoot.of_rows(features.double(), variances, 10.0)
-    axes = torch.eye(24, dtype=torch.float64)[:, :5]
-    rows = features.double() * 2 - 1
-    torch.testing.assert_close(rows @ root.feature_axes(axes), root.whiten(rows) @ axes)
     covariance = features.double().mT @ features.double() / 10 + variances.diag()
-    white = root.whiten(rows)
-    expected = rows @ covariance.inverse() @ rows.mT
-    torch.testing.assert_close(white @ white.mT, expected)
+    rows = features.double() * 2 - 1
+    white, products = root.whitened_rows(rows)
+    solved = covariance.inverse() @ rows.mT
+    torch.testing.assert_close(white @ white.mT, rows @ solved)
+    torch.testing.assert_close(products.mT, features.double() @ solved)
+    torch.testing.assert_close(white, root.whiten(rows))
 
 
 @pytest.mark.parametrize("classes", [0, 1, 7])
