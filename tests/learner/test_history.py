@@ -19,6 +19,7 @@ from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.picture_strip import PictureStrip, cells_of
+from crumb_avalanche.system.tensor_file import tensor_bytes
 
 CLASSES = 4
 BUDGET = 4_000_000
@@ -257,6 +258,17 @@ def test_an_eighth_of_too_many_lessons_goes_at_once(monkeypatch, lessons, room, 
     monkeypatch.setattr(history, "MOST_LESSONS", 16)
     features = [SimpleNamespace(bytes=1)] * lessons
     assert history._excess(features, room) == excess
+
+
+def test_bytes_for_undo(make_any):
+    learner = make_any(budget_bytes=SMALL_BUDGET)
+    assert learner.undo_bytes == 0
+    teach(learner, [lesson_of(0, 0, 2)])
+    features = learner._state.history.features[0]
+    before = learner._state.history.classifier_before
+    assert learner.undo_bytes == features.bytes + tensor_bytes(before.tensors())
+    teach(learner, [lesson_of(seed, seed % 3, 6) for seed in range(20)])
+    assert learner.undo_bytes <= (4 + 1) * SMALL_BUDGET
 
 
 def test_undo_after_forget(make_any):

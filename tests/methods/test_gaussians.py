@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from crumb_avalanche.learner.evidence import evidence
-from crumb_avalanche.methods.gaussian_solution import LowRankRoot
+from crumb_avalanche.methods.gaussian_solution import LowRankRoot, Span
 from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.loranpac import LoRanPAC
 from crumb_avalanche.methods.lr_rgda import LowRankRda
@@ -176,6 +176,22 @@ def test_rows_where_the_covariance_is_1(few_rows):
     torch.testing.assert_close(white @ white.mT, rows @ solved)
     torch.testing.assert_close(products.mT, features.double() @ solved)
     torch.testing.assert_close(white, root.whiten(rows))
+
+
+@pytest.mark.parametrize("classes", [3, 8, 40])
+def test_span_of_class_means(classes):
+    """Its axes are principal ones, of fewer and of more classes than features."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(classes, 8, generator=generator, dtype=torch.float64)
+    means -= means.mean(0)
+    span = Span.of_means(means)
+    rank = min(8, classes - 1)
+    lengths = torch.linalg.svdvals(means)[:rank]
+    torch.testing.assert_close(span.lengths, lengths)
+    torch.testing.assert_close(span.means.mT @ span.means, lengths.square().diag())
+    torch.testing.assert_close(span.means @ span.axes.mT, means)
+    unit = torch.eye(rank, dtype=torch.float64)
+    torch.testing.assert_close(span.axes.mT @ span.axes, unit)
 
 
 @pytest.mark.parametrize("classes", [0, 1, 7])
