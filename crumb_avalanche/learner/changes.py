@@ -1,12 +1,12 @@
 """What changes in a learner that was taught: names, classes and lessons."""
 
 from benchmarks_toybox_ilab.tables.names import check_name, check_near
-from crumb_avalanche.learner.header import LEAST_STRICT, MOST_STRICT
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.methods.run_header import LearnerError
+from crumb_avalanche.system.setting_ranges import LEAST_STRICT, MOST_STRICT
 
 
 class ChangeableLearner(Predictor):

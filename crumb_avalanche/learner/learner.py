@@ -46,7 +46,6 @@ from crumb_avalanche.methods.run_header import DAMAGED, LearnerError
 from crumb_avalanche.models.backbone_names import default_backbone
 from crumb_avalanche.system.file_metadata import digest_of
 from crumb_avalanche.system.folder_lock import locked_file
-from crumb_avalanche.system.setting_ranges import LEAST_STRICT, MOST_STRICT
 
 LOOKS = shares_of(RECOMMENDED_LOOKS)  # see ``Learner``
 
