@@ -24,7 +24,7 @@ def recorded(tmp_path_factory):
 
 
 def test_a_run_repeats_to_the_last_digit(recorded, tmp_path):
-    process = called("repeat", recorded, "--output", tmp_path)
+    process = called("repeat", recorded, "--processes", "0", "--output", tmp_path)
     assert process.returncode == 0, process.stderr
     header, line = (tmp_path / "repeat.csv").read_text().splitlines()
     assert header.startswith("row,run,recorded,repeated,digits that came back,verdict")
