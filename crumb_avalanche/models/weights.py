@@ -64,7 +64,6 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
         )
     try:
         if path.suffix == ".safetensors":
-            check_hub_name(path)
             return read_tensors(path)[0]
         content = path.read_bytes()
         _check_hub_digits(path, content)
