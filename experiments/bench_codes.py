@@ -145,22 +145,31 @@ def seconds_of_search(
 def rows_of(
     network: str, paths: list[Path], options: argparse.Namespace
 ) -> Iterator[Row]:
-    """Measure all codes of a network; each row as soon as it is there."""
+    """Measure all codes of a network; each row as soon as it is there.
+
+    Two thirds of the photos initialise the codebooks, the others are encoded.
+
+    Args:
+        network: name of the backbone.
+        paths: photos.
+        options: the command line's.
+    """
     weights = dict(option.split("=", 1) for option in options.weights).get(network)
     arguments = dict(name=network, weights=weights, n_classes=8)
     base = split_backbone(codebook=None, **arguments)
     maps = maps_of(base, Photos(paths, base))
-    fitted = Maps(maps[: len(maps) * 2 // 3])
-    held_out = Maps(maps[len(fitted) :])
+    initial = Maps(maps[: len(maps) * 2 // 3])
+    held_out = Maps(maps[len(initial) :])
     paper_seconds = 0.0
     for name, settings in CODES.items():
-        made_of = dict(settings)
-        init = made_of.pop("init")
+        codebook_settings = dict(settings)
+        init = codebook_settings.pop("init")
         model = split_backbone(codebook=True, **arguments)
         length = options.codebook_dim or model.codebook.codebook_dim
-        codebook = Codebook(256, length, **made_of).for_channels(maps.shape[1])
+        codebook = Codebook(256, length, **codebook_settings)
+        codebook = codebook.for_channels(maps.shape[1])
         model.codebook = codebook
-        calibrate(model, fitted, init, measured_images=len(fitted))
+        calibrate(model, initial, init, measured_images=len(initial))
         error = measure_codes(model, held_out, most=len(held_out))
         seconds = seconds_of_search(model, held_out.maps[:TIMED], options)
         if name == "paper":

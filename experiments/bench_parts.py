@@ -109,28 +109,40 @@ def timed_reading(stopwatch: Any, clock: Clock) -> Iterator[None]:
 
 
 def milliseconds(settings: RunSettings, clock: Clock) -> dict[str, float]:
-    """Milliseconds of the parts of a stream image, of the fastest later experience."""
+    """Milliseconds of the parts of a stream image, of the fastest later experience.
+
+    Args:
+        settings: of the run.
+        clock: seconds.
+    """
     fastest: dict[str, float] = {}
     with Session.build(RunPlan.of(settings)) as session:
-        stopwatch = session.model.stopwatch
         stream = session.stream.benchmark.train_stream
-        with timed_reading(stopwatch, clock):
+        with timed_reading(session.model.stopwatch, clock):
             for number, experience in enumerate(stream):
-                before = dict(stopwatch.seconds)
-                start = clock()
-                session.strategy.train(experience, eval_streams=[])
-                total = clock() - start
+                times = _milliseconds_of_experience(session, experience, clock)
                 if number == 0 and len(stream) > 1:
                     continue  # there is no replay yet
-                parts = {}
-                for name, seconds in stopwatch.seconds.items():
-                    parts[NAMES.get(name, name)] = seconds - before.get(name, 0)
-                parts["rest"] = total - sum(parts.values())
-                images = len(experience.dataset)
-                times = {part: 1000 * parts.get(part, 0.0) / images for part in PARTS}
                 if not fastest or sum(times.values()) < sum(fastest.values()):
                     fastest = times
     return fastest
+
+
+def _milliseconds_of_experience(
+    session: Session, experience: Any, clock: Clock
+) -> dict[str, float]:
+    """Train on an experience; return milliseconds of an image, by `PARTS`."""
+    stopwatch = session.model.stopwatch
+    before = dict(stopwatch.seconds)
+    start = clock()
+    session.strategy.train(experience, eval_streams=[])
+    total = clock() - start
+    seconds = {}
+    for name, seconds_now in stopwatch.seconds.items():
+        seconds[NAMES.get(name, name)] = seconds_now - before.get(name, 0)
+    seconds["rest"] = total - sum(seconds.values())
+    n_images = len(experience.dataset)
+    return {name: 1000 * seconds.get(name, 0.0) / n_images for name in PARTS}
 
 
 def settings_of(preset: str, root: Path, options: argparse.Namespace) -> RunSettings:

@@ -374,15 +374,18 @@ def report_step(images: Tensor, options: argparse.Namespace) -> None:
         "step_over_bare": statistics.median(ratios),
         "step_speedup": plain / step,
     }
-    searched = [f"{1e3 * value:.1f} ms {name}" for name, value in seconds.items()]
     step_seconds = {"plain": plain, "ours": step, "bare": bare}
-    stepped = [f"{1e3 * value:.1f} ms {name}" for name, value in step_seconds.items()]
     lines = [
-        "search: " + ", ".join(searched),
-        "stream step: " + ", ".join(stepped),
+        f"search: {_milliseconds_text(seconds)}",
+        f"stream step: {_milliseconds_text(step_seconds)}",
         f"images/s: {BATCH / plain:.1f} plain, {BATCH / step:.1f} ours",
     ]
     report(options, figures, lines)
+
+
+def _milliseconds_text(seconds: dict[str, float]) -> str:
+    """Times by name, as text for people."""
+    return ", ".join(f"{1e3 * value:.1f} ms {name}" for name, value in seconds.items())
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from support.common_options import (
 )
 from support.findings import Cell, Finding, Run
 from support.pictures import bars
-from support.rebuilt_run import rebuilt
+from support.rebuilt_run import rebuild
 from support.recorded_runs import write_recorded
 from support.shape_bias import (
     PAPER_SIGN,
@@ -74,6 +74,7 @@ HEADER = [
     "as in S4, filtered",
     "as in S4, filtered, Holm",
 ]
+CELLS_OVER_RUNS = 8  # columns of the header from "advantage" to "runs"
 
 
 @dataclass(frozen=True)
@@ -108,10 +109,10 @@ def bars_of(condition: str, runs: Sequence[RunDrops]) -> list[Bar]:
     return bars
 
 
-def streamed(
+def drops_on_stream(
     options: CommonOptions, findings: Mapping[str, Finding], style_root: Path | None
 ) -> list[RunDrops]:
-    """The drops of each pair of finished runs on a benchmark.
+    """The relative drops of each pair of finished runs on a benchmark.
 
     Args:
         options: of the command line.
@@ -149,7 +150,7 @@ def _drops_of_run(
     """The drops of a finished run by perturbation."""
     cell = finding.cell
     settings = options.settings(cell.benchmark, **cell.settings, run=number)
-    network = rebuilt(replace(settings, output=str(cell.folder / f"run{number}")))
+    network = rebuild(replace(settings, output=str(cell.folder / f"run{number}")))
     style = None
     if style_root is not None:
         style = StyleImages(style_root, network.table.classes)
@@ -178,10 +179,10 @@ def pretrained_network(file: str) -> SplitModel:
     return model
 
 
-def pretrained(
+def drops_after_pretraining(
     crumb: str, control: str, test_root: str, style_root: Path | None
 ) -> RunDrops:
-    """The drops of two pretrained networks on test images.
+    """The relative drops of two pretrained networks on test images.
 
     Args:
         crumb: file of CRUMB's network.
@@ -253,7 +254,7 @@ class CorrectedBar:
         """Cells of the test over runs."""
         advantage = self.bar.all_runs
         if advantage is None:
-            return [""] * 8
+            return [""] * CELLS_OVER_RUNS
         return [
             f"{advantage.mean:+.4f}",
             number(advantage.error, ".4f"),
@@ -370,7 +371,7 @@ def main() -> int:
         )
     bars: list[Bar] = []
     if has_pretraining:
-        pair = pretrained(
+        pair = drops_after_pretraining(
             chosen.pretrained, chosen.control_pretrained, chosen.test_root, style_root
         )
         bars += bars_of("pretraining", [pair])
@@ -384,7 +385,7 @@ def main() -> int:
         failed |= failures
         listed += findings
         by_row = {finding.cell.row: finding for finding in findings}
-        runs = streamed(options, by_row, style_root)
+        runs = drops_on_stream(options, by_row, style_root)
         bars += bars_of(f"{benchmark}, {protocol.replace('_', '-')}", runs)
     name = f"fig{chosen.figure}"
     print(f"\nFigure {chosen.figure}, relative accuracy advantage of CRUMB", end="")

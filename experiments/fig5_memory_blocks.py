@@ -24,7 +24,7 @@ from PIL.Image import Image
 from scipy import stats
 from support.common_options import PROTOCOLS, common_options, parser_for, run_script
 from support.findings import Cell
-from support.rebuilt_run import RebuiltRun, rebuilt
+from support.rebuilt_run import RebuiltRun, rebuild
 from support.recorded_runs import write_recorded
 from support.sweep import exit_code
 from support.tables import recorded_runs_of
@@ -284,7 +284,7 @@ def main() -> int:
     if failed:
         return exit_code(failed)
     output = str(folder / f"run{number}")
-    run = rebuilt(options.settings(benchmark, **settings, run=number, output=output))
+    run = rebuild(options.settings(benchmark, **settings, run=number, output=output))
     before = usage_of(run.before, run.batches())
     after = usage_of(run.after, run.batches())
     header = ["use of memory blocks by the test images", "before", "after"]

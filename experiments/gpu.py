@@ -114,7 +114,7 @@ def tests() -> list[Figure]:
     """Do the tests that need a GPU."""
     command = [sys.executable, "-m", "pytest", "-m", "cuda", "-n", "0", "-q"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, str(ROOT / "tests")],
             capture_output=True,
             text=True,
@@ -123,9 +123,12 @@ def tests() -> list[Figure]:
         )
     except subprocess.TimeoutExpired:
         return [Figure("tests", "result", f"not done in {TESTS_SECONDS} s", "")]
-    print(done.stdout[-4000:])
-    lines = done.stdout.strip().splitlines()
-    return [Figure("tests", "result", lines[-1] if lines else done.stderr[-200:], "")]
+    print(process.stdout[-4000:])
+    result = process.stderr[-200:]
+    lines = process.stdout.strip().splitlines()
+    if lines:
+        result = lines[-1]
+    return [Figure("tests", "result", result, "")]
 
 
 def model_of(
@@ -161,21 +164,21 @@ def step(device: torch.device, sizes: Sizes) -> list[Figure]:
         strategy.train(next(experiences), eval_streams=[])
 
     learn()
-    learned = seconds_on(device, learn, sizes.repeats) / sizes.batches
+    step_seconds = seconds_on(device, learn, sizes.repeats) / sizes.batches
     replayed = torch.rand(sizes.batch, *model.map_shape, device=device)
     batch = images[: sizes.batch].to(device)
     model.train()
     bare = partial(_networks_alone, model, batch, replayed)
-    alone = seconds_on(device, bare, sizes.repeats)
+    bare_seconds = seconds_on(device, bare, sizes.repeats)
     waits = waits_of(profiled(device, learn))
     figures = [
-        Figure("step", "a step of CRUMB", 1e3 * learned, "ms"),
-        Figure("step", "its networks alone", 1e3 * alone, "ms"),
-        Figure("step", "step over bare", learned / alone, "times"),
+        Figure("step", "a step of CRUMB", 1e3 * step_seconds, "ms"),
+        Figure("step", "its networks alone", 1e3 * bare_seconds, "ms"),
+        Figure("step", "step over bare", step_seconds / bare_seconds, "times"),
     ]
     for name in WAITS:
-        by_step = waits[name] / sizes.batches
-        figures.append(Figure("step", name, by_step, "waits a step"))
+        waits_a_step = waits[name] / sizes.batches
+        figures.append(Figure("step", name, waits_a_step, "waits a step"))
     return figures
 
 

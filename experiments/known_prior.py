@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from named_unknown import Objects, Trial, rows_of_objects
-from open_set import photos
+from open_set import photo_table
 from scipy.optimize import minimize
 from support.common_options import run_script
 from support.open_set import add_network_options, features_of, learner_of
@@ -84,7 +84,7 @@ def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects
         groceries = of_photos("grocery", tables=tables)
         yield groceries.every_second(0, "grocery, development")
     if chosen.cifar100:
-        table = photos(chosen.cifar100 / "train")
+        table = photo_table(chosen.cifar100 / "train")
         rows_of = [table.rows("train", name)[:OF_CLASS] for name in table.classes]
         unused_rows = np.setdiff1d(np.arange(len(table)), np.concatenate(rows_of))
         yield of_photos("cifar100", tables=[table.without(unused_rows.tolist())])

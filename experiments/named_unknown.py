@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from matplotlib.figure import Figure
-from open_set import photos
+from open_set import photo_table
 from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
     add_network_options,
@@ -37,7 +37,7 @@ from support.open_set import (
     features_of,
     learner_of,
     right,
-    taught,
+    teach_copy,
 )
 from support.pictures import curves
 
@@ -200,7 +200,7 @@ def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects
     for name in ("cifar100", "tiny_imagenet"):
         root = getattr(chosen, name)
         if root:
-            yield of_photos(name, tables=[photos(root / "train")])
+            yield of_photos(name, tables=[photo_table(root / "train")])
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ class Trial:
         lessons = (
             (names.index(name), stream.features[rows]) for name, rows in self.lessons
         )
-        return taught(empty, names, lessons)
+        return teach_copy(empty, names, lessons)
 
 
 def _classes(

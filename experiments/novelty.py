@@ -28,7 +28,7 @@ from support.open_set import (
     features_of,
     learner_of,
     right,
-    taught,
+    teach_copy,
 )
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
@@ -95,7 +95,7 @@ def teach(classifier: Classifier, order: Order, classes: Sequence) -> Classifier
     frames = order.frames
     clips = chain.from_iterable(map(frames.clips, classes))
     lessons = ((frames.labels[clip[0]], order.features[clip]) for clip in clips)
-    return taught(classifier, frames.classes, lessons)
+    return teach_copy(classifier, frames.classes, lessons)
 
 
 def measured(empty: Classifier, order: Order, every: int) -> Iterator[Stage]:

@@ -48,7 +48,7 @@ from support.open_set import (
     learner_of,
     run_stream,
     share_below_zero,
-    taught,
+    teach_copy,
 )
 from support.pictures import bars
 from support.scenes import SIDE, Scenes, cut_outs, half_of
@@ -79,6 +79,8 @@ PLOTTED = {
     "known_rejected": "known images rejected",
     "auroc": "AUROC, unknown",
 }
+MANY_RUNS = 10  # from which on all such sets are run
+TAUGHT_COUNTS = (1, 2, 4, 8)  # classes taught where the usual threshold is measured
 REJECTED = 0.06  # of the taught objects by the usual threshold
 MOST_SETS = 28  # of classes left out, all of which are run
 # Streams of photos: classes, and training and test images of each.
@@ -105,7 +107,7 @@ class Run:
     measured: Measured
 
 
-def photos(root: Path) -> FrameTable:
+def photo_table(root: Path) -> FrameTable:
     """The table of 50 classes of a folder of class folders.
 
     Each class has 80 training and 20 test images.
@@ -150,7 +152,7 @@ def streams_of(chosen: argparse.Namespace) -> list[Stream]:
     for name in DEVELOPMENT:
         root = getattr(chosen, name)
         if root:
-            table = photos(Path(root) / "train")
+            table = photo_table(Path(root) / "train")
             streams.append(Stream(name, partial(redrawn, table), left_out=10))
     if chosen.eth80:
         tables = partial(get_benchmark("eth80").table, chosen.eth80)
@@ -169,13 +171,18 @@ def streams_of(chosen: argparse.Namespace) -> list[Stream]:
 def left_out_sets(stream: Stream, classes: int, runs: int) -> list[tuple[int, ...]]:
     """The classes that the open runs leave out.
 
-    All combinations if there are at most 28 and ten runs; else one is drawn for each
-    run.
+    All combinations if there are at most `MOST_SETS`, and `MANY_RUNS` runs; else one is
+    drawn for each run.
+
+    Args:
+        stream: says how many classes are left out.
+        classes: number of its classes.
+        runs: number of runs.
     """
     combinations = itertools.combinations(range(classes), stream.left_out)
-    first = list(itertools.islice(combinations, MOST_SETS + 1))
-    if len(first) <= MOST_SETS and runs >= 10:
-        return first
+    first_sets = list(itertools.islice(combinations, MOST_SETS + 1))
+    if len(first_sets) <= MOST_SETS and runs >= MANY_RUNS:
+        return first_sets
     sets = []
     for run in range(runs):
         drawn = np.random.default_rng(run).permutation(classes)[: stream.left_out]
@@ -314,7 +321,7 @@ class SceneFeatures:
         for label in classes:
             mask = self.of_use("taught") & (self.labels == label)
             lessons.append((label, self.features[mask]))
-        return taught(learner._classifier, names, lessons)
+        return teach_copy(learner._classifier, names, lessons)
 
 
 def scenes_of(
@@ -403,12 +410,11 @@ def scene_rows(
                     known_shares[use].append(1 - share_below_zero(values))
                     areas[use].append(auroc(result["known"], values))
             for use in (*SCENES, "known, shown"):
-                figures = [
-                    f"{mean_of(known_shares[use]):.5f}",
-                    f"{mean_of(areas[use]):.5f}",
-                ]
-                rows.append([chosen.backbone, method, split, use, *figures])
-                print(*rows[-1], file=sys.stderr)
+                share = f"{mean_of(known_shares[use]):.5f}"
+                area = f"{mean_of(areas[use]):.5f}"
+                row = [chosen.backbone, method, split, use, share, area]
+                print(*row, file=sys.stderr)
+                rows.append(row)
     return rows
 
 
@@ -417,17 +423,17 @@ def mean_of(values: Sequence[float]) -> float:
     return float(np.mean(values)) if values else float("nan")
 
 
-def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
-    """Print the usual threshold of a backbone, a sum of distance and cosine.
+def print_thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
+    """Measure the usual threshold of a backbone, a sum of distance and cosine.
 
-    It is measured by number of classes; the last line has the mean.
+    Images of taught classes are below it with the share `REJECTED`. A line is printed
+    for each number of classes taught; the last one has the mean.
     """
-    counts = (1, 2, 4, 8)
     known: dict[int, list[torch.Tensor]] = defaultdict(list)
     empty: dict[int, list[torch.Tensor]] = defaultdict(list)
-    for scenes in scenes_of(learner, chosen, True):
-        for count in counts:
-            for start in range(0, 8, count):
+    for scenes in scenes_of(learner, chosen, development=True):
+        for count in TAUGHT_COUNTS:
+            for start in range(0, max(TAUGHT_COUNTS), count):
                 classes = range(start, start + count)
                 classifier = scenes.taught(learner, classes)
                 of_classes = np.isin(scenes.labels, classes)
@@ -435,16 +441,16 @@ def thresholds(learner: Learner, chosen: argparse.Namespace) -> None:
                 is_empty = scenes.of_use("empty")
                 known[count].append(typicality(classifier, scenes.features[is_known]))
                 empty[count].append(typicality(classifier, scenes.features[is_empty]))
-    usual = []
-    for count in counts:
+    thresholds = []
+    for count in TAUGHT_COUNTS:
         threshold = float(torch.cat(known[count]).quantile(REJECTED))
         accepted = (torch.cat(empty[count]) >= threshold).double().mean()
         print(
             f"{count} classes: {threshold:.3f}, accepts {accepted:.3f} of the empty "
             "photos"
         )
-        usual.append(threshold)
-    print(f"{chosen.backbone}: {np.mean(usual):.3f}")
+        thresholds.append(threshold)
+    print(f"{chosen.backbone}: {np.mean(thresholds):.3f}")
 
 
 def typicality(classifier: Classifier, features: torch.Tensor) -> torch.Tensor:
@@ -572,7 +578,7 @@ def main() -> None:
         streams = streams_of(chosen)
     learners = {method: learner_of(chosen, method) for method in chosen.methods}
     if chosen.thresholds:
-        thresholds(learners[chosen.methods[0]], chosen)
+        print_thresholds(learners[chosen.methods[0]], chosen)
         return
     output = Path(chosen.output)
     if chosen.photos:

@@ -144,7 +144,8 @@ def settings_of(
         feature_cache: folder for the cached F(x), if any.
 
     Raises:
-        ValueError: a file of the run is not among those given.
+        ValueError: a file of the run is not among those given, or `crumb run` does not
+            have one of its settings any more.
     """
     values: dict[str, object] = {}
     method: dict[str, object] = {}

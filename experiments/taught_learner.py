@@ -34,7 +34,7 @@ from support.common_options import (
     run_script,
 )
 from support.findings import Cell, Finding, finals_of, splits_of
-from support.open_set import features_of, right, taught
+from support.open_set import features_of, right, teach_copy
 from support.sweep import exit_code
 from support.tables import each_text, interval_text, write_table
 from torch import Tensor
@@ -81,7 +81,7 @@ class Taught:
         """A classifier that was taught the clips of these rows, lesson by lesson."""
         clips = chain.from_iterable(map(frames.clips, lessons))
         pairs = ((frames.labels[clip[0]], self.features[clip]) for clip in clips)
-        return taught(self.empty, frames.classes, pairs)
+        return teach_copy(self.empty, frames.classes, pairs)
 
 
 def halves(frames: FrameTable, rows: Iterable[int]) -> tuple[list[int], list[int]]:

@@ -155,7 +155,7 @@ def _lessons_of_class(
     return [(label, rows) for rows in groups]
 
 
-def taught(
+def teach_copy(
     empty: Classifier, names: Sequence[str], lessons: Iterable[tuple[int, Tensor]]
 ) -> Classifier:
     """Teach a copy of a classifier, which is asked before each lesson.
@@ -209,7 +209,7 @@ def run_stream(
     lessons = []
     for label, rows in lessons_of(table, taught_labels, seed):
         lessons.append((label, features[rows]))
-    classifier = taught(empty, table.classes, lessons)
+    classifier = teach_copy(empty, table.classes, lessons)
     test_rows = table.rows("test")
     is_known = np.isin(table.labels[test_rows], taught_labels)
     known_rows = test_rows[is_known]

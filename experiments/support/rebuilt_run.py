@@ -41,7 +41,7 @@ class RebuiltRun:
                 yield torch.stack([dataset[index][0] for index in indices])
 
 
-def rebuilt(settings: RunSettings) -> RebuiltRun:
+def rebuild(settings: RunSettings) -> RebuiltRun:
     """Build a finished run's models again.
 
     The first is made from the settings, the last is read from the learner file.

@@ -227,7 +227,7 @@ def read_through(dataset: Any, cache: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Streamed:
+class TimedTraining:
     """Learners that were trained in turns.
 
     Attributes:
@@ -239,10 +239,17 @@ class Streamed:
     memories: int
 
 
-def streamed(
+def train_in_turns(
     learners: Mapping[str, Any], experiences: Sequence[Any], cache: Any, workers: int
-) -> Streamed:
-    """Train all learners in turns, experience by experience."""
+) -> TimedTraining:
+    """Train all learners in turns, experience by experience, and time them.
+
+    Args:
+        learners: strategies by name.
+        experiences: of the stream.
+        cache: of the maps of its images; None without one.
+        workers: processes that load images.
+    """
     seconds: dict[str, list[float]] = defaultdict(list)
     memories = 0
     for number, experience in enumerate(experiences, start=1):
@@ -257,7 +264,7 @@ def streamed(
             position = f"experience {number}/{len(experiences)}"
             print(f"{position}, {name}: {elapsed:.1f} s", flush=True)
         memories = memories or len(learners[SINGLE].storage_policy)
-    return Streamed(seconds, memories)
+    return TimedTraining(seconds, memories)
 
 
 def write_maps(path: Path, model: Any, dataset: Any) -> tuple[int, ...]:
@@ -362,10 +369,14 @@ def first_images(dataset: Any, count: int) -> Any:
 
 
 def measure(settings: RunSettings, part: Part) -> None:
-    """Measure a run.
+    """Measure seconds and bytes of a run of CRUMB and of REMIND.
 
     Prints the ratios, and writes seconds, bytes and ratios to `cost_of_replay.csv` in
     the folder of the run.
+
+    Args:
+        settings: of the run.
+        part: of the run that is measured.
     """
     from crumb_avalanche.methods.registry import get_strategy
     from crumb_avalanche.runs.plan import RunPlan
@@ -385,17 +396,17 @@ def measure(settings: RunSettings, part: Part) -> None:
     sessions = sessions_of(settings, stream)
     cache = sessions[CRUMB].cache
     learners = {name: session.strategy for name, session in sessions.items()}
-    trained = streamed(learners, experiences, cache, plan.workers)
+    training = train_in_turns(learners, experiences, cache, plan.workers)
     replays = get_strategy("remind").settings().replays
-    if trained.memories < 2 * replays:
+    if training.memories < 2 * replays:
         print(
-            f"note: REMIND began with {trained.memories} memories, too few for "
+            f"note: REMIND began with {training.memories} memories, too few for "
             f"{replays} mixtures: it costs more"
         )
     images = sum(len(experience.dataset) for experience in experiences[1:])
     seconds_per_image = {}
     seconds_whole_run = {}
-    for name, seconds in trained.seconds.items():
+    for name, seconds in training.seconds.items():
         seconds_per_image[name] = sum(seconds[1:]) / images
         seconds_whole_run[name] = sessions[name].calibration_seconds + sum(seconds)
     costs = Costs(

@@ -14,7 +14,7 @@ from called_script import called
 from fig4_shape_bias import bars_of, lines_of, picture, pretrained_network
 from fig5_memory_blocks import Usage, summary, usage_of
 from PIL import Image
-from support.rebuilt_run import rebuilt
+from support.rebuilt_run import rebuild
 from support.shape_bias import (
     PLAIN,
     RunDrops,
@@ -258,7 +258,7 @@ def test_summary():
 def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
     result, _ = ran(tmp_path)
     settings = RunSettings(**yaml.safe_load((tmp_path / "config.yaml").read_text()))
-    run = rebuilt(settings)
+    run = rebuild(settings)
     answers = logits_of(run.after, run.batches())[PLAIN].argmax(1)
     accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
     assert accuracy == pytest.approx(result["final_accuracy"])
@@ -267,7 +267,7 @@ def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
         ValueError,
         match=r"has no learner.safetensors; run it again with --keep-learner",
     ):
-        rebuilt(settings)
+        rebuild(settings)
 
 
 def test_batches_are_the_same_in_every_call_and_hold_each_image_once():

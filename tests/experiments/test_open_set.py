@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from novelty import Order, measured
-from open_set import SCENES, familiarities, left_out_sets, scenes_of, thresholds
+from open_set import SCENES, familiarities, left_out_sets, print_thresholds, scenes_of
 from PIL import Image, ImageDraw
 from scenes import learned_in_a_run, measure, summary
 from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
@@ -179,7 +179,7 @@ def test_scenes(make, tmp_path, monkeypatch, capsys):
         and len(scores["known"]) == 16
     )
     assert (scores["own scene, shown"] >= 0).sum() <= (scores["own scene"] >= 0).sum()
-    thresholds(learner, chosen)
+    print_thresholds(learner, chosen)
     assert re.search(
         r"8 classes: .*\nsmall_cnn: -?[01]\.\d{3}$", capsys.readouterr().out.strip()
     )
