@@ -12,7 +12,12 @@ import torch
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.nothing import NOTHING
-from crumb_avalanche.learner.shards import LessonSource, Shard, ShardedLesson, _key
+from crumb_avalanche.learner.shards import (
+    LessonSource,
+    Shard,
+    ShardedLesson,
+    _lesson_key,
+)
 from crumb_avalanche.runs.engines import do_all
 from crumb_avalanche.runs.local_engines import Processes
 from crumb_avalanche.runs.work import WorkUnit
@@ -144,9 +149,9 @@ def test_what_decides_features_names_their_shards(make, clips):
         {"source": LessonSource.of(clips, None, "skip")},
         {"runtime": "onnxruntime 1.20"},
     ]
-    names = [_key(**{**given, **change}) for change in changes]
+    names = [_lesson_key(**{**given, **change}) for change in changes]
     assert len(set(names)) == len(changes)
-    assert _key(**given) == names[0]
+    assert _lesson_key(**given) == names[0]
 
 
 def test_a_damaged_shard_is_named(make, clips, tmp_path):
