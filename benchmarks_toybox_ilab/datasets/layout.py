@@ -94,7 +94,8 @@ class Layout:
         """Return the folder of the data set, or None if it is not there.
 
         It is the root or a folder below it that has any of `self.folders`, such as
-        `train` and `test`.
+        `train` and `test`. With `self.inside` it may also be the root that is itself
+        one of these folders, whether or not every one is asked for.
 
         Args:
             root: The folder that a user gave.

@@ -33,7 +33,7 @@ CURES = {
 }
 
 
-def cured(error: OSError) -> str | None:
+def disk_advice(error: OSError) -> str | None:
     """Return a message for an error of a disk: path, reason, and what a user can do.
 
     ``None`` for an error of another kind, such as that of a connection.

@@ -84,7 +84,7 @@ def _light_of_signals(transfer: int) -> np.ndarray:
     and IEC 61966-2-1 (sRGB).
     """
     signal = np.linspace(0, 1, 1 << 16)
-    if transfer == _PQ:  # the constants m2, c1, c3, c2 and m1 of the standard
+    if transfer == _PQ:  # with the constants m2, c1, c2, c3, m1
         root = signal ** (32 / 2523)
         ratio = np.maximum(root - 3424 / 4096, 0) / ((2413 - 2392 * root) / 128)
         light = 10_000 / WHITE * ratio ** (8192 / 1305)

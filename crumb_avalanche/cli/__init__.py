@@ -12,7 +12,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from benchmarks_toybox_ilab.tables.disk_errors import cured
+from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from benchmarks_toybox_ilab.tables.text import ListedError, printable, safe_output
 from crumb_avalanche.system.process import limit_openmp_spin
 
@@ -220,7 +220,7 @@ def words_for(error: Exception) -> str | None:
         _, _, message = last_line.partition(": ")
         return message
     if isinstance(error, OSError):
-        cure = cured(error)
+        cure = disk_advice(error)
         if cure is not None:
             return cure
     # The system's own has a number.

@@ -125,8 +125,8 @@ def _opening_arguments(device: str | int) -> tuple[str, dict[str, Any]]:
 def _sampled_frames(name: str, frames: TimedFrames, fps: float) -> Frames:
     """Yield `fps` frames of a camera a second, as pairs of path and image.
 
-    Each second is divided into `fps` steps, and the first frame of each step is taken,
-    so that late frames are taken once.
+    Each second is divided into `fps` steps, and the first frame of each step is taken.
+    A step without a frame, because the camera was late, is left out.
 
     Args:
         name: of the camera, with which paths begin.

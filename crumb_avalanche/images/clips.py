@@ -211,16 +211,16 @@ def clips_with_distinct_labels(
 
 
 def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
-    """Return the only class folder, and the folders in it that could be the classes.
+    """Return the only class folder, and the names of the folders in it.
 
-    A user who has put all classes into one folder is asked about them. ``None`` if
-    there are several class folders or none, or less than two folders in the only one,
-    or photos beside them.
+    They could be the classes: a user who has put all classes into one folder is asked
+    about them. ``None`` if there are several class folders or none, or less than two
+    folders in the only one, or photos beside them, or a name that no class may have.
     """
-    classes = class_folders(source)
-    if len(classes) != 1:
+    class_by_folder = class_folders(source)
+    if len(class_by_folder) != 1:
         return None
-    (folder,) = classes
+    (folder,) = class_by_folder
     try:
         names = list(class_folders(folder).values())
     except ValueError:  # a name that no class may have

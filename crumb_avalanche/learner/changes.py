@@ -56,10 +56,10 @@ class ChangeableLearner(Predictor):
         return state
 
     def set_strict(self, strict: float) -> None:
-        """Name a class from another confidence on.
+        """Set the threshold: the confidence from which on a class is named.
 
         Args:
-            strict: the confidence; see the class.
+            strict: the threshold; images below it are answered as unknown.
 
         Raises:
             ValueError: it is not from 0.01 to 0.99.

@@ -66,8 +66,8 @@ class Classifier:
         features: what it computes of images.
         length: number of these features.
         budget_bytes: most bytes of the statistics.
-        kept: number of the last features, which stay if the budget becomes too small
-            for the others; default all.
+        head_length: number of the last features, which stay if the budget becomes too
+            small for the others; default all.
         looks: the parts of an image that features are computed of, as long as they are
             needed. Each of their views is learned; the scores of the views are added.
         backbone: name of the network, for what is known of its confidence; without
@@ -92,7 +92,7 @@ class Classifier:
         features: FeatureMoments,
         length: int,
         budget_bytes: int,
-        kept: int | None = None,
+        head_length: int | None = None,
         looks: Looks = WHOLE,
         backbone: str = "",
     ):
@@ -101,11 +101,13 @@ class Classifier:
         self.method = method
         self.features = features
         self.budget_bytes = budget_bytes
-        self.kept = length if kept is None else kept
+        self.head_length = length if head_length is None else head_length
         self.looks = looks
         self.backbone = backbone
         self.strict = STRICT
-        self.statistics: ClosedForm = form.for_budget(length, budget_bytes, self.kept)
+        self.statistics: ClosedForm = form.for_budget(
+            length, budget_bytes, self.head_length
+        )
         self.names: list[str | None] = []
         self.images: list[int] = []
         self.clips: list[int] = []
@@ -218,7 +220,7 @@ class Classifier:
     def _make_room(self, classes: int) -> str:
         """Fit so many classes into the budget; return what is given up for it."""
         before = self.length
-        note = self.statistics.make_room(classes, self.budget_bytes, self.kept)
+        note = self.statistics.make_room(classes, self.budget_bytes, self.head_length)
         if self.length < before:
             self._start_confidence()
         return note
@@ -636,10 +638,10 @@ class Classifier:
             StateError: it is of other features, or of other statistics.
         """
         length = state["statistics"]["settings"]["length"]
-        if length not in (self.length, self.kept):
+        if length not in (self.length, self.head_length):
             raise StateError(
                 f"the state has {length} features, but the learner {self.length} or "
-                f"{self.kept}; give one of the same features"
+                f"{self.head_length}; give one of the same features"
             )
         self.names = list(state["names"])
         self.statistics = type(self.statistics).from_state(state["statistics"])

@@ -541,7 +541,7 @@ class Learner(ChangeableLearner):
                 state["features"],
                 state["looks"],
             )
-        if state["head_length"] != self._classifier.kept:
+        if state["head_length"] != self._classifier.head_length:
             raise ValueError("head_length is not that of the network")
         lessons = [
             Lesson.of_state(lesson, picture)
@@ -556,7 +556,7 @@ class Learner(ChangeableLearner):
             features=FeatureMoments(**state["features"]),
             length=state["statistics"]["settings"]["length"],
             budget_bytes=state["budget_bytes"],
-            kept=state["head_length"],
+            head_length=state["head_length"],
             looks=Looks(tuple(state["looks"])),
             backbone=network.backbone,
         )

@@ -174,7 +174,7 @@ class State:
             "method": classifier.method,
             "budget_bytes": classifier.budget_bytes,
             "features": dict(vars(classifier.features)),
-            "head_length": classifier.kept,
+            "head_length": classifier.head_length,
             "looks": list(classifier.looks.shares),
             "strict": classifier.strict,
             "rates": classifier.rates and classifier.rates._asdict(),

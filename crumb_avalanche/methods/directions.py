@@ -214,13 +214,14 @@ class ClassDirections:
         """
         sizes = self.counts.tolist()  # directions that each class still has
         surplus = [0] * len(sizes)
-        n_too_many = len(self) - total
+        n_too_many = len(self) - total  # of all classes together
         while n_too_many:
             largest_size = max(sizes)
             largest_classes = [
                 label for label, size in enumerate(sizes) if size == largest_size
             ]
-            # By the energy of the direction that each would give up next.
+            # By the energy of the direction that each would give up next: a class
+            # lists its directions from the weakest on.
             largest_classes.sort(
                 key=lambda label: self._energies[label][surplus[label]]
             )

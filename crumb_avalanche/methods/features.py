@@ -144,9 +144,12 @@ class FeatureMoments(InRange):
             if is_averaged:
                 moments.append(layer)
                 continue
-            is_map = self.maps and index == 0  # else the head's input
-            deviates = self.deviations and (is_map or not no_deviation)
-            moments += self._layer_moments(layer, is_map, deviates, tiny)
+            # With ``maps`` the feature map is first; the head's input is last.
+            is_map = self.maps and index == 0
+            has_deviations = self.deviations
+            if no_deviation and not is_map:
+                has_deviations = False
+            moments += self._layer_moments(layer, is_map, has_deviations, tiny)
         if self.power != 1:
             moments = [self._to_power(features, tiny) for features in moments]
         if self.equal_lengths:

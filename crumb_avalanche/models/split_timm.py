@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks_toybox_ilab.tables.disk_errors import cured
+from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from crumb_avalanche.models.backbone_names import (
     PREFIX,
     config_of,
@@ -135,7 +135,7 @@ def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
             network = create_model(timm_name, dynamic_img_size=False, **arguments)
             network.load_state_dict(state)
     except (OSError, RuntimeError, ValueError, AssertionError, TypeError) as error:
-        if isinstance(error, OSError) and cured(error):
+        if isinstance(error, OSError) and disk_advice(error):
             raise
         raise _timm_error(error, name, weights, image_size) from error
     if isinstance(network.get_classifier(), nn.Identity):  # trained without labels

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks_toybox_ilab.tables.disk_errors import cured
+from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from crumb_avalanche.models.backbone_names import (
     PACKAGE,
     package_of_weights,
@@ -273,7 +273,7 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
     try:
         return weights.get_state_dict(check_hash=True, weights_only=True)
     except (OSError, HTTPException, RuntimeError, EOFError, UnpicklingError) as error:
-        if isinstance(error, OSError) and cured(error):
+        if isinstance(error, OSError) and disk_advice(error):
             raise
         raise WeightsError(
             f"torchvision's weights of {name} cannot be fetched from {weights.url} "

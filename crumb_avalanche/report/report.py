@@ -12,7 +12,7 @@ from textwrap import fill
 from markupsafe import Markup
 
 from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
-from benchmarks_toybox_ilab.tables.disk_errors import cured
+from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from benchmarks_toybox_ilab.tables.text import ListedError
 from crumb_avalanche.report import group_tables, pictures
 from crumb_avalanche.report.page import MARK, Matrix, Table, render
@@ -105,8 +105,9 @@ def main(settings: ReportSettings) -> None:
     else:
         print_comparison(groups, summary)
     print(f"\nwritten to {output}:\n{', '.join(FILES)}")
-    for line in usage_of(runs[0].folder, runs[0].settings["strategy"]):
-        print(line)
+    first_run = runs[0]
+    for command in usage_of(first_run.folder, first_run.settings["strategy"]):
+        print(command)
     if run_folders.unfinished:
         folders = ", ".join(map(str, run_folders.unfinished))
         print(f"unfinished and left out, without {RESULT}: {folders}")
@@ -172,7 +173,7 @@ def _write_files(output: Path, contents: dict[str, bytes]) -> None:
     except OSError as error:
         if error.filename is None:
             error.filename = str(output)
-        reason = cured(error) or f"{output}: {error}"
+        reason = disk_advice(error) or f"{output}: {error}"
         raise ValueError(
             f"the report cannot be written to {reason}; or name another folder with "
             "--output"

@@ -13,7 +13,7 @@ from PIL.Image import Image
 from torch.utils.data import Subset
 
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform, pixel_transform
-from benchmarks_toybox_ilab.tables.disk_errors import cured
+from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.models.backbone_names import preprocessing_of
 from crumb_avalanche.models.calibration import calibrate
@@ -254,7 +254,7 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
         return dataset_class(root, train=True, download=True, transform=transform)
     # torchvision raises RuntimeError for wrong checksums.
     except (OSError, HTTPException, RuntimeError) as error:
-        if isinstance(error, OSError) and cured(error):
+        if isinstance(error, OSError) and disk_advice(error):
             raise
         raise ValueError(
             f"torchvision's {name} cannot be fetched "

@@ -191,7 +191,7 @@ class Resume:
 
         restore()
         if self.position.inside:
-            plugin.resume_from(self.position, plugin.epoch_start, restore)
+            plugin.resume_from(self.position, plugin.rng_at_epoch_start, restore)
 
     def _check_runtime(self, strategy: StreamStrategy) -> None:
         """Raise ValueError if ONNX Runtime has another version than before."""

@@ -202,7 +202,9 @@ def _result_sha256(result: dict[str, Any]) -> str:
 
 
 def claim(folder: Path, overwrite: bool) -> None:
-    """Create a folder for a run.
+    """Create a folder for a run; the files of an earlier run in it stay for now.
+
+    A finished run needs no checkpoints, which an interruption may have left.
 
     Raises:
         FinishedRunError: it holds a finished run, which is not to be replaced.

@@ -496,7 +496,8 @@ def rate_trials(session: Session) -> list[Trial]:
 
     Each is tried on a copy of the session's model.
 
-    A joint bound is tuned on the first experience of the stream as a whole.
+    A joint bound, which trains on all classes at once, is tuned on the first experience
+    of the stream that is not joined.
 
     Returns the trials, the chosen one first; none if the plan has a rate, or the
     strategy has its own or takes no gradient steps.
@@ -509,6 +510,7 @@ def rate_trials(session: Session) -> list[Trial]:
         return []
 
     def new_learner(rate: float, evaluator: Any) -> StreamStrategy:
+        # Settings of the method that save time while rates are tried go before.
         method = {**plan.method, **strategy_entry.tuning}
         trial_plan = replace(plan, learning_rate=rate, method=method)
         model = copy.deepcopy(session.model)

@@ -215,7 +215,7 @@ class _ResumingLoader:
 
     Args:
         loader: of the whole epoch.
-        epoch_start: torch's RNG state at the start of the epoch.
+        rng_at_epoch_start: torch's RNG state at the start of the epoch.
         n_dropped: number of batches to drop.
         restore: loads the state.
     """
@@ -223,12 +223,12 @@ class _ResumingLoader:
     def __init__(
         self,
         loader,
-        epoch_start: torch.Tensor,
+        rng_at_epoch_start: torch.Tensor,
         n_dropped: int,
         restore: Callable[[], None],
     ):
         self.loader = loader
-        self.epoch_start = epoch_start
+        self.rng_at_epoch_start = rng_at_epoch_start
         self.n_dropped = n_dropped
         self.restore = restore
 
@@ -237,7 +237,7 @@ class _ResumingLoader:
 
     def __iter__(self) -> Iterator:
         # It decides the order of a shuffled epoch.
-        torch.set_rng_state(self.epoch_start)
+        torch.set_rng_state(self.rng_at_epoch_start)
         batches = iter(self.loader)
         for _ in range(self.n_dropped):
             next(batches)
@@ -251,12 +251,12 @@ class _Resumption:
 
     Attributes:
         position: of the checkpoint in the experience.
-        epoch_start: torch's RNG state at the start of its epoch.
+        rng_at_epoch_start: torch's RNG state at the start of its epoch.
         restore: loads the checkpoint's state.
     """
 
     position: Position
-    epoch_start: torch.Tensor
+    rng_at_epoch_start: torch.Tensor
     restore: Callable[[], None]
 
 
@@ -276,28 +276,31 @@ class CheckpointPlugin(StatefulPlugin):
             are left to the caller.
 
     Attributes:
-        epoch_start: torch's RNG state at the start of the epoch.
+        rng_at_epoch_start: torch's RNG state at the start of the epoch.
     """
 
     def __init__(self, save: Callable[[Position], None], every: int = 0):
         super().__init__()
         self.save = save
         self.every = every
-        self.epoch_start: torch.Tensor | None = None
+        self.rng_at_epoch_start: torch.Tensor | None = None
         self._resumption: _Resumption | None = None
         self._loader = None  # that of the host, while another one is in its place
 
     def resume_from(
-        self, position: Position, epoch_start: torch.Tensor, restore: Callable[[], None]
+        self,
+        position: Position,
+        rng_at_epoch_start: torch.Tensor,
+        restore: Callable[[], None],
     ) -> None:
         """Resume the next experience from a position within it.
 
         Args:
             position: in the experience.
-            epoch_start: torch's RNG state at the start of its epoch.
+            rng_at_epoch_start: torch's RNG state at the start of its epoch.
             restore: loads the checkpoint's state.
         """
-        self._resumption = _Resumption(position, epoch_start, restore)
+        self._resumption = _Resumption(position, rng_at_epoch_start, restore)
 
     def before_training_epoch(self, strategy, **kwargs):
         """Skip the epochs and steps before the position to resume from.
@@ -305,7 +308,7 @@ class CheckpointPlugin(StatefulPlugin):
         The strategy's loader is replaced: by an empty one in an epoch that was finished
         before the checkpoint, and by a ``_ResumingLoader`` in that of the checkpoint.
         """
-        self.epoch_start = torch.get_rng_state()
+        self.rng_at_epoch_start = torch.get_rng_state()
         resumption = self._resumption
         if resumption is None:
             return
@@ -317,7 +320,7 @@ class CheckpointPlugin(StatefulPlugin):
         self._resumption = None
         strategy.dataloader = _ResumingLoader(
             loader=self._loader,
-            epoch_start=resumption.epoch_start,
+            rng_at_epoch_start=resumption.rng_at_epoch_start,
             n_dropped=resumption.position.step,
             restore=resumption.restore,
         )
@@ -341,8 +344,8 @@ class CheckpointPlugin(StatefulPlugin):
 
     def state_dict(self):
         """Return torch's RNG state at the start of the epoch."""
-        return {"epoch_start": self.epoch_start}
+        return {"epoch_start": self.rng_at_epoch_start}
 
     def load_state_dict(self, state):
         """Load what ``state_dict`` returned."""
-        self.epoch_start = state["epoch_start"]
+        self.rng_at_epoch_start = state["epoch_start"]

@@ -17,7 +17,7 @@ import pytest
 import torch
 from faults import full_disk
 
-from benchmarks_toybox_ilab.tables.disk_errors import cured
+from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from crumb_avalanche.cli import (
     TerminatedError,
     interrupted_later,
@@ -315,7 +315,7 @@ def test_a_folder_without_permission(tmp_path):
     path = tmp_path / "new.onnx.12.part"
     error = OSError(errno.EACCES, "Permission denied", str(path))
     cure = f"change the permissions of the folder {tmp_path}, or choose another path"
-    assert cure in cured(error)
+    assert cure in disk_advice(error)
 
 
 BOMB = [

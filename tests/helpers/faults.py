@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import benchmarks_toybox_ilab
 import crumb_avalanche
-from benchmarks_toybox_ilab.tables.disk_errors import cured
+from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from crumb_avalanche import cli
 
 OURS = tuple(
@@ -86,7 +86,7 @@ def is_ours(error: BaseException) -> bool:
     if not isinstance(error, Exception) or cli.words_for(error) is None:
         return False
     if isinstance(error, MemoryError | OtherWordsError) or (
-        isinstance(error, OSError) and cured(error)
+        isinstance(error, OSError) and disk_advice(error)
     ):
         return True
     traceback = error.__traceback__

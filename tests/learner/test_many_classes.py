@@ -56,7 +56,7 @@ def test_all_features_fit(small):
     learner = small()
     notes = teach(learner, range(FIT))
     assert not any("feature" in note for note in notes)
-    assert length(learner) > learner._classifier.kept
+    assert length(learner) > learner._classifier.head_length
     assert accuracy(learner, range(FIT)) > 0.9
 
 
@@ -65,7 +65,7 @@ def test_features_are_dropped_once(small):
     learner = taught(small(), range(FIT))
     before = length(learner)
     notes = teach(learner, range(FIT, CLASSES))
-    after = learner._classifier.kept
+    after = learner._classifier.head_length
     assert [note for note in notes if "feature" in note] == [
         f"{before - after} of {before} features, those of the feature map, are given "
         "up, and with them what was recorded of the confidence"
@@ -135,7 +135,7 @@ def test_merge_with_other_features(small, narrow_first):
     before = (length(merged), merged.bytes)
     learner.merge(merged)
     assert (length(merged), merged.bytes) == before
-    assert length(learner) == learner._classifier.kept
+    assert length(learner) == learner._classifier.head_length
     assert learner.bytes <= learner.budget_bytes
     assert len(learner.classes) == CLASSES
     assert accuracy(learner, range(CLASSES)) > 0.9
@@ -165,7 +165,7 @@ def test_a_thousand_classes():
     """Gaussian features of SqueezeNet's numbers fit into the usual budget."""
     budget = 2_941_700
     length = 2560
-    classifier = Classifier("rda", FeatureMoments(), length, budget, kept=512)
+    classifier = Classifier("rda", FeatureMoments(), length, budget, head_length=512)
     generator = torch.Generator().manual_seed(0)
     means = torch.randn(1000, length, generator=generator) / 2
 

@@ -269,7 +269,7 @@ class Learning:
 
         restore()
         if position.inside:
-            epoch = self.checkpoints.epoch_start
+            epoch = self.checkpoints.rng_at_epoch_start
             self.checkpoints.resume_from(position, epoch, restore)
         self.learn_from(position.experience)
 
