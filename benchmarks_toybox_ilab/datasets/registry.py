@@ -206,7 +206,6 @@ class Benchmark:
         """
         # Importing them takes seconds: they need Avalanche.
         from benchmarks_toybox_ilab.streams.protocols import make_benchmark
-        from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
 
         arguments = dict(arguments or {})
         _check_keywords(self.name, keywords, of_generator=arguments)
@@ -219,7 +218,35 @@ class Benchmark:
         if download and root is not None and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **arguments)
-        transform = imagenet_transform(cast(int, arguments.get("size", 224)))
+        image_size = cast(int, arguments.get("size", 224))
+        # Editors follow the keywords into make_benchmark only if no item is assigned.
+        keywords.update(self._defaults(keywords, image_size))  # type: ignore
+        order = self._order_of_host(table, keywords)
+        if order is not None:
+            keywords.update({"fixed_class_order": order})
+        reference = bool(arguments.get("reference"))
+        groups = self.class_groups(table, reference)
+        return make_benchmark(
+            table,
+            class_groups=groups,
+            reference=reference,
+            test_split=self.test_split,
+            **keywords,
+        )
+
+    def _defaults(self, keywords: StreamKeywords, image_size: int) -> dict[str, object]:
+        """Return the defaults of this benchmark for what a call gives no value to.
+
+        Args:
+            keywords: Of the call of the generator.
+            image_size: Side of the images in pixels.
+
+        Raises:
+            ValueError: If two keywords divide the classes.
+        """
+        from benchmarks_toybox_ilab.streams.torch_dataset import imagenet_transform
+
+        transform = imagenet_transform(image_size)
         defaults: dict[str, object] = {
             "protocol": self.protocol,
             "train_transform": transform,
@@ -234,20 +261,7 @@ class Benchmark:
             )
         for name in given_keywords(keywords, [*defaults]):
             del defaults[name]
-        # Editors follow the keywords into make_benchmark only if no item is assigned.
-        keywords.update(defaults)  # type: ignore
-        order = self._order_of_host(table, keywords)
-        if order is not None:
-            keywords.update({"fixed_class_order": order})
-        reference = bool(arguments.get("reference"))
-        groups = self.class_groups(table, reference)
-        return make_benchmark(
-            table,
-            class_groups=groups,
-            reference=reference,
-            test_split=self.test_split,
-            **keywords,
-        )
+        return defaults
 
     def _order_of_host(
         self, table: FrameTable, keywords: StreamKeywords

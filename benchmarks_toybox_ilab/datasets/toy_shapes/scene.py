@@ -36,6 +36,9 @@ SIZE = 64
 FRAMES_PER_CLIP = 15
 OVERSAMPLING = 2
 LUMA = (0.299, 0.587, 0.114)
+LUMAS_OF_GROUND = (0.06, 0.94)
+LEAST_CONTRAST = 0.26  # of object and background, in luma
+NARROWEST_RANGE = 0.08  # of luma, from which a background is drawn
 GOLDEN_RATIO = 0.618
 SHADOW_SHIFT = 0.03  # in units of the image's side
 SHADOW_OPACITY = 110  # of 255
@@ -225,9 +228,12 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     uniform = _uniform_of_key("clip", class_name, object_index, session_index)
     # The background is clearly darker or brighter than the object; otherwise some
     # objects would be invisible.
+    darkest, brightest = LUMAS_OF_GROUND
+    darker = (darkest, luma - LEAST_CONTRAST)
+    brighter = (luma + LEAST_CONTRAST, brightest)
     luma_ranges = []
-    for low, high in ((0.06, luma - 0.26), (luma + 0.26, 0.94)):
-        if high - low > 0.08:
+    for low, high in (darker, brighter):
+        if high - low > NARROWEST_RANGE:
             luma_ranges.append((low, high))
     low, high = luma_ranges[int(uniform(0, len(luma_ranges)))]
     ground = uniform(low, high)  # luma
