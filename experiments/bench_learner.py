@@ -103,7 +103,9 @@ def noise_tensor(count: int) -> torch.Tensor:
     return torch.from_numpy(noise(count)).permute(0, 3, 1, 2)
 
 
-def taught(options: argparse.Namespace, looks: list[float], tree: Path) -> Learner:
+def taught_learner(
+    options: argparse.Namespace, looks: list[float], tree: Path
+) -> Learner:
     """A learner that was taught the photos of all classes."""
     learner = Learner(options.method, options.backbone, None, 224, looks=looks)
     learner.use_runtime("torch")
@@ -111,7 +113,7 @@ def taught(options: argparse.Namespace, looks: list[float], tree: Path) -> Learn
     return learner
 
 
-def settled(learner: Learner) -> Learner:
+def settled_learner(learner: Learner) -> Learner:
     """A copy of a learner for which its first look is enough."""
     classifier = copy.deepcopy(learner._classifier)
     classifier.look_weights.used = (0,)
@@ -131,8 +133,8 @@ def time_batches(
     """
     learners = {
         "": learner,
-        WHOLE: taught(options, [1.0], tree),
-        SETTLED: settled(learner),
+        WHOLE: taught_learner(options, [1.0], tree),
+        SETTLED: settled_learner(learner),
     }
     batch = noise(options.batch)
     functions = {"bare": partial(bare, learner, noise_tensor(options.batch))}
@@ -244,13 +246,20 @@ def figures_of(
     answers: dict[str, float],
     lessons: list[LessonCost],
 ) -> dict[str, object]:
-    """The figures that the docstring of this script lists."""
+    """Compute the figures that the docstring of this script lists.
+
+    Args:
+        batch: seconds of a batch; see `time_batches`.
+        process: seconds and bytes of new processes.
+        answers: seconds of an answer of the server; see `time_answers`.
+        lessons: costs of single lessons.
+    """
     figures: dict[str, object] = {}
     for name in ("predict", "teach"):
-        total = batch[f"{name}{WHOLE}"]
+        whole_image = batch[f"{name}{WHOLE}"]
         figures[f"{name}_over_bare"] = batch[name] / batch["bare"]
-        figures[f"{name}_over_whole"] = batch[name] / total
-        figures[f"{name}_settled"] = batch[f"{name}{SETTLED}"] / total
+        figures[f"{name}_over_whole"] = batch[name] / whole_image
+        figures[f"{name}_settled"] = batch[f"{name}{SETTLED}"] / whole_image
     seconds = process.seconds
     figures["cold_start_over_torch"] = seconds["predict"] / seconds["torch"]
     figures["predict_bytes"] = process.predict_bytes
@@ -322,7 +331,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "mine.safetensors"
         tree = photos(Path(folder) / "photos", CLASSES, 1, photos_of_class, SIDE)
-        learner = taught(options, options.looks, tree)
+        learner = taught_learner(options, options.looks, tree)
         learner.save(model)
         photo = next(tree.rglob("*.jpg")).read_bytes()
         batch = time_batches(options, learner, tree)
