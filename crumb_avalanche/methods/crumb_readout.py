@@ -1,6 +1,5 @@
 """CRUMB's readout in closed form: a discriminant of the decoded memories."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,72 +22,22 @@ NOTHING_TRAINED = dict(
     first_epochs=1,
     train_epochs=1,
 )
-
-
-@dataclass(frozen=True)
-class LinearReadout:
-    """A linear classifier; scores are ``features @ weights + offsets``.
-
-    Attributes:
-        weights: ``(D, C)`` float32.
-        offsets: ``(C,)`` float32.
-        labels: ``(C,)`` int64, the class of each column.
-    """
-
-    weights: Tensor
-    offsets: Tensor
-    labels: Tensor
-
-    @classmethod
-    def fit(cls, features: Tensor, labels: Tensor, n_classes: int) -> "LinearReadout":
-        """Fit a linear discriminant with one covariance.
-
-        It is shrunk more the fewer features there are.
-
-        Args:
-            features: ``(N, D)`` float on the CPU, at least one.
-            labels: ``(N,)`` int64.
-            n_classes: number of classes.
-
-        Returns:
-            The classifier of the classes with features.
-        """
-        statistics = RegularizedDiscriminant(
-            n_classes, features.shape[1], whole=True, own=0.0, diagonal=False, span=True
-        )
-        statistics.update(features, labels)
-        solution = statistics.solved()
-        # -|z - m|^2 / 2 without |z|^2, for z = (x - centre) projection.
-        weights = solution.projection @ solution.means.mT
-        squared_lengths = solution.means.square().sum(1)
-        offsets = -squared_lengths / 2 - solution.centre @ weights
-        return cls(
-            weights=weights.float(),
-            offsets=offsets.float(),
-            labels=statistics.image_counts.nonzero().flatten(),
-        )
-
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> "LinearReadout":
-        """Build it from copies of what ``state_dict`` returned."""
-        return cls(**{name: tensor.clone() for name, tensor in state.items()})
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the tensors by name."""
-        return dict(vars(self))
-
-    def scores(self, features: Tensor) -> Tensor:
-        """Compute ``(B, C)`` float64 of ``(B, D)`` float64 features."""
-        return features @ self.weights.double() + self.offsets.double()
+# Directions of each class whose spread is its own. A memory counts little for them.
+OWN_DIRECTIONS = 8
+# Arguments of ``RegularizedDiscriminant``, chosen on development streams.
+DISCRIMINANT = dict(
+    own=0.1, own_images=20.0, diagonal=False, directions=OWN_DIRECTIONS, whole=True
+)
 
 
 class ReadoutStrategy(CRUMBStrategy):
-    """CRUMB that answers by a linear discriminant of its memories instead of its head.
+    """CRUMB that answers by a discriminant of its memories instead of its head.
 
-    The discriminant is fitted to features of the decoded memories: means and deviations
-    over locations, of the map and of the head's input. Images to evaluate are encoded
-    and decoded too. It is fitted from scratch to all memories when an evaluation
-    begins, and nothing but the codes is kept for it.
+    The discriminant is that of ``--preset recommended``, fitted to features of the
+    decoded memories: means and deviations over locations, of the map and of the head's
+    input. Images to
+    evaluate are encoded and decoded too. It is fitted from scratch to all memories when
+    an evaluation begins, and nothing but the codes is kept for it.
 
     Args:
         train_layers: train as CRUMB does; else nothing is trained.
@@ -103,17 +52,27 @@ class ReadoutStrategy(CRUMBStrategy):
         self.features = FeatureMoments(
             maps=True, deviations=True, power=0.7, equal_lengths=True
         )
-        # Of this evaluation, or loaded; None before any memory.
-        self._readout: LinearReadout | None = None
+        # Fitted for this evaluation, or loaded; None before any memory.
+        self._discriminant: RegularizedDiscriminant | None = None
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the discriminant, fitted or not.
+        """Bytes of the discriminant's statistics, fitted or not.
 
-        It has weights and an offset of float32, and an int64 label, for each class.
+        What an evaluation solves for is not counted.
         """
-        bytes_of_class = 4 * (self.features.length(self.model) + 1) + 8
-        return len(self._memories.classes) * bytes_of_class
+        classes = len(self._memories.classes)
+        if not classes:
+            return 0
+        return RegularizedDiscriminant.bytes_of(classes, **self._sizes, **DISCRIMINANT)
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        """Numbers of all features and of those of the head's input, by argument."""
+        return {
+            "length": self.features.length(self.model),
+            "part": self.features.of_head().length(self.model),
+        }
 
     @property
     def _memories(self) -> MemoryBuffer:
@@ -123,14 +82,14 @@ class ReadoutStrategy(CRUMBStrategy):
         return buffer
 
     @torch.no_grad()
-    def _fitted(self) -> LinearReadout | None:
+    def _fitted(self) -> RegularizedDiscriminant | None:
         """Fit the discriminant to the memories; without any, return what was loaded."""
         storage = self._memories
-        slots: list[int] = []
-        for members in storage.slots.by_class.values():
-            slots += members
+        slots = [
+            slot for members in storage.slots.by_class.values() for slot in members
+        ]
         if not slots:
-            return self._readout
+            return self._discriminant
         features = []
         labels = []
         with without_autocast(self.device):
@@ -138,9 +97,12 @@ class ReadoutStrategy(CRUMBStrategy):
                 maps, batch_labels = storage.replay(batch, self.model)
                 features.append(self.features.of_maps(self.model, maps).cpu())
                 labels.append(batch_labels.cpu())
-        return LinearReadout.fit(
-            torch.cat(features), torch.cat(labels), self.model.n_classes
+        discriminant = RegularizedDiscriminant(
+            self.model.n_classes, **self._sizes, **DISCRIMINANT
         )
+        # At once: a class's own directions are those of all its memories.
+        discriminant.update(torch.cat(features), torch.cat(labels))
+        return discriminant
 
     def forward(self):
         """Return the logits of CRUMB in training, else the scores of the readout.
@@ -157,23 +119,22 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @torch.no_grad()
     def _readout_scores(self, images: Tensor) -> Tensor:
-        """Compute the scores ``(B, classes)`` of images by the readout.
+        """Compute scores ``(B, classes)``.
 
         They are 0 for the best class and the lowest for classes without memories.
-        Images are encoded and decoded, as memories are.
         """
-        shape = (len(images), self.model.n_classes)
-        readout = self._readout
-        if readout is None:
+        discriminant = self._discriminant
+        if discriminant is None:
+            shape = (len(images), self.model.n_classes)
             return torch.zeros(shape, dtype=torch.float32, device=self.device)
         codes = self.model.encode(self.model.features(images))
         maps = self.model.codebook.decode(codes)
-        features = self.features.of_maps(self.model, maps).cpu().double()
-        scores = readout.scores(features)
-        outputs = torch.full(shape, NO_DENSITY, dtype=torch.float32)
+        features = self.features.of_maps(self.model, maps)
+        scores = discriminant.scores(features.cpu())
         best = scores.amax(1, keepdim=True)
-        outputs[:, readout.labels] = (scores - best).float()
-        return outputs.to(self.device)
+        has_memories = discriminant.image_counts > 0
+        outputs = torch.where(has_memories, scores - best, NO_DENSITY)
+        return outputs.float().to(self.device)
 
     def criterion(self):
         """Return 0 in training where nothing is trained."""
@@ -193,18 +154,18 @@ class ReadoutStrategy(CRUMBStrategy):
 
     def _before_eval(self, **kwargs):
         """Fit the readout to the memories of now, before images are evaluated."""
-        self._readout = self._fitted()
+        self._discriminant = self._fitted()
         super()._before_eval(**kwargs)
 
     def answer_state(self) -> dict[str, Any]:
-        """Return what evaluation needs, with the readout fitted to the memories."""
-        readout = self._fitted()
-        method = {} if readout is None else readout.state_dict()
+        """Return what evaluation needs, with the discriminant of the memories."""
+        discriminant = self._fitted()
+        method = {} if discriminant is None else discriminant.state_dict()
         return super().answer_state() | {"method": method}
 
     def load_answer_state(self, state: dict[str, Any]) -> None:
-        """Load what ``answer_state`` returned, with its readout."""
+        """Load what ``answer_state`` returned, with its discriminant."""
         super().load_answer_state(state)
-        self._readout = None
+        self._discriminant = None
         if state["method"]:
-            self._readout = LinearReadout.from_state(state["method"])
+            self._discriminant = RegularizedDiscriminant.from_state(state["method"])
