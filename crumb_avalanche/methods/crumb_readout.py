@@ -35,9 +35,8 @@ class ReadoutStrategy(CRUMBStrategy):
 
     The discriminant is that of ``--preset recommended``, fitted to features of the
     decoded memories: means and deviations over locations, of the map and of the head's
-    input. Images to
-    evaluate are encoded and decoded too. It is fitted from scratch to all memories when
-    an evaluation begins, and nothing but the codes is kept for it.
+    input. Images to evaluate are encoded and decoded too. It is fitted from scratch to
+    all memories when an evaluation begins, and nothing but the codes is kept for it.
 
     Args:
         train_layers: train as CRUMB does; else nothing is trained.
@@ -57,14 +56,17 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the discriminant's statistics, fitted or not.
+        """Bytes of the discriminant's statistics at most, fitted or not.
 
         What an evaluation solves for is not counted.
         """
         classes = len(self._memories.classes)
         if not classes:
             return 0
-        return RegularizedDiscriminant.bytes_of(classes, **self._sizes, **DISCRIMINANT)
+        sizes = self._sizes
+        fixed = RegularizedDiscriminant.bytes_of(classes, **sizes, **DISCRIMINANT)
+        direction = RegularizedDiscriminant.item_bytes(sizes["length"], DISCRIMINANT)
+        return fixed + classes * OWN_DIRECTIONS * direction
 
     @property
     def _sizes(self) -> dict[str, int]:
