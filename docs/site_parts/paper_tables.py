@@ -7,6 +7,11 @@ from site_parts import csv_tables
 from site_parts.csv_tables import Line
 
 LEVEL = 2.0  # points
+# Head of the first column of claims that the paper does not make, by part.
+COMPARED_WITH = {
+    "ours": "behind `recommended`",
+    "codes": "behind the paper's recipe with better codes",
+}
 TESTED = ["95 % interval", "p (Holm)", "verdict", "as in S4"]
 
 
@@ -176,7 +181,7 @@ def claims(part: str) -> str:
     """Return a table of ``claims.csv``: a row for each claim, with what ``verdicts.csv`` says of its rows there.
 
     Args:
-        part: ``paper`` for the claims of the paper, ``ours`` for those of this library.
+        part: ``paper`` for the claims of the paper, else one of ``COMPARED_WITH``.
     """
     verdicts = csv_tables.grouped(
         csv_tables.read(csv_tables.RECORDED / "verdicts.csv"), "family", "row"
@@ -200,7 +205,7 @@ def claims(part: str) -> str:
         rows.append([*cells, f"[`{line['script']}`]({line['page']})"])
     header = ["claim", "stream", "paper"]
     if not of_the_paper:
-        header = ["behind `recommended`", "stream"]
+        header = [COMPARED_WITH[part], "stream"]
     header += ["here", "95 % interval", "runs", "verdict", "command"]
     return csv_tables.markdown(header, rows, left=2)
 
