@@ -10,7 +10,7 @@ LEVEL = 2.0  # points
 # Head of the first column of claims that the paper does not make, by part.
 COMPARED_WITH = {
     "ours": "behind `recommended`",
-    "codes": "behind the paper's recipe with better codes",
+    "codes": "lower than the paper's recipe with better codes",
 }
 TESTED = ["95 % interval", "p (Holm)", "verdict", "as in S4"]
 
