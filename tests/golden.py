@@ -68,7 +68,7 @@ BUDGETS = {
 # Settings that change how a method learns, besides each method with its own defaults.
 VARIANTS = {
     "crumb, reference rule": "--selection-rule reference --clamp-gradients 10",
-    "crumb, preset tuned": "--preset tuned --budget-images 6",
+    "crumb, preset tuned": "--preset tuned --budget-images 12",
     "crumb, fused steps": "--fused true --replay-steps 2",
     "crumb, reservoir and shuffled frames": (
         "--selection-rule reservoir --protocol class_iid"
