@@ -339,10 +339,10 @@ def _read_frame(segment: bytes, frame: _Frame) -> None:
 
 
 def _zero_codes(segment: bytes) -> Iterable[tuple[int, _ZeroCode | None]]:
-    """Yield the code of zeros of each Huffman table in a segment of a JPEG (DHT).
+    """Yield the code whose bits are all 0 of each Huffman table in a segment (DHT).
 
-    Codes are given in ascending order, so it is that of the first symbol, which is
-    among the shortest.
+    A JPEG gives codes to symbols in ascending order, so this code is that of the first
+    symbol, and as short as any.
 
     Yields:
         Class (0: DC, 16: AC) plus number of the table, and the code, or None if the

@@ -127,13 +127,15 @@ class Classifier:
         moments: dict[str, Any] | None = None,
         looks: Looks = WHOLE,
     ) -> "Classifier":
-        """Make one without classes for features of a model.
+        """Make a classifier without classes for features of a model.
+
+        By default the features are those of the method, or those of the head's input
+        alone if the statistics of ``CLASSES`` classes would exceed the budget.
 
         Args:
             method, budget_bytes, looks: see the class.
             model: a model.
-            moments: arguments of ``FeatureMoments``; default those of the method, or if
-                the budget is small those of the head's input alone.
+            moments: arguments of ``FeatureMoments``; see above for the default.
         """
         form = form_of(method)
         assert form is not None

@@ -503,7 +503,8 @@ def _temperature(records: Records, prior: float) -> float:
         prior: logarithm of the most likely temperature without records.
     """
     weights = _weights(records)
-    # The true class has the gap 0.
+    # A gap is the score of another class minus that of the true one, whose own is 0:
+    # their logsumexp is the cross-entropy.
     gaps = functional.pad(records.gaps.double(), (1, 0))
     best = prior  # logarithm of the temperature
     step = 0.5

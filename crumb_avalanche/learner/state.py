@@ -198,7 +198,8 @@ class State:
         """
         classifier = copy.deepcopy(self.classifier)
         classifier.strict = state["strict"]
-        # Holds what was learned before the lessons that can be taken back.
+        # The history fills it with what was learned before the lessons that can be
+        # taken back.
         classifier_before = copy.deepcopy(classifier)
         classifier.load_state_dict(state)
         history = History.of_state(

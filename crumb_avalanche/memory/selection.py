@@ -369,6 +369,7 @@ class ReferenceRule(SelectionRule):
         drawn_order = slots.random.permutation(n_memories + len(candidates))
         survivors = set(drawn_order[: self.quota].tolist())
         n_surviving_memories = sum(number < n_memories for number in survivors)
+        # ``release`` takes a memory at random, so that their number is enough.
         for _ in range(n_memories - n_surviving_memories):
             slots.release(label)
         chosen = []

@@ -316,8 +316,9 @@ class StreamSI(Penalty):
     def after_backward(self, strategy, **kwargs):
         """Keep the gradient of the loss alone, before it is clamped.
 
-        It is that of the weights, minus that of the penalty ``weight * importance *
-        shift ** 2``.
+        It is that of the weights, minus that of the penalty ``strength * importance *
+        shift ** 2``, where ``self.weight`` is the strength, and the shift that of the
+        weights before this step, which the optimizer has not taken yet.
         """
         if in_replay_step(strategy):
             return

@@ -362,7 +362,7 @@ class SeenPoints(NamedTuple):
         # Projections of the images on the nearest direction of a mean.
         products = (self.points @ functional.normalize(self.means).mT).amax(1)
         cosine = products / self.lengths
-        squares = self.points.square().sum(1)
+        squares = self.points.square().sum(1)  # of the lengths within the span
         # Squared distances, as a product: torch's exporter to ONNX has no cdist in
         # every version.
         nearest = (mean_squares - 2 * self.points @ self.means.mT).amin(1) + squares
@@ -373,7 +373,9 @@ class SeenPoints(NamedTuple):
             cosine_apart = self.apart
         relative_distance = self.background - nearest
         relative = relative_distance / mean_squares.mean().clamp_min(TINY).sqrt()
+        # Constants that were chosen by measurement, see above.
         closeness = DISTANCE * relative + RISE * (1 - 1 / len(self.means))
+        # Doubled and shifted: a cosine of 0 within the span counts as -1.
         cosine_within = 2 * products / squares.clamp_min(TINY).sqrt() - 1
         mixed = (1 - apart_share) * cosine_within + apart_share * cosine_apart
         return torch.stack([closeness, mixed, cosine_apart], 1)

@@ -510,7 +510,7 @@ def rate_trials(session: Session) -> list[Trial]:
         return []
 
     def new_learner(rate: float, evaluator: Any) -> StreamStrategy:
-        # Settings of the method that save time while rates are tried go before.
+        # Settings of the method that save time replace the plan's in trials.
         method = {**plan.method, **strategy_entry.tuning}
         trial_plan = replace(plan, learning_rate=rate, method=method)
         model = copy.deepcopy(session.model)
