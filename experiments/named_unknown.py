@@ -316,7 +316,9 @@ class Measures:
         strange_known: share of the images never taught that is called known.
         strange_confidence: their mean confidence.
         auroc: of the confidence, for held-out images against those never taught.
-        said_refused, said_named: the learner's own rates; see `Rates`.
+        said_refused, said_named, said_alike: the learner's own rates; see `Rates`.
+        alike_held: 1 where no more than `said_alike` of the images never taught are
+            called known, else 0.
         curve: share of the held-out images and of the others that is called known, for
             each of `STRICT`.
     """
@@ -332,6 +334,8 @@ class Measures:
     auroc: float
     said_refused: float
     said_named: float
+    said_alike: float
+    alike_held: float
     curve: list[tuple[float, float]] = field(default_factory=list)
 
     @property
@@ -358,11 +362,14 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
     strange_known = torch.zeros(0)
     strange_confidence = torch.zeros(0)
     area = float("nan")
+    alike_held = float("nan")
     if len(trial.never_taught):
         strange = classifier.evidence(stream.features[trial.never_taught])
         strange_confidence = probabilities_of(strange).amax(1)
         strange_known = (strange_confidence >= classifier.strict).double()
         area = auroc(confidence, strange_confidence)
+        named_share = float(strange_known.mean())
+        alike_held = float(named_share <= classifier.rates.named_alike)
     return Measures(
         right=float(correct.double().mean()),
         confidence=float(confidence.mean()),
@@ -375,6 +382,8 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
         auroc=area,
         said_refused=classifier.rates.refused,
         said_named=classifier.rates.named,
+        said_alike=classifier.rates.named_alike,
+        alike_held=alike_held,
         curve=[
             (share_above(confidence, strict), share_above(strange_confidence, strict))
             for strict in STRICT

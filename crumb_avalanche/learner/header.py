@@ -95,7 +95,7 @@ HEADER = record(
     looks=each(real(0.1, 1), most=MOST_LOOKS),
     strict=real(LEAST_STRICT, MOST_STRICT),
     # What it errs by, as far as it knows; nothing where nothing was taught.
-    rates=maybe(record(refused=real(0, 1), named=real(0, 1))),
+    rates=maybe(record(refused=real(0, 1), named=real(0, 1), named_alike=real(0, 1))),
     names=NAMES,
     lessons=each(LESSON),
     undoable=IMAGES,

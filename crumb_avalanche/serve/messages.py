@@ -151,6 +151,10 @@ class ErrorRates(BaseModel):
     named: Annotated[
         float, Field(description="of images of other things: called by a name")
     ]
+    named_alike: Annotated[
+        float,
+        Field(description="the same at most, of things that look much like a class"),
+    ]
 
 
 class Classes(BaseModel):

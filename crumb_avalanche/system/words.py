@@ -25,16 +25,18 @@ def frequency(share: float) -> str:
     return f"about 1 in {round(1 / max(share, 0.02))}"
 
 
-def error_rates(refused: float, named: float) -> str:
+def error_rates(refused: float, named: float, named_alike: float) -> str:
     """Say how often a learner errs about what it knows.
 
     Args:
         refused: share of the images of classes taught that are called unknown.
         named: share of the images of other things that are called by a name.
+        named_alike: the same at most, of things that look very much like those taught.
     """
     return (
         f"of things that were taught it would not know {frequency(refused)}, and of "
-        f"others it would name {frequency(named)}, more of those that look very alike"
+        f"others it would name {frequency(named)}, of those that look very alike up to "
+        f"{frequency(named_alike)}"
     )
 
 

@@ -254,7 +254,8 @@ def test_rates_of_records(known, strange, refused, named):
         patch.setattr("crumb_avalanche.learner.confidence.LESSONS_OF_PRIOR", 1e9)
         patch.setattr("crumb_avalanche.learner.confidence.LESSONS_OF_RATES", 0.0)
         rates = confidence.rates(0.8, {0: 10, 1: 10, 2: 10}, 0.0)
-    assert rates == pytest.approx((refused, named), abs=0.01)
+    assert rates[:2] == pytest.approx((refused, named), abs=0.01)
+    assert rates.named <= rates.named_alike
 
 
 def test_rates_without_records():
@@ -263,6 +264,17 @@ def test_rates_without_records():
     least = NormalDist(1, 0.25).inv_cdf(REFUSED)
     assert rates.refused == pytest.approx(REFUSED)
     assert rates.named == pytest.approx(1 - NormalDist(0, 0.25).cdf(least))
+    alike = NormalDist(0.25, 0.25)  # closer by a deviation
+    assert rates.named_alike == pytest.approx(1 - alike.cdf(least))
+
+
+@pytest.mark.parametrize(("known", "is_more"), [(0.3, True), (1.4, False)])
+def test_what_looks_alike_stays_where_known_classes_are_less_close(known, is_more):
+    images = {0: 1, 1: 1, 2: 1}
+    usual = Confidence(PRIOR).rates(STRICT, images, 0.0).named_alike
+    rates = moved(known, -1.0).rates(STRICT, images, 0.0)
+    assert (rates.named_alike > usual + 0.1) == is_more
+    assert rates.named_alike >= usual - 1e-6
 
 
 def test_stricter_learners_refuse_more_and_name_less():
@@ -270,6 +282,7 @@ def test_stricter_learners_refuse_more_and_name_less():
     mild, strict = (Confidence(PRIOR).rates(s, images, 0.0) for s in (0.5, 0.95))
     assert mild.refused < strict.refused
     assert mild.named > strict.named
+    assert mild.named_alike > strict.named_alike
 
 
 # Which records count

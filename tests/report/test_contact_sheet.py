@@ -21,7 +21,7 @@ class Stub:
     image_size = 16
     classes = (ClassInfo("a", 1), ClassInfo("b", 1))
     note = ""
-    rates = (0.2, 0.04)
+    rates = (0.2, 0.04, 0.3)
     explains = False
 
     def predict_all(self, clip):

@@ -43,7 +43,7 @@ def test_changes_are_made_one_after_the_other(client):
     assert client.post("/predict", files=form("red", 1)).json()["label"] == "crimson"
     state = client.get("/classes").json()
     assert (state["can_undo"], state["strict"]) == (True, STRICT)
-    assert set(state["rates"]) == {"refused", "named"}
+    assert set(state["rates"]) == {"refused", "named", "named_alike"}
     assert post(client, "/undo")["images"] == {"blue": 4}
     teach(client, "blue")
     assert post(client, "/forget?name=green")["version"] == 7

@@ -21,7 +21,7 @@ def test_frequency(share, words):
 
 
 def test_error_rates():
-    assert error_rates(0.2, 0.25) == (
+    assert error_rates(0.2, 0.25, 0.68) == (
         "of things that were taught it would not know about 1 in 5, and of others it "
-        "would name about 1 in 4, more of those that look very alike"
+        "would name about 1 in 4, of those that look very alike up to about 7 in 10"
     )

@@ -483,8 +483,13 @@ function showClasses() {
   if (focused >= 0) (focusable()[focused] || focusable().at(-1) || at("download")).focus();
   at("names").replaceChildren(...known.classes.map((one) => made("option", "", { value: one.name })));
   const used = text("memory", { percent: percent(known.bytes / known.budget_bytes) });
-  const errs = ["refused", "named"].map((name) => text(name, { often: often(known.rates ? known.rates[name] : 0) }));
-  at("size").textContent = known.rates ? [used, ...errs].join(" ") : "";
+  at("size").textContent = known.rates ? `${used} ${errorRates(known.rates)}` : "";
+}
+
+// How often the learner errs about what it knows.
+function errorRates(rates) {
+  const named = { often: often(rates.named), alike: often(rates.named_alike) };
+  return `${text("refused", { often: often(rates.refused) })} ${text("named", named)}`;
 }
 
 // How well a class is taught, by its last lessons that were asked before they were learned.
