@@ -393,13 +393,13 @@ class Predictor:
                     clip_evidence = frames_in_window.joined_with(evidence, seconds)
                     *_, of_clip = self._classifier.ranked(clip_evidence)
                 answer = answer_of(of_clip, path)
-                shown = f"class {answer.label}"
+                answer_text = f"class {answer.label}"
                 if answer.unknown:
-                    shown = "unknown"
+                    answer_text = "unknown"
                 yield Watched(
                     **vars(answer),
                     time=seconds,
-                    changed=changes.observe(shown, seconds),
+                    changed=changes.observe(answer_text, seconds),
                     dropped=dropped,
                 )
 

@@ -56,16 +56,22 @@ def map_shape_of(
     Does not change the RNG state.
     """
     with preserve_rng_state():
-        model = split_backbone(
-            name,
-            None,
-            n_classes=1,
-            codebook=None,
-            cut_layer=cut_layer,
-            image_size=image_size,
-            fine_tuning=fine_tuning,
+        model = random_backbone(
+            name, cut_layer=cut_layer, image_size=image_size, fine_tuning=fine_tuning
         )
     return model.map_shape
+
+
+def random_backbone(name: str, **cut: Any) -> SplitModel:
+    """Split a network with random weights, one class and no codebook.
+
+    Its shapes, sizes and speed are those of the network with any other weights.
+
+    Args:
+        name: see ``split_backbone``.
+        cut: ``cut_layer``, ``image_size`` and ``fine_tuning`` of ``split_backbone``.
+    """
+    return split_backbone(name, None, n_classes=1, codebook=None, **cut)
 
 
 def usual_codebook(model: SplitModel, is_fine_tuned: bool) -> Codebook:

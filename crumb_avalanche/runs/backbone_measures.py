@@ -12,7 +12,7 @@ from crumb_avalanche.methods.rda import RegularizedDiscriminant
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.layers import PASSES, step_flops
 from crumb_avalanche.models.recorded_backbones import BackboneRecord
-from crumb_avalanche.models.split_backbone import split_backbone, usual_codebook_dim
+from crumb_avalanche.models.split_backbone import random_backbone, usual_codebook_dim
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.tensor_file import tensor_bytes
@@ -55,13 +55,8 @@ def measure_backbone(
         ValueError: unknown name, or a network that cannot be cut.
     """
     with preserve_rng_state():
-        model = split_backbone(
-            name,
-            None,
-            n_classes=1,
-            codebook=None,
-            image_size=image_size or SMALL_SIDES.get(name),
-        ).eval()
+        model = random_backbone(name, image_size=image_size or SMALL_SIDES.get(name))
+        model.eval()
         side = model.image_size
         images = torch.randint(
             0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8
