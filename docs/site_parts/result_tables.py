@@ -268,10 +268,9 @@ def tuned() -> str:
         (cifar100_name, "tuned"): floats(cifar100["crumb, tuned"], "accuracy"),
         (cifar100_name, "paper"): floats(paper_on_cifar100, "final_accuracy"),
         (cifar100_name, "ncm"): floats(means, "final_accuracy"),
+        (dots_name, "tuned"): floats(dots["crumb, tuned"], "accuracy"),
         (dots_name, "ncm"): floats(dots["ncm"], "accuracy"),
     }
-    if "crumb, tuned" in dots:
-        accuracies[dots_name, "tuned"] = floats(dots["crumb, tuned"], "accuracy")
     recorded = grouped(read(RECORDED / "tuned.csv"), "stream", "method")
     for (stream, method), lines in recorded.items():
         accuracies[marked(stream, "tuned"), method] = floats(lines, "accuracy")

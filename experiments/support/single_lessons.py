@@ -3,8 +3,8 @@
 import copy
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 from PIL import Image
+from support.bench import seconds
 
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner
@@ -81,12 +82,12 @@ class LessonCost:
     @property
     def cells(self) -> list[object]:
         """The row below ``HEADER``."""
-        seconds = (self.after_answer, self.after_lesson, self.answer)
+        times = (self.after_answer, self.after_lesson, self.answer)
         sizes = (self.learned_bytes, self.undo_bytes, self.file_bytes)
         return [
             self.classes,
             self.lessons,
-            *(f"{1e3 * value:.0f}" for value in seconds),
+            *(f"{1e3 * value:.0f}" for value in times),
             f"{self.undo:.2f}",
             *(f"{size / 1e6:.1f}" for size in sizes),
         ]
@@ -145,7 +146,10 @@ class SingleLessons:
         """Teach lessons that are not timed."""
         with ExitStack() as changes:
             if not self._predicts:
-                changes.enter_context(unpredicted())
+                predicts_nothing = patch.object(
+                    Classifier, "predict_before_learning", lambda *_: None
+                )
+                changes.enter_context(predicts_nothing)
             while self.count < count:
                 self.teach()
 
@@ -158,10 +162,10 @@ class SingleLessons:
         answers = []
         self.ask()
         for _ in range(TIMED):
-            after_answer.append(cpu_seconds(self.teach))
-            after_lesson.append(cpu_seconds(self.teach))
-            answers.append(cpu_seconds(self.ask))
-        undo = cpu_seconds(copy.deepcopy(self.learner).undo)
+            after_answer.append(seconds(self.teach, time.process_time))
+            after_lesson.append(seconds(self.teach, time.process_time))
+            answers.append(seconds(self.ask, time.process_time))
+        undo = seconds(copy.deepcopy(self.learner).undo, time.process_time)
         return LessonCost(
             classes=classes,
             lessons=count,
@@ -180,17 +184,3 @@ class SingleLessons:
             path = Path(folder) / "lessons.safetensors"
             self.learner.save(path, weights=False)
             return path.stat().st_size
-
-
-@contextmanager
-def unpredicted() -> Iterator[None]:
-    """Let classifiers learn clips without predicting them before."""
-    with patch.object(Classifier, "predict_before_learning", lambda *_: None):
-        yield
-
-
-def cpu_seconds(function: Callable[[], object]) -> float:
-    """CPU seconds of a call."""
-    begin = time.process_time()
-    function()
-    return time.process_time() - begin
