@@ -352,8 +352,8 @@ def test_a_strip_shows_the_images_that_it_names(count):
     for _ in strip.noting(iter([("", grey) for grey in greys])):
         pass
     picture = strip.picture()
-    shown = [np.asarray(cell).mean() / 7 for cell in cells_of(picture)]
-    assert shown == pytest.approx(picture.shows, abs=0.3)
+    numbers = [np.asarray(cell).mean() / 7 for cell in cells_of(picture)]
+    assert numbers == pytest.approx(picture.shows, abs=0.3)
     assert len(set(picture.shows)) == min(count, 4)
     assert picture.shows[0] == 0
     assert max(picture.shows) >= (count - 1) / 2

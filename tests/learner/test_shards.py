@@ -135,7 +135,7 @@ def test_other_clips_have_other_shards(make, clips, damaged, tmp_path):
 
 def test_what_decides_features_names_their_shards(make, clips):
     source = LessonSource.of(clips, None, "raise")
-    given = {
+    arguments = {
         "learner": make(),
         "clips": source.clips([]),
         "source": source,
@@ -144,14 +144,14 @@ def test_what_decides_features_names_their_shards(make, clips):
     changes = [
         {},
         {"learner": make(image_size=64)},
-        {"clips": given["clips"][1:]},
+        {"clips": arguments["clips"][1:]},
         {"source": LessonSource.of(clips, "cup", "raise")},
         {"source": LessonSource.of(clips, None, "skip")},
         {"runtime": "onnxruntime 1.20"},
     ]
-    names = [_lesson_key(**{**given, **change}) for change in changes]
+    names = [_lesson_key(**{**arguments, **change}) for change in changes]
     assert len(set(names)) == len(changes)
-    assert _lesson_key(**given) == names[0]
+    assert _lesson_key(**arguments) == names[0]
 
 
 def test_a_damaged_shard_is_named(make, clips, tmp_path):

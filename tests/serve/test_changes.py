@@ -19,11 +19,8 @@ from crumb_avalanche.serve.shared import BusyError
 
 
 @pytest.fixture
-def held_lesson(taught, monkeypatch):
-    """A lesson of blue that was learned and waits before it is saved.
-
-    It ends when the event is set; gives the pool, the lesson and the event.
-    """
+def slow_lessons(monkeypatch):
+    """Lessons wait before they are saved; gives the events of their start and end."""
     started = threading.Event()
     end = threading.Event()
     teach_learner = Learner.teach
@@ -35,6 +32,16 @@ def held_lesson(taught, monkeypatch):
         return lesson
 
     monkeypatch.setattr(Learner, "teach", slow)
+    return started, end
+
+
+@pytest.fixture
+def held_lesson(taught, slow_lessons):
+    """A lesson of blue that was learned and waits before it is saved.
+
+    It ends when the event is set; gives the pool, the lesson and the event.
+    """
+    started, end = slow_lessons
     with ThreadPoolExecutor() as pool:
         lesson = pool.submit(taught.post, "/teach?label=blue", files=form("blue"))
         assert started.wait(120)
@@ -77,18 +84,8 @@ def test_teachers_queue(taught, held_lesson, monkeypatch):
     assert names(taught) == {"red": 8, "green": 4, "blue": 4}
 
 
-def test_a_stop_breaks_a_lesson_off(taught, shared, monkeypatch):
-    started = threading.Event()
-    end = threading.Event()
-    teach_learner = Learner.teach
-
-    def slow(self, *arguments, **keywords):
-        lesson = teach_learner(self, *arguments, **keywords)
-        started.set()
-        assert end.wait(120)
-        return lesson
-
-    monkeypatch.setattr(Learner, "teach", slow)
+def test_a_stop_breaks_a_lesson_off(taught, shared, slow_lessons):
+    started, end = slow_lessons
     content = shared.path.read_bytes()
 
     async def stopped():

@@ -40,9 +40,9 @@ def open_file(client, content):
 
 def test_a_learner_file_is_opened(taught, weights_file, tmp_path):
     path = tmp_path / "other.safetensors"
-    other = Learner("recommended", "small_cnn", weights_file, 32)
-    other.teach(Image.new("RGB", (32, 32), "navy"), "sea")
-    other.save(path)
+    learner_of_sea = Learner("recommended", "small_cnn", weights_file, 32)
+    learner_of_sea.teach(Image.new("RGB", (32, 32), "navy"), "sea")
+    learner_of_sea.save(path)
     version = open_file(taught, path.read_bytes()).json()["version"]
     assert names(taught) == {"sea": 1}
     post(taught, f"/revert?version={version}")
