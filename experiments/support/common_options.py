@@ -246,6 +246,7 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
         metavar="DIR",
         help="folder of the images of each",
     )
+    add("--backbone", help="as for crumb run; default the preset's")
     add("--weights", default="torchvision", help="weights, as for crumb run")
     add(
         "--feature-cache",
@@ -402,6 +403,7 @@ def _shared_settings(chosen: argparse.Namespace) -> RunSettings:
     """Return the settings that all runs share."""
     return RunSettings(
         preset=chosen.preset,
+        backbone=chosen.backbone,
         weights=chosen.weights,
         feature_cache=chosen.feature_cache,
         cache_precision=chosen.cache_precision,

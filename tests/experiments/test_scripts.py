@@ -296,6 +296,8 @@ def test_settings_by_the_options():
         "IMAGES",
         "--runs",
         "0,3-4",
+        "--backbone",
+        "resnet18",
         "--weights",
         "FILE",
     )
@@ -306,6 +308,7 @@ def test_settings_by_the_options():
         "IMAGES",
         "FILE",
     )
+    assert settings.backbone == "resnet18"
     assert (
         settings.strategy,
         settings.runs,
