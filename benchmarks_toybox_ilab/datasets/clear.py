@@ -43,12 +43,13 @@ EVALUATION = ("iid", "streaming")
 
 
 def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layout:
-    """Return the layout of CLEAR-10 or CLEAR-100.
+    """Return the layout of CLEAR-10 or CLEAR-100: how its files lie in folders.
 
     Args:
-        name, title, rule: See `Layout`.
+        name, title: Name of the data set in code and in text.
         number: Number of classes.
         classes: Regular expression of their names.
+        rule: What names of classes are, for the message at a file that does not fit.
     """
     folder = (
         rf"(?P<folder>(?P<split>{'|'.join(SPLITS)})/labeled_images/"
@@ -72,7 +73,7 @@ def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layo
             "train_sessions": sessions,
             "test_sessions": sessions,
         },
-        owner="the data set",
+        owner="the data set",  # whose counts these are, in messages
     )
 
 
@@ -107,7 +108,8 @@ def CLEARFrames(
     out. Classes and buckets may be missing.
 
     Args:
-        root, paths: See `Layout.find_images`.
+        root: Folder of the data set.
+        paths: Files below root, if they are known; None lists the folder.
         data_name: "clear10" or "clear100".
         evaluation_protocol: In "iid" the splits are the official `train` and `test`
             folders, in every run; in "streaming" all images are for training.
@@ -119,7 +121,7 @@ def CLEARFrames(
     _check_known("evaluation_protocol", evaluation_protocol, EVALUATION)
     root, images = LAYOUTS[data_name].find_images(root, paths)
     frames = []
-    for image in images:
+    for image in images:  # the match of an image's path with the layout's pattern
         frames.append(
             Frame(
                 path=image[0],
@@ -181,12 +183,13 @@ def CLEAR(
     sets, `CLEARMetric` of Avalanche gives the figures of the paper.
 
     Args:
-        dataset_root, host: See `Benchmark.stream`.
-        data_name: See `CLEARFrames`.
+        dataset_root: Folder of the data set; None is where Avalanche keeps it.
+        data_name: "clear10" or "clear100".
         evaluation_protocol: "iid" tests on the official test images of a bucket. In
             "streaming", Avalanche's default, an experience and its test set both have
             all images of their bucket: test a model on those of the *next* bucket,
             which it has not seen.
+        **host: Keywords of every stream, see `StreamKeywords`.
 
     Raises:
         ValueError: If there is no data set or no protocol of that name.
@@ -197,6 +200,7 @@ def CLEAR(
     if evaluation_protocol == "streaming":
         benchmark = replace(benchmark, test_split="train")
     arguments = {"data_name": data_name, "evaluation_protocol": evaluation_protocol}
+    # A benchmark is bound to one function that makes its table: here one for both.
     return replace(benchmark, frames=CLEARFrames).stream(
         dataset_root, arguments, **host
     )

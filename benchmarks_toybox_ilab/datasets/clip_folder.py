@@ -22,7 +22,11 @@ from benchmarks_toybox_ilab.datasets.registry import (
     register,
     shows_keywords,
 )
-from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, walk
+from benchmarks_toybox_ilab.tables.folders import (
+    entries_of,
+    ignored_files_in_words,
+    walk,
+)
 from benchmarks_toybox_ilab.tables.frame import (
     Frame,
     FrameTableError,
@@ -143,9 +147,9 @@ def ClipFolderFrames(
         images_of |= _clips_of_class(folder, name, ignored)
     for clip in images_of:
         _check_utf8(str(clip.path.relative_to(root)), root)
-    # An error of the numbers comes before videos are decoded.
+    # Chosen only to raise an error of the numbers before videos are decoded.
     _choose_held_out(list(images_of), run, held_out)
-    ignored_in_words = ignored_files(ignored)
+    ignored_in_words = ignored_files_in_words(ignored)
     if ignored_in_words:
         text = f"below {root} are ignored: {ignored_in_words}"
         warnings.warn(printable(text), stacklevel=1)
@@ -157,7 +161,7 @@ def ClipFolderFrames(
         if not images_of[clip]:  # a video that cannot be read
             del images_of[clip]
     test = _choose_held_out(list(images_of), run, held_out)
-    for clip in test.divided:
+    for clip in test.divided:  # only clips of their class, whose last fifth is tested
         if len(images_of[clip]) == 1:
             raise FrameTableError(
                 f"class {clip.class_name!r} has a single image, that of {clip.path}, "
@@ -173,7 +177,7 @@ def ClipFolderFrames(
         elif clip in test.divided:
             first_tested = len(images) - _rounded_fifth(len(images))
         frames += _frames_of_clip(clip, images, root, first_tested)
-    return FrameTable(frames, root, UprightImages(root), root.name)
+    return FrameTable(frames, root, reader=UprightImages(root), name=root.name)
 
 
 def _frames_of_clip(
@@ -210,7 +214,8 @@ def _names_of_class_folders(
 
     Args:
         root: Folder of the data set.
-        ignored: Counts the files that are left out, by extension.
+        ignored: Number of files that are left out, by extension; those beside the
+            class folders are added to it.
         new_class: Take names that are nearly alike, or those of splits, as classes.
 
     Raises:
@@ -221,7 +226,7 @@ def _names_of_class_folders(
     """
     entries = entries_of(root)
     ignored.update(entries.ignored)
-    for file in (*entries.images, *entries.videos):
+    for file in (*entries.images, *entries.videos):  # the first one, if any
         raise FrameTableError(f"{file} lies where class folders are expected; {_RULE}")
     if not entries.folders:
         raise FrameTableError(f"{root} holds no class folders; {_RULE}")
@@ -279,6 +284,10 @@ def _choose_held_out(
         run: Number of the run.
         held_out: Number of objects of each class, or of clips of its only object; None
             is a fifth.
+
+    Returns:
+        `clips`, which are tested whole, and `divided`: those that are the only one of
+        their class, of which the last frames are tested.
 
     Raises:
         FrameTableError: If a class has no more of them.
@@ -375,7 +384,8 @@ def _clips_of_class(
     Args:
         folder: Folder of the class, with `object/.../clip` or fewer levels below it.
         class_name: Name of the class.
-        ignored: Counts the files that are left out, by extension.
+        ignored: Number of files that are left out, by extension; those of the class are
+            added to it.
 
     Raises:
         FrameTableError: If there are no clips, or two have the same name.
@@ -407,7 +417,7 @@ def _clips_of_class(
                 name = "/".join([*clip_folders, video.stem])
                 add_clip(object_name, name, video, images=[])
     if not images_of:
-        ignored_in_words = ignored_files(ignored)
+        ignored_in_words = ignored_files_in_words(ignored)
         but = f" (but {ignored_in_words})" if ignored_in_words else ""
         raise FrameTableError(
             f"{folder} holds no images and no videos{but}; fill it or remove it. "
@@ -448,12 +458,12 @@ def _frames_of_videos(
         FrameTableError: If videos cannot be read, or one was changed meanwhile.
     """
     rate = str(fps).removesuffix(".0")
-    folder = root / FRAMES_FOLDER / f"{rate}fps"
+    folder = root / FRAMES_FOLDER / f"{rate}fps"  # for the images
     jobs = []
     for video in videos:
         frames_folder = folder / video.relative_to(root)
         jobs.append(Job(video, frames_folder, digits=6, fps=fps, size=SHORT_SIDE))
-    failures: dict[Path, str] = {}
+    failures: dict[Path, str] = {}  # a message by path of the video
     if not all(job.is_finished for job in jobs):
         failures = extract_many(jobs)
     if failures and bad_videos is None:
@@ -470,7 +480,7 @@ def _frames_of_videos(
     for job in jobs:
         if job.video in failures:
             continue
-        names = job.finished_frames()
+        names = job.finished_frames()  # None if the video or an image has changed
         if names is None:
             raise FrameTableError(
                 f"video {job.video} was changed while it was read; run the same again."

@@ -119,8 +119,12 @@ def CORe50Frames(
     Sessions 3, 7 and 10 are the test split, the other eight the training split in every
     run. Frames 10, 30, ..., 290 of each clip (an object in a session) are used. Objects
     are named "o1" to "o50" and sessions "s1" to "s11" like their folders. Sessions,
-    clips and frames may be missing. `reference` has no effect: the published code uses
-    the same frames. See `Layout.find_images` for the others.
+    clips and frames may be missing.
+
+    Args:
+        root: Folder of the data set.
+        paths: Files below root, if they are known; None lists the folder.
+        reference: Has no effect: the published code uses the same frames.
     """
     root, images = LAYOUT.find_images(root, paths)
     frames = []
@@ -132,7 +136,14 @@ def CORe50Frames(
                 path_of_frame = clips.get(session, {})
                 for frame, path in sorted(path_of_frame.items()):
                     frames.append(
-                        Frame(path, class_name, f"o{number}", session, frame, split)
+                        Frame(
+                            path=path,
+                            class_name=class_name,
+                            object_name=f"o{number}",
+                            session=session,
+                            frame=frame,
+                            split=split,
+                        )
                     )
     return LAYOUT.table(frames, root)
 
@@ -196,6 +207,7 @@ def CORe50ListedFrames(
         raise ValueError(f"run is {run}, but CORe50 publishes the runs 0 to 9.")
     folder, batches = LISTS[scenario]  # of the lists, and how many experiences
     root = Path(root)
+    # The folder of Avalanche's data may be given, too.
     if not (root / folder).is_dir() and (root / "core50" / folder).is_dir():
         root = root / "core50"
     images = root / (MINI if mini else IMAGES)
@@ -210,7 +222,10 @@ def CORe50ListedFrames(
         )
 
     def listed_image(image: re.Match[str], label: int, line: int) -> Listed:
-        # Objects o1 to o50 are numbered class by class.
+        """Return what the path of an image says; label and number of line do not count.
+
+        Objects o1 to o50 are numbered class by class.
+        """
         number = int(image["object"])
         class_index, index_in_class = divmod(number - 1, OBJECTS)
         class_name = CLASSES[class_index]
@@ -248,7 +263,8 @@ def CORe50(
     The paper's ten categories, or an official protocol.
 
     Args:
-        dataset_root, reference: See `Benchmark.stream`; `reference` is for "paper".
+        dataset_root: Folder of the data set; None is where Avalanche keeps it.
+        reference: Draw orders as the paper's published code does; for "paper".
         scenario: "paper" is `CORe50Categories`; "ni", "nc", "nic", "nicv2_79",
             "nicv2_196" and "nicv2_391" have the experiences and the one test experience
             of the authors' lists, as Avalanche's `CORe50` has, and `run` chooses the
@@ -282,7 +298,7 @@ def CORe50(
         raise ValueError(
             f"unknown scenario {scenario!r}; known are paper, {', '.join(LISTS)}."
         )
-    useless = given_keywords(host)
+    useless = given_keywords(host)  # names of those that a caller gave a value
     if reference:
         useless.append("reference")
     if useless:
@@ -300,7 +316,7 @@ def CORe50(
         classes_per_experience=None,
         batch_size=21,
         budget_images=15,
-        protocol=TABLE,
+        protocol=TABLE,  # experiences and order as in the table
     )
     by_object = object_lvl is None or object_lvl  # so by default
     arguments = {"scenario": scenario, "object_lvl": by_object, "mini": mini}

@@ -74,16 +74,17 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     runs 5 to 9 use r - 5 and r - 5 + n // 2.
 
     Args:
-        root: See `Layout.find_images`.
+        root: Folder of the data set.
         run: Chooses the test objects.
 
     Raises:
-        FrameTableError: Also if a class has fewer than 3 objects.
+        FrameTableError: If there is no data set, or a class has fewer than 3 objects.
         ValueError: If run is not a whole number of at least 0.
     """
     run = whole_number("run", run, 0)
     root, images = LAYOUT.find_images(root)
     frames = []
+    # `rings_of_object` holds the path of each image by object, ring and azimuth.
     for class_name, rings_of_object in LAYOUT.clips(images).items():
         objects = sorted(rings_of_object, key=natural_key)
         if len(objects) <= TEST_OBJECTS:
@@ -97,7 +98,16 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
             split = "test" if name in held_out else "train"
             for ring, path_of_azimuth in sorted(rings_of_object[name].items()):
                 for azimuth, path in sorted(path_of_azimuth.items()):
-                    frames.append(Frame(path, class_name, name, ring, azimuth, split))
+                    frames.append(
+                        Frame(
+                            path=path,
+                            class_name=class_name,
+                            object_name=name,
+                            session=ring,
+                            frame=azimuth,
+                            split=split,
+                        )
+                    )
     return LAYOUT.table(frames, root)
 
 

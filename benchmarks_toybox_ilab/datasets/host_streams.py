@@ -85,6 +85,7 @@ def frames_of(benchmark: Any, name: str = "avalanche") -> FrameTable:
     for split in SPLITS:
         for number, experience in enumerate(getattr(benchmark, f"{split}_stream")):
             dataset = experience.dataset
+            # Neither images nor labels are transformed.
             untransformed = dataset.replace_current_transform_group((None, None))
             datasets[f"{split}/{number}"] = untransformed
             for position, label in enumerate(dataset.targets):
@@ -116,6 +117,7 @@ def from_capymoa(scenario: Any) -> Any:
     from torch.utils.data import Subset
 
     def with_targets(task: Any) -> Any:
+        """Return the data set of a task with its labels as `targets`, for Avalanche."""
         dataset: Any = Subset(task, range(len(task)))
         dataset.targets = [int(label) for _, label in task]
         return dataset
@@ -139,7 +141,7 @@ def host_benchmark(name: str) -> Benchmark:
             arguments.
     """
     generator, _, text = name.removeprefix(PREFIX).partition(":")
-    arguments = []
+    arguments = []  # of the generator: names and values
     for assignment in filter(None, text.split(",")):
         key, equals, value = assignment.partition("=")
         if not key or not equals:
@@ -153,10 +155,10 @@ def host_benchmark(name: str) -> Benchmark:
     return Benchmark(
         layout,
         partial(_frames_of_generator, name, generator, tuple(arguments)),
-        classes_per_experience=None,
+        classes_per_experience=None,  # those of the stream
         batch_size=21,
         budget_images=15,
-        protocol=TABLE,
+        protocol=TABLE,  # experiences and order as in the table
     )
 
 
@@ -198,7 +200,7 @@ def _frames_of_generator(
         "dataset_root": root,
         "run": run,
     }
-    if "run" not in parameters:
+    if "run" not in parameters:  # most generators of Avalanche call it seed
         defaults["seed"] = defaults.pop("run")
     keywords = {key: value for key, value in defaults.items() if key in parameters}
     _check_generator_arguments(name, parameters, {*keywords, *dict(arguments)})
@@ -212,7 +214,8 @@ def _frames_of_generator(
             f"Avalanche cannot make {name} ({reason}); give other arguments in the "
             "name."
         ) from error
-    return frames_of(stream, f"{name} {root or ''} {run}".strip())
+    # Caches of features take the name of the table for its content.
+    return frames_of(stream, name=f"{name} {root or ''} {run}".strip())
 
 
 def _generator_of_avalanche(name: str) -> Callable[..., Any]:

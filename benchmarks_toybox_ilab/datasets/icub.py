@@ -84,8 +84,8 @@ def ICubFrames(
     be missing.
 
     Args:
-        root, paths: See `Layout.find_images`; the folder may contain all categories
-            without parts.
+        root: Folder of the data set; it may contain all categories without parts.
+        paths: Files below root, if they are known; None lists the folder.
         reference: Choose the first day as the published code does, which sorts the
             names as text: day10 before day2. By default day2 comes before day10.
     """
@@ -97,11 +97,11 @@ def ICubFrames(
         for number, clips in sorted(objects.items()):
             for transformation, path_of in sorted(clips.items()):
                 split = "test" if transformation == TEST_TRANSFORMATION else "train"
-                frames_of_day: dict[str, list[int]] = {}
+                frames_of_day: dict[str, list[int]] = {}  # numbers of the files
                 for day, frame in path_of:
                     frames_of_day.setdefault(day, []).append(frame)
-                key = None if reference else natural_key
-                first_day = min(frames_of_day, key=key)
+                day_order = None if reference else natural_key
+                first_day = min(frames_of_day, key=day_order)
                 for frame in sorted(frames_of_day[first_day])[::STEP]:
                     frames.append(
                         Frame(

@@ -98,14 +98,16 @@ def ILabFrames(
     of possible starts), so each session is independent of the others.
 
     Args:
-        root, paths: See `Layout.find_images`; root may also be `train_img` itself.
+        root: Folder of the data set; it may also be `train_img` itself.
+        paths: Files below root, if they are known; None lists the folder.
         reference: Draw the starts with Python's generator, seeded with 0, for the
             sorted sessions. The published code draws them from that generator in the
             order in which pandas groups its index file; whether the draws agree file by
             file is not verified.
 
     Raises:
-        FrameTableError: Also if a class has no object with 8 sessions of 15 images.
+        FrameTableError: If there is no data set, or a class has no object with 8
+            sessions of 15 images.
     """
     root, images = LAYOUT.find_images(root, paths)
     # The draws go on from one session to the next.

@@ -61,8 +61,9 @@ def ILabCORe50Frames(
     those of `ILabFrames` and `CORe50Frames`.
 
     Args:
-        root, paths: See `Layout.find_images`. Files outside the two folders are
-            ignored.
+        root: Folder that holds those of both data sets.
+        paths: Files below root, if they are known; None lists the folder. Files outside
+            the two folders are ignored.
         reference: Choose the clips as pandas does in the published code: permute the
             clips of a class, in natural order, by numpy's legacy generator seeded with
             the class number (iLab's 1 to 15 with 11 for the unused semi, CORe50's 16 to
@@ -78,16 +79,17 @@ def ILabCORe50Frames(
         ilab_paths = _paths_below(ILAB, paths)
         core50_paths = _paths_below(CORE50, paths)
     tables = (
-        ILabFrames(root / ILAB, ilab_paths, reference),
-        CORe50Frames(root / CORE50, core50_paths, reference),
+        ILabFrames(root / ILAB, ilab_paths, reference=reference),
+        CORe50Frames(root / CORE50, core50_paths, reference=reference),
     )
     frames: list[Frame] = []
     for table in tables:
         frames += table.frames_below(root)
     joined = FrameTable(frames, root, name="ilab_core50")
-    balanced_clips: list[np.ndarray] = []  # rows of each
+    balanced_clips: list[np.ndarray] = []  # the row numbers of each, in `joined`
     for split in SPLITS:
         balanced_clips += _balanced_clips(joined, split, reference)
+    # Grouped once more, which brings them into natural order.
     clips_in_order = joined.clips(np.concatenate(balanced_clips))
     rows = np.concatenate(clips_in_order)
     return FrameTable((joined[row] for row in rows), root, name=joined.name)
@@ -138,7 +140,7 @@ def _balanced_clips(table: FrameTable, split: str, reference: bool) -> list[np.n
         )
     chosen: list[np.ndarray] = []
     for name, clips in clips_of_class.items():
-        if reference:
+        if reference:  # as pandas samples rows with a seed
             generator = np.random.RandomState(_CLASS_NUMBER[name])
             order = generator.permutation(len(clips))
             ordered_clips = [clips[index] for index in order]
@@ -179,6 +181,12 @@ def ILabCORe50(
     of CORe50, each group shuffled. The published code counts iLab's unused category as
     a class and loses a real one in most runs, so that it streams 23. Here all 24 are
     streamed in every run, also with `reference`, so the order of classes is not the
-    published one. See `Benchmark.stream`.
+    published one.
+
+    Args:
+        dataset_root: Folder that holds those of both data sets; None is where Avalanche
+            keeps data.
+        reference: Choose clips and draw orders as the paper's published code does.
+        **host: Keywords of every stream, see `StreamKeywords`.
     """
     return BENCHMARK.stream(dataset_root, {"reference": reference}, **host)

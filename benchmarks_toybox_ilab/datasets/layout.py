@@ -372,7 +372,7 @@ def _count_by_class(table: FrameTable) -> Counter[tuple[str, str]]:
     """Count images, clips and sessions of a table by class and split.
 
     Returns:
-        Numbers by class and a key of `Layout.counts`: "train", "train_clips",
+        Numbers by class and what is counted: "train" (images), "train_clips",
         "train_sessions", the same of "test", and 1 for "classes".
     """
     counts = Counter((name, "classes") for name in table.classes)
@@ -414,10 +414,14 @@ def single_image(image: re.Match[str], class_name: str | None = None) -> Frame:
 
 
 def paper_order(classes: Sequence[str]) -> Callable[..., list[list[str]] | None]:
-    """Make `class_groups(table, reference)` of the paper's order of classes.
+    """Make the function that returns the groups of classes in the paper's order.
 
-    It returns one group in this order with `reference`, and None, which sorts by name,
-    without.
+    Args:
+        classes: Names of all classes in this order.
+
+    Returns:
+        `class_groups(table, reference)`, which returns one group, the classes of the
+        table in this order, with `reference`; and None, which sorts by name, without.
     """
 
     def class_groups(
@@ -470,7 +474,8 @@ def read_lists(
         folder, ending: The files are `train_batch_00` and so on, and `test`, with this
             ending.
         batches: Number of training lists.
-        pattern, example: Of the path of an image, and of a line, for messages.
+        pattern: Regular expression of the path of an image.
+        example: A line, for messages.
         names: Called with the match of an image's path, its label and the number of its
             line; returns what is known of the image.
         labelled: Whether each class has a label of its own, from 0.
@@ -496,7 +501,7 @@ def read_lists(
             )
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         for number, line in enumerate(lines, 1):
-            path, _, label = line.strip().rpartition(" ")
+            path, _, label = line.strip().rpartition(" ")  # the last word is the label
             image = pattern.fullmatch(path)
             if not image or not (label.isascii() and label.isdigit()):
                 raise FrameTableError(

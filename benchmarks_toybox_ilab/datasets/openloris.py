@@ -83,11 +83,11 @@ def _key_of_image(image: re.Match[str], factors: tuple[str, ...]) -> tuple | Non
 
 
 def _layout(name: str, factors: tuple[str, ...]) -> Layout:
-    """Return the layout of a stream of OpenLORIS that has some of the factors.
+    """Return the layout of a stream of OpenLORIS: how its files lie in folders.
 
     Args:
-        name: Name of the stream, a key of `STREAMS`.
-        factors: Its factors in order.
+        name: Name of the stream, such as "clutter", or "sequence" for all factors.
+        factors: Its factors in order; images of other factors are not used.
     """
     sessions = len(CLASSES) * len(factors) * SEGMENTS
     return Layout(
@@ -111,7 +111,7 @@ def _layout(name: str, factors: tuple[str, ...]) -> Layout:
             "train_sessions": sessions,
             "test_sessions": sessions,
         },
-        owner="the data set",
+        owner="the data set",  # whose counts these are, in messages
         classes=CLASSES,
     )
 
@@ -134,7 +134,8 @@ def OpenLORISFrames(
     Objects and segments may be missing.
 
     Args:
-        root, paths: See `Layout.find_images`.
+        root: Folder of the data set.
+        paths: Files below root, if they are known; None lists the folder.
         factor: "clutter", "illumination", "occlusion" or "pixel"; "sequence" is all of
             them.
 
@@ -146,6 +147,8 @@ def OpenLORISFrames(
     layout = LAYOUTS[factor]
     root, images = layout.find_images(root, paths)
     frames = []
+    # `clips_of_factor` holds the path of each image by factor, clip (such as
+    # "train/segment1") and name.
     for class_name, clips_of_factor in layout.clips(images).items():
         for position, factor_name in enumerate(STREAMS[factor]):
             clips = clips_of_factor.get(factor_name, {})
@@ -207,6 +210,7 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
     """
 
     def listed_image(image: re.Match[str], label: int, line: int) -> Listed:
+        """Return class, object and frame of an image by its path, label and line."""
         folder = image[0].rpartition("/")[0]
         return Listed(class_name=str(label), object_name=folder, frame=line)
 
@@ -234,17 +238,18 @@ def OpenLORIS(
     36 for "sequence", with all 121 classes each.
 
     Args:
-        dataset_root, host: See `Benchmark.stream`. Lists leave nothing to draw or
-            divide.
+        dataset_root: Folder of the data set; None is where Avalanche keeps it.
         factor: As in `OpenLORISFrames`; or "mixture-iros", the 12 batches of the
             competition at IROS 2019 with one test experience, as Avalanche's generator
             has them.
+        **host: Keywords of every stream, see `StreamKeywords`. The lists of
+            "mixture-iros" leave nothing to draw or divide.
 
     Raises:
         ValueError: If the factor is unknown, or a keyword does not fit it.
     """
     if factor == MIXTURE:
-        useless = given_keywords(host)
+        useless = given_keywords(host)  # names of those that a caller gave a value
         if useless:
             raise ValueError(
                 f"{' and '.join(useless)} cannot be given with factor {MIXTURE!r}: its "
@@ -256,8 +261,8 @@ def OpenLORIS(
             classes_per_experience=None,
             batch_size=32,
             budget_images=len(CLASSES),
-            protocol=TABLE,
-            host_folder="openloris",
+            protocol=TABLE,  # experiences and order as in the table
+            host_folder="openloris",  # where Avalanche keeps it
         )
         return listed.stream(dataset_root, {}, **host)
     if factor not in BENCHMARKS:

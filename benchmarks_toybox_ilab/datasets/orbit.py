@@ -124,12 +124,12 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
     times; here they are the same in every run. A session is a video.
 
     Args:
-        root: See `Layout.find_images`.
+        root: Folder of the data set.
         run: Chooses the user: run 0 is P177, run 16 P999, run 17 P177 again.
         user: The name of a test user, instead.
 
     Raises:
-        FrameTableError: Also if annotations are missing or damaged.
+        FrameTableError: If there is no data set, or annotations are missing or damaged.
         ValueError: If there is no such test user, or run is not a whole number of at
             least 0.
     """
@@ -141,9 +141,12 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
             f"unknown user {user!r}; the test users are {', '.join(users)}."
         )
     folder = LAYOUT.folder(Path(root))
+    # Only the images of the user are listed.
     layout_of_user = replace(LAYOUT, folders=(f"test/{user}",))
     folder, images = layout_of_user.find_images(folder)
     frames: list[Frame] = []
+    # `paths_of_kind` holds the path of each image by kind of video, and video with
+    # number of the frame.
     for object_name, paths_of_kind in LAYOUT.clips(images).get(user, {}).items():
         clean_paths = paths_of_kind.get("clean", {})
         clutter_paths = paths_of_kind.get("clutter", {})
@@ -177,7 +180,14 @@ def _frames_of_object(
         for number in numbers:
             path = paths[video, number]
             frames.append(
-                Frame(path, object_name, object_name, video, number, KINDS[kind])
+                Frame(
+                    path=path,
+                    class_name=object_name,
+                    object_name=object_name,
+                    session=video,
+                    frame=number,
+                    split=KINDS[kind],
+                )
             )
     return frames
 

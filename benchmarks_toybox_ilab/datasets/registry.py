@@ -59,10 +59,13 @@ def given_keywords(host: StreamKeywords, names: Iterable[str] = DRAWN) -> list[s
 
 
 def shows_keywords(generator: Generator) -> Generator:
-    """Put the keywords of every stream into the signature of a generator.
+    """Put the keywords of every stream into the signature of a generator, in place.
 
     `help`, editors and `inspect.signature` then name them, instead of `**host`. Those
     that a data set sets itself have the default None.
+
+    Returns:
+        The same generator, for use as a decorator.
     """
     signature = inspect.signature(generator)
     parameters = dict(signature.parameters)
@@ -209,6 +212,7 @@ class Benchmark:
 
         arguments = dict(arguments or {})
         _check_keywords(self.name, keywords, of_generator=arguments)
+        # Some tables depend on the run, too. A seed takes its place, as in Avalanche.
         if "run" in self.options:
             run = keywords.get("seed")
             if run is None:
@@ -218,10 +222,10 @@ class Benchmark:
         if download and root is not None and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **arguments)
-        image_size = cast(int, arguments.get("size", 224))
+        image_size = cast(int, arguments.get("size", 224))  # pixels; toy shapes say it
         # Editors follow the keywords into make_benchmark only if no item is assigned.
         keywords.update(self._defaults(keywords, image_size))  # type: ignore
-        order = self._order_of_host(table, keywords)
+        order = self._order_of_host(table, keywords)  # classes as Avalanche draws them
         if order is not None:
             keywords.update({"fixed_class_order": order})
         reference = bool(arguments.get("reference"))
@@ -259,6 +263,7 @@ class Benchmark:
                 "n_experiences and classes_per_experience both divide the classes; "
                 "give one of them."
             )
+        # What the call gives a value to goes before the default.
         for name in given_keywords(keywords, [*defaults]):
             del defaults[name]
         return defaults
@@ -272,7 +277,8 @@ class Benchmark:
 
         Args:
             table: The frames.
-            keywords: Of the call of the generator.
+            keywords: Those of the generator's call: "seed", "shuffle" and
+                "fixed_class_order" matter.
         """
         seed = keywords.get("seed")
         is_fixed = keywords.get("fixed_class_order") is not None
@@ -309,7 +315,7 @@ class Benchmark:
 def _check_keywords(
     name: str, keywords: Mapping[str, object], of_generator: Iterable[str]
 ) -> None:
-    """Raise TypeError if a generator of a data set has no such keyword.
+    """Raise TypeError if a call of a data set's generator has an unknown keyword.
 
     Args:
         name: Name of the data set.
@@ -332,6 +338,11 @@ def download_whole(url: str, md5: str, root: Path) -> None:
     """Download the archive of a data set to root and unpack it there.
 
     All of it, or nothing if that is interrupted. Folders that hold files stay.
+
+    Args:
+        url: Address of the archive.
+        md5: Its MD5 checksum.
+        root: Folder of the data set.
     """
     from torchvision.datasets.utils import download_and_extract_archive
 

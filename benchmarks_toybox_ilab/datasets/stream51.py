@@ -118,7 +118,7 @@ def Stream51Frames(
     clip of its own. A list that is damaged is an error, too.
 
     Args:
-        root: See `Layout.find_images`, also for errors.
+        root: Folder of the data set.
         bbox_crop: Whether images are cut to the box around their object.
         ratio: Of the side of the cut to that of the box, at least 1.
 
@@ -141,12 +141,14 @@ def Stream51InstanceFrames(
     experiences, "batch0", "batch1", ... of `eval_num` frames for training, and "test".
 
     Args:
-        root, bbox_crop, ratio: See `Stream51Frames`, also for errors.
+        root: Folder of the data set.
+        bbox_crop: Whether images are cut to the box around their object.
+        ratio: Of the side of the cut to that of the box, at least 1.
         seed: Of the order of the videos.
         eval_num: Frames of an experience; the last may have fewer.
     """
     table = _table_of_classes(root, bbox_crop=bbox_crop, ratio=ratio)
-    videos: list[list[Frame]] = []
+    videos: list[list[Frame]] = []  # the training frames of each
     for row in table.rows("train").tolist():
         begins_video = table.frame[row] == 0
         if begins_video or not videos:
@@ -160,7 +162,11 @@ def Stream51InstanceFrames(
     ]
     frames += [table[row] for row in table.rows("test").tolist()]
     return FrameTable(
-        frames, table.root, table.reader, LAYOUT.name, classes=table.classes
+        frames,
+        root=table.root,
+        reader=table.reader,
+        name=LAYOUT.name,
+        classes=table.classes,
     )
 
 
@@ -228,7 +234,7 @@ def _table_of_classes(
             "the object."
         )
     folder, images = LAYOUT.find_images(root)
-    paths = {image[0] for image in images}  # of all images
+    paths = {image[0] for image in images}  # of all images, relative to the folder
     train = list(_entries_of_list(folder, "train", paths))
     test = []
     for entry in _entries_of_list(folder, "test", paths):
@@ -247,12 +253,14 @@ def _table_of_classes(
             frames.append(_row_of_training_image(entry, names[entry.number]))
         for entry in test:
             frames.append(_row_of_test_image(entry, names[entry.number], "test"))
-    reader = None
+    reader = None  # images are read as they are
     if bbox_crop:
         boxes = {entry.path: entry.box for entry in (*train, *test)}
         boxes_of_frames = {frame.path: boxes[frame.path] for frame in frames}
         reader = Cuts(folder, boxes_of_frames, ratio)
-    return FrameTable(frames, folder, reader, LAYOUT.name, classes=classes)
+    return FrameTable(
+        frames, root=folder, reader=reader, name=LAYOUT.name, classes=classes
+    )
 
 
 def _class_of_number(
@@ -328,7 +336,7 @@ def _entries_of_list(folder: Path, split: str, paths: set[str]) -> Iterator[_Lis
             f"{file} cannot be read: {error}. Unpack it from Stream-51.zip."
         ) from error
     if not isinstance(entries, list):
-        entries = [entries]
+        entries = [entries]  # no list: the check below says so
     for position, entry in enumerate(entries):
         length = 1 + ENTRIES[split].count(",")
         if not _is_list_entry(entry, length):
@@ -337,7 +345,9 @@ def _entries_of_list(folder: Path, split: str, paths: set[str]) -> Iterator[_Lis
                 f"{ENTRIES[split]}, the box right, left, bottom and top in pixels. "
                 "Unpack it again from Stream-51.zip."
             )
-        number, *clip_video_frame, _, box, path = entry  # none of the three in test
+        # Class, clip, video and frame, size, box, path; a test image has no clip, video
+        # and frame.
+        number, *clip_video_frame, _, box, path = entry
         if path not in paths or not path.startswith(f"{split}/"):
             raise FrameTableError(
                 f"{file} lists {path[:80]!r}, which is no image below "
@@ -402,14 +412,17 @@ def Stream51(
     Each has about 3,000 training frames.
 
     Args:
-        dataset_root, download, host: See `Benchmark.stream`. A seed draws the order of
-            classes, or of videos, as Avalanche and the authors do.
+        dataset_root: Folder of the data set; None is where Avalanche keeps it.
         scenario: "class_instance" and "class_iid" are the protocols of these names;
             "instance" shows the videos of all classes in random order, with one test
             experience.
         eval_num: Classes of an experience, by default 1 (Avalanche: 10); in "instance"
             its frames, by default 30,000.
-        bbox_crop, ratio: See `Stream51Frames`.
+        bbox_crop: Whether images are cut to the box around their object.
+        ratio: Of the side of the cut to that of the box, at least 1.
+        download: Download the data set if nothing of it is there.
+        **host: Keywords of every stream, see `StreamKeywords`. A seed draws the order
+            of classes, or of videos, as Avalanche and the authors do.
 
     Raises:
         ValueError: If the scenario is unknown, or a keyword does not fit it.
@@ -419,7 +432,7 @@ def Stream51(
             f"unknown scenario {scenario!r}; known are {', '.join(SCENARIOS)}. All "
             'frames in one shuffled experience are protocol="offline".'
         )
-    cuts = {"bbox_crop": bbox_crop, "ratio": ratio}
+    cuts = {"bbox_crop": bbox_crop, "ratio": ratio}  # arguments of the table
     if scenario == "instance":
         return _instance_stream(dataset_root, eval_num, cuts, download, host)
     # Editors follow the keywords only if no item is assigned.
@@ -441,9 +454,13 @@ def _instance_stream(
     """Make the stream of the scenario "instance" of Stream-51.
 
     Args:
-        dataset_root, eval_num, download, host: See `Stream51`.
+        dataset_root: Folder of the data set; None is where Avalanche keeps it.
+        eval_num: Frames of an experience; None is 30,000.
         cuts: The arguments `bbox_crop` and `ratio` of its table.
+        download: Download the data set if nothing of it is there.
+        host: Keywords of every stream, see `StreamKeywords`.
     """
+    # Only the seed draws something in this scenario: the order of the videos.
     drawn = [name for name in DRAWN if name != "seed"]
     _check_not_given(drawn, host, 'scenario="instance"')
     benchmark = replace(

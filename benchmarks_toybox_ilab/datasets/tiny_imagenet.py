@@ -59,10 +59,14 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
     n01443537. In the official layout, `val/val_annotations.txt` gives the classes of
     the test images, and the folder `test`, whose images have no labels, is ignored.
     Classes and images may be missing. Files have the same order in both layouts, and
-    the splits in every run. See `Layout.find_images` for root and errors.
+    the splits in every run.
+
+    Args:
+        root: Folder of the data set.
 
     Raises:
-        FrameTableError: Also if an image of `val` has no line in `val_annotations.txt`.
+        FrameTableError: If there is no data set, or an image of `val` has no line in
+            `val_annotations.txt`.
     """
     folder = LAYOUT.find(Path(root)) or Path(root)
     is_official = (folder / "val").is_dir()

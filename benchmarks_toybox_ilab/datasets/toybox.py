@@ -123,13 +123,15 @@ def ToyboxFrames(
     missing.
 
     Args:
-        root, paths: See `Layout.find_images`.
+        root: Folder of the data set.
+        paths: Files below root, if they are known; None lists the folder.
         reference: Extend short clips to 15 frames as the published code does: run
             backwards from the last frame but one, to the first at most (9 frames: 1..9,
             8..3). These frames are repeated under continued numbers.
 
     Raises:
-        FrameTableError: Also if a class has no object with all ten clips.
+        FrameTableError: If there is no data set, or a class has no object with all ten
+            clips.
     """
     root, images = LAYOUT.find_images(root, paths)
     frames = []
@@ -161,7 +163,8 @@ def ToyboxFrames(
                             split=split,
                         )
                     )
-    return LAYOUT.table(frames, root, reference)
+    # With `reference` a path may be repeated in its clip.
+    return LAYOUT.table(frames, root, padded=reference)
 
 
 def _first_frames_of_clip(

@@ -76,7 +76,8 @@ def atomic_write(
     else:
         first_permissions = permissions
     writer_process = os.getpid()
-    unfinished, claim = _create_claimed(path, first_permissions)  # a descriptor
+    # The descriptor `claim` holds the lock that says that the file is being written.
+    unfinished, claim = _create_claimed(path, first_permissions)
     try:
         with os.fdopen(_writing_descriptor(claim), mode, **options) as file:
             yield file
@@ -87,7 +88,8 @@ def atomic_write(
         if permissions is not None:
             unfinished.chmod(permissions)  # which the umask may have narrowed
         elif replaced is not None:
-            unfinished.chmod(_take_over_owner(unfinished, replaced))
+            permissions_of_replaced = _take_over_owner(unfinished, replaced)
+            unfinished.chmod(permissions_of_replaced)
         os.replace(unfinished, path)
         if not bulk:
             _sync_folder(path.parent)
@@ -155,9 +157,11 @@ def _create_claimed(path: Path, permissions: int) -> tuple[Path, int]:
         except OSError as error:
             _name_path_in_error(error, unfinished, path)
             raise
-        # Another process may have taken the new file for an abandoned one.
+        # Another process may have taken the new file for an abandoned one: it has the
+        # lock, or has removed the file, which then has no name in any folder.
         is_claimed = _try_lock(descriptor) is not False
-        if is_claimed and os.fstat(descriptor).st_nlink:
+        is_in_folder = os.fstat(descriptor).st_nlink > 0
+        if is_claimed and is_in_folder:
             return unfinished, descriptor
         os.close(descriptor)
 
@@ -204,8 +208,9 @@ def _remove_if_abandoned(unfinished: Path) -> None:
             return
         descriptor = os.open(unfinished, os.O_RDWR | os.O_NOFOLLOW)
         try:
+            # A lock that can be taken is one that no writer holds.
             is_abandoned = _try_lock(descriptor)
-            if is_abandoned is None:
+            if is_abandoned is None:  # this file system has no locks
                 is_abandoned = _is_old(unfinished)
             if is_abandoned:
                 # Still locked, so that no writer claims it between the two.

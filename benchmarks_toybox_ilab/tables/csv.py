@@ -61,7 +61,8 @@ def read_frames(path: str | Path) -> list[Frame]:
         raise FrameTableError(
             f"there is no frame table at {path}; give a CSV file written by to_csv."
         )
-    # utf-8-sig: spreadsheets write a byte order mark first.
+    # utf-8-sig: spreadsheets write a byte order mark first. surrogateescape: names of
+    # files may hold bytes that are not UTF-8.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         lines = csv.reader(file)
         try:
@@ -97,6 +98,7 @@ def _frame_of_line(path: str | Path, number: int, line: Sequence[str]) -> Frame:
             f"{path}, line {number} has {len(line)} values, but needs {len(COLUMNS)}: "
             f"{','.join(COLUMNS)}"
         )
+    # An apostrophe before what a spreadsheet would compute is taken off.
     cells = dict(zip(COLUMNS, map(from_spreadsheet_cell, line)))
     frame = cells["frame"]
     is_number = frame.isascii() and frame.isdecimal()

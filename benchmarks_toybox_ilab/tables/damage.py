@@ -85,7 +85,7 @@ def check_whole(image: Image.Image, file: BinaryIO) -> None:
         _check_jpeg_file(image, file.read())
     elif image.format == "TIFF":
         _check_tiff_page(image, file)
-    elif image.format in _SIGNATURES:
+    elif image.format in _SIGNATURES:  # WebP, AVIF, HEIF and JPEG 2000
         content = file.read()
         position, signature = _SIGNATURES[image.format]
         if content.startswith(signature, position):
@@ -133,9 +133,13 @@ def _lossy_chunks_of_webp(content: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _boxes_of_iso_media(content: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of the boxes of an AVIF or HEIF image that have a name.
+    """Yield where the content of each box of one name begins and ends in an image file.
 
     In bytes, without the 8 of the size and the name with which a box begins.
+
+    Args:
+        content: The file, AVIF or HEIF: boxes one after another (ISO/IEC 14496-12).
+        wanted: Name of the boxes, 4 letters such as `b"mdat"`.
     """
     position = 0
     while position + 8 <= len(content):
@@ -226,7 +230,7 @@ class _Scan:
 
 
 @dataclass
-class _Frame:
+class _FrameHeader:
     """What a JPEG file says of all its scans.
 
     Attributes:
@@ -264,27 +268,30 @@ def _check_jpeg_scans(content: bytes) -> None:
     """Raise if the pixels of a JPEG file have more zeros than its scans may write."""
     if bytes(_MOST_ZEROS_OF_JPEG) not in content:
         return
-    frame = _Frame()  # is filled in with the first scan
+    header = _FrameHeader()  # is filled in with the first scan
     # What breaks the structure of a JPEG is for its decoder to judge.
     with suppress(struct.error, IndexError):
-        for scan in _scans_of_jpeg(content, frame):
+        for scan in _scans_of_jpeg(content, header):
             long_runs = _LONG_RUNS.findall(scan.content)
             longest = max(map(len, long_runs), default=0)  # bytes
-            if longest and 8 * longest > _most_zero_bits(scan, frame):
+            if longest and 8 * longest > _most_zero_bits(scan, header):
                 raise _hole_error(longest)
 
 
-def _scans_of_jpeg(content: bytes, frame: _Frame) -> Iterator[_Scan]:
+def _scans_of_jpeg(content: bytes, header: _FrameHeader) -> Iterator[_Scan]:
     """Yield the scans of the first image of a JPEG file.
 
     Args:
         content: The file.
-        frame: Receives size and components of the image, before the first scan.
+        header: Empty; size and components of the image are written into it before
+            the first scan is yielded.
 
     Raises:
         DamagedError: If there is a hole between two segments.
     """
-    codes: dict[int, _ZeroCode | None] = {}  # by class (0: DC, 16: AC) plus number
+    # The code of each Huffman table that consists of zeros, by the table's class
+    # (0: DC, 16: AC) plus its number.
+    codes: dict[int, _ZeroCode | None] = {}
     position = 2  # after the marker of the beginning
     while position + 4 <= len(content):
         if content.startswith(bytes(_LONGEST_GAP), position):
@@ -307,35 +314,36 @@ def _scans_of_jpeg(content: bytes, frame: _Frame) -> Iterator[_Scan]:
         if marker == _HUFFMAN_TABLES:
             codes.update(_zero_codes(segment))
         elif marker in _FRAMES:
-            _read_frame(segment, frame)
+            _fill_frame_header(segment, header)
         elif marker == _START_OF_SCAN:
             following = _NEXT_MARKER.search(content, position)
             end = len(content) if following is None else following.start()
-            yield _read_scan(segment, codes, frame, content[position:end])
+            yield _read_scan(segment, codes, header, content[position:end])
             position = end
 
 
-def _read_frame(segment: bytes, frame: _Frame) -> None:
-    """Read size and components of a JPEG from its start-of-frame segment (SOF).
+def _fill_frame_header(segment: bytes, header: _FrameHeader) -> None:
+    """Fill in size and components of a JPEG from its start-of-frame segment (SOF).
 
     Args:
         segment: The segment without marker and length.
-        frame: Receives them.
+        header: Size and components are written into it.
     """
-    frame.height, frame.width, count = struct.unpack_from(">xHHB", segment)
+    header.height, header.width, count = struct.unpack_from(">xHHB", segment)
     blocks = {}  # of an MCU, by number of the component
     widest = 1  # component of an MCU, in blocks
     highest = 1
     for component in range(count):
+        # `sampling` holds the columns and the rows of blocks of an MCU, 4 bits each.
         number, sampling = struct.unpack_from("BB", segment, 6 + 3 * component)
         columns = sampling >> 4
         rows = sampling & 15
         blocks[number] = columns * rows
         widest = max(widest, columns)
         highest = max(highest, rows)
-    frame.blocks = blocks
-    frame.mcu_width = 8 * widest
-    frame.mcu_height = 8 * highest
+    header.blocks = blocks
+    header.mcu_width = 8 * widest
+    header.mcu_height = 8 * highest
 
 
 def _zero_codes(segment: bytes) -> Iterable[tuple[int, _ZeroCode | None]]:
@@ -364,18 +372,20 @@ def _zero_codes(segment: bytes) -> Iterable[tuple[int, _ZeroCode | None]]:
 def _read_scan(
     segment: bytes,
     codes: dict[int, _ZeroCode | None],
-    frame: _Frame,
+    header: _FrameHeader,
     content: bytes,
 ) -> _Scan:
     """Read a scan of a JPEG from its header (SOS segment).
 
     Args:
         segment: The header without marker and length.
-        codes: Code of zeros by class (0: DC, 16: AC) plus number of its Huffman table.
-        frame: Of the file.
+        codes: The code that consists of zeros of each Huffman table, by the table's
+            class (0: DC, 16: AC) plus its number.
+        header: Size and components of the image of the file.
         content: Entropy-coded bytes after the header.
     """
-    count = segment[0]  # of components
+    count = segment[0]  # of components, each of 2 bytes that follow
+    # First and last coefficient in zigzag order, and which of their bits are stored.
     first, last, bits = struct.unpack_from("BBB", segment, 1 + 2 * count)
     scan = _Scan(
         dc_codes=[],
@@ -387,22 +397,27 @@ def _read_scan(
         content=content,
     )
     for component in range(count):
+        # `tables` holds the numbers of the DC and of the AC table, 4 bits each.
         number, tables = struct.unpack_from("BB", segment, 1 + 2 * component)
         scan.dc_codes.append(codes.get(tables >> 4))
         scan.ac_codes.append(codes.get(16 + (tables & 15)))
-        scan.blocks.append(frame.blocks.get(number, 1))
+        scan.blocks.append(header.blocks.get(number, 1))
     return scan
 
 
-def _most_zero_bits(scan: _Scan, frame: _Frame) -> float:
+def _most_zero_bits(scan: _Scan, header: _FrameHeader) -> float:
     """Return how many bits of zeros may follow each other in a scan of a JPEG.
 
-    Zero, unless the codes of zeros say "no difference to the block before" and "no
-    further coefficient", as optimised tables may write a flat area; then as many as all
-    blocks of the image have.
+    Zero, unless the codes that consist of zeros say "no difference to the block before"
+    and "no further coefficient", as optimised tables may write a flat area; then as
+    many as all blocks of the image have.
+
+    Args:
+        scan: Its codes of zeros, blocks and range of coefficients.
+        header: Number of MCUs (minimum coded units) of the image.
     """
     if scan.first == 0 and scan.refines:  # one bit a block, without any code
-        return frame.mcus * sum(scan.blocks)
+        return header.mcus * sum(scan.blocks)
     ends_blocks = all(map(_ends_blocks, scan.ac_codes))
     if scan.refines:  # corrections of any number of coefficients stand between codes
         return math.inf if ends_blocks else 0
@@ -415,7 +430,7 @@ def _most_zero_bits(scan: _Scan, frame: _Frame) -> float:
         if not ends_blocks:
             return 0
         bits_of_mcu += _bits_of_mcu(scan.ac_codes, scan.blocks)
-    return bits_of_mcu * frame.mcus
+    return bits_of_mcu * header.mcus
 
 
 def _repeats_brightness(code: _ZeroCode | None) -> bool:
@@ -432,10 +447,10 @@ def _ends_blocks(code: _ZeroCode | None) -> bool:
 
 
 def _bits_of_mcu(codes: Iterable[_ZeroCode | None], blocks: Iterable[int]) -> float:
-    """Return the bits of an MCU of a JPEG scan that consists of codes of zeros.
+    """Return the bits of an MCU (minimum coded unit) of a JPEG whose codes are zeros.
 
     Symbol 16 r of progressive AC coefficients ends at least 2^r blocks, and r more bits
-    follow it.
+    follow it: a block then takes (bits of the code + r) / 2^r bits.
 
     Args:
         codes: Code of zeros of each component.

@@ -84,7 +84,7 @@ class Entries:
 
 
 def kind_of(path: Path) -> Kind | None:
-    """Whether a file is a photo or a video; None for all others.
+    """Return "image" for a photo, "video" for a video, None for any other file.
 
     The extension decides where it is known, in any case. A file with another extension,
     or none, is a photo if Pillow recognises it by its first bytes.
@@ -102,7 +102,7 @@ def kind_of(path: Path) -> Kind | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            Image.open(path, formats=_FORMATS).close()
+            Image.open(path, formats=_FORMATS).close()  # reads the header alone
     except Exception:  # Pillow raises far more than OSError on odd bytes
         return None
     return "image"
@@ -195,7 +195,7 @@ def _folder_identity(folder: Path) -> tuple[int, int] | str | None:
     return status.st_dev, status.st_ino
 
 
-def ignored_files(ignored: Counter[str]) -> str:
+def ignored_files_in_words(ignored: Counter[str]) -> str:
     """Describe the files of a folder that are ignored.
 
     Such as `3 .heic (convert them to JPEG or PNG), 1 .txt and 2 hidden or system`.

@@ -48,13 +48,13 @@ class Frame:
 def check_row(
     number: int, row: Frame, clip_of_path: dict[str, tuple | None], padded: bool
 ) -> None:
-    """Raise FrameTableError if a row breaks a rule or repeats a path.
+    """Raise FrameTableError if a row breaks a rule or repeats a path; note its path.
 
     Args:
         number: Number of the row in its table, from 0.
         row: The row.
         clip_of_path: Class, object, session and split of each path of the rows before,
-            or None where the table is not padded. The path of this row is added.
+            or None where the table is not padded. The path of this row is added to it.
         padded: Whether a path may be repeated in its clip.
     """
     where = _row_in_words(number, row)

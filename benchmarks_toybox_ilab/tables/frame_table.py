@@ -258,6 +258,7 @@ class FrameTable:
         try:
             if self.reader is None:
                 return read_image(file)
+            # A table with a reader draws or cuts its images, which are no plain files.
             return self.reader(path).convert("RGB")
         # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError,
         # ValueError, struct.error ...).
@@ -404,9 +405,11 @@ class FrameTable:
                 the table breaks a rule, or it is not the one that `to_csv` wrote.
         """
         frames = read_frames(path)
-        digest_file = _digest_file(path)
+        digest_file = _digest_file(path)  # which `to_csv` writes beside the table
         try:
-            table = cls(frames, root, reader, Path(path).stem, padded)
+            table = cls(
+                frames, root, reader=reader, name=Path(path).stem, padded=padded
+            )
         except FrameTableError as error:
             raise FrameTableError(f"{path}: {error}") from error
         if not digest_file.is_file():

@@ -9,8 +9,8 @@ videos.
 - Colours of another profile than sRGB (Display P3 of phones, Adobe RGB) are converted
   to sRGB.
 - Of an animation or a file of several pages the first image is taken, and
-  `other_images` says so. Of an animation that begins with images in which nothing is
-  visible, it is the first one in which something is.
+  `other_images_in_words` says so. Of an animation that begins with images in which
+  nothing is visible, it is the first one in which something is.
 - A file that is cut or has a hole is refused, whatever other libraries have set for
   Pillow.
 """
@@ -119,7 +119,7 @@ def read_image(path: str | PathLike, upright: bool = False) -> Image.Image:
             other errors, too.
     """
     with open_image(path) as image:
-        unused = other_images(image)
+        unused = other_images_in_words(image)
         if unused:
             warnings.warn(f"{path}: {unused}", stacklevel=2)
         return _as_rgb(image, upright)
@@ -147,7 +147,7 @@ def open_image(
         most_pixels = MOST_PIXELS
     if _is_special_file(source):
         raise ValueError("it is not a regular file; give a file of an image")
-    with _cut_files_refused:
+    with _cut_files_refused:  # Pillow raises at a file that ends early
         image = _open_any_size(source, most_pixels, **options)
     try:
         # Whatever its name: Pillow runs Ghostscript, if there is one, to decode it.
@@ -188,7 +188,7 @@ def _open_any_size(
     try:
         return Image.open(source, **options)
     except Image.DecompressionBombError as error:
-        too_large = TooManyPixelsError(f"it has far {_too_large(most_pixels)}")
+        too_large = TooManyPixelsError(f"it has far {_too_large_in_words(most_pixels)}")
         too_large.__cause__ = error
     formats = options.get("formats") or ("JPEG",)
     if "JPEG" not in formats:
@@ -201,7 +201,7 @@ def _open_any_size(
         raise too_large from too_large.__cause__
 
 
-def _too_large(most_pixels: int) -> str:
+def _too_large_in_words(most_pixels: int) -> str:
     """Say how many pixels an image may have, and what to do with a larger one."""
     return (
         f"more than {most_pixels:,} pixels; reduce it, or save it as JPEG, which is "
@@ -239,11 +239,11 @@ def _set_decoded_size(image: Image.Image, most_pixels: int) -> None:
         image.draft(None, (width // reduction, height // reduction))  # JPEG alone
     if image.width * image.height > most_pixels:
         raise TooManyPixelsError(
-            f"it has {width} x {height} pixels, {_too_large(most_pixels)}"
+            f"it has {width} x {height} pixels, {_too_large_in_words(most_pixels)}"
         )
 
 
-def other_images(image: Image.Image) -> str | None:
+def other_images_in_words(image: Image.Image) -> str | None:
     """Say that an opened file holds images beside the first one, which alone is read.
 
     Reduced copies and masks in a TIFF file, layers and the second pictures of phones
@@ -301,7 +301,8 @@ def eight_bits(pixels: np.ndarray, depths: tuple[int, ...] = DEPTHS) -> np.ndarr
     if not.
 
     Args:
-        pixels: `(..., C)` `uint16`, not empty; the last of 2 or 4 channels is alpha.
+        pixels: `(..., C)` `uint16`, not empty. Of 2 or 4 channels the last is alpha
+            (opacity); 1 or 3 are colours alone.
         depths: Numbers of bits in ascending order, of 8 to 16.
 
     Returns:
@@ -405,7 +406,7 @@ def _transform_to_srgb(profile: bytes) -> ImageCms.ImageCmsTransform | None:
             "RGB",
             "RGB",
             ImageCms.Intent.RELATIVE_COLORIMETRIC,
-            ImageCms.Flags(_NO_CACHE),
+            ImageCms.Flags(_NO_CACHE),  # the cache is not safe in threads
         )
     except (ImageCms.PyCMSError, OSError, ValueError):
         return None
@@ -442,7 +443,7 @@ def _load_pixels(image: Image.Image) -> None:
     if image.format == "TIFF":
         image.filename = ""  # type: ignore
     try:
-        with _cut_files_refused:
+        with _cut_files_refused:  # Pillow raises at a file that ends early
             image.load()
     finally:
         if image.format == "TIFF":
@@ -460,7 +461,7 @@ def _first_visible(image: Image.Image) -> Image.Image:
     if not is_first or _is_visible(image):
         return image
     visible = None
-    with _cut_files_refused:
+    with _cut_files_refused:  # Pillow raises at a file that ends early
         with suppress(EOFError):
             for number in range(1, _MOST_SEARCHED):
                 image.seek(number)
@@ -504,7 +505,15 @@ def _check_depth_of_colours(image: Image.Image) -> None:
 
 
 def _eight_bit_grey(image: Image.Image) -> Image.Image:
-    """Decode an image of 16-bit greys as one of 8 bits, with its orientation."""
+    """Decode an image of 16-bit greys as one of 8 bits.
+
+    The transparent grey of the file becomes an alpha channel, and the orientation of
+    its EXIF data is passed on.
+
+    Raises:
+        OSError: If the file is cut or damaged.
+        ValueError: If the range of the pixels is unknown.
+    """
     depths = _stated_depths(image)
     transparent_grey = image.info.get("transparency")  # a value of 16 bits, or None
     _load_pixels(image)

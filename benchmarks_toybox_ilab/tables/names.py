@@ -97,6 +97,7 @@ def check_near(names: Iterable[str], known: Iterable[str] = ()) -> None:
         known: Names of known classes.
     """
     known = list(known)
+    # Nearly the same names, such as "cup" and "Cup", have one key.
     name_of = {near_key(name): name for name in known}
     for name in names:
         if name in known:
@@ -106,7 +107,7 @@ def check_near(names: Iterable[str], known: Iterable[str] = ()) -> None:
             raise DoubtfulNameError(
                 f"{name!r} is nearly the name of class {near!r}: give that name for "
                 f"the same class; if it is another one, {INSIST}",
-                near,
+                near,  # which a caller may take instead
             )
 
 

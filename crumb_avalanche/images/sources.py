@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
 from benchmarks_toybox_ilab.tables.folders import (
     entries_of,
-    ignored_files,
+    ignored_files_in_words,
     is_video,
     walk,
 )
@@ -305,7 +305,7 @@ class _ClipReader:
                 "no class, as there is no photo and no video in it: "
                 f"{self._empty_class_names()}"
             )
-        ignored_in_words = ignored_files(self.ignored)
+        ignored_in_words = ignored_files_in_words(self.ignored)
         if ignored_in_words:
             notes.append(f"ignored: {ignored_in_words}")
         if is_empty:

@@ -8,7 +8,7 @@ from PIL import Image
 from benchmarks_toybox_ilab.tables.image import (
     TooManyPixelsError,
     open_image,
-    other_images,
+    other_images_in_words,
     to_rgb,
 )
 
@@ -68,7 +68,9 @@ def decoded(name: str, data: bytes) -> tuple[Image.Image, list[str]]:
         image = open_image(_TimedBytes(data), MOST_PIXELS, formats=FORMATS)
         _check_scans(image, data)
         reason = "it is damaged; send it again, or another one"
-        unused = other_images(image)  # such as the other images of an animation
+        unused = other_images_in_words(
+            image
+        )  # such as the other images of an animation
         pixels = to_rgb(image, upright=True)
     except TooManyPixelsError as error:
         raise TooLargeError(f"{name}: {error}") from error

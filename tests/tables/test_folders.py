@@ -22,7 +22,11 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.csv import csv_text
-from benchmarks_toybox_ilab.tables.folders import entries_of, ignored_files, kind_of
+from benchmarks_toybox_ilab.tables.folders import (
+    entries_of,
+    ignored_files_in_words,
+    kind_of,
+)
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.text import (
     ListedError,
@@ -89,12 +93,12 @@ def test_other_content_is_ignored(tmp_path, content):
     ],
 )
 def test_what_is_ignored_is_described(ignored, words):
-    assert ignored_files(Counter(ignored)) == words
+    assert ignored_files_in_words(Counter(ignored)) == words
 
 
 def test_many_kinds_of_ignored_files():
     ignored = Counter(f".{number}" for number in range(99))
-    assert ignored_files(ignored).endswith(", 1 .7 and 91 others")
+    assert ignored_files_in_words(ignored).endswith(", 1 .7 and 91 others")
 
 
 names = st.sampled_from(["cup", "mug", "tea cup", "Straße", "a.b", "x10", "x9"])

@@ -15,7 +15,7 @@ from benchmarks_toybox_ilab.tables import image as module
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.image import (
     open_image,
-    other_images,
+    other_images_in_words,
     read_image,
     to_rgb,
 )
@@ -257,7 +257,7 @@ def test_a_reduced_copy_is_no_other_image(tmp_path, page, name, form):
     page.save(tmp_path / name, form, save_all=True, append_images=[small])
     with open_image(tmp_path / name) as opened:
         assert opened.n_frames == 2
-        assert other_images(opened) is None
+        assert other_images_in_words(opened) is None
 
 
 BLACK = np.zeros((2, 2, 3), np.uint16)

@@ -149,6 +149,7 @@ def ToyShapesFrames(
             "sessions."
         )
     digits = max(2, len(str(frames_per_clip - 1)))
+    # A path says how the frame is drawn, as far as that is not the default.
     suffix = ""
     if frames_per_clip != FRAMES_PER_CLIP:
         suffix += f"-of{frames_per_clip}"
@@ -174,6 +175,7 @@ def ToyShapesFrames(
                         )
                     )
     name = "toy_dots" if dots else "toy_shapes"
+    # The reader draws the image of a path: there are no files.
     return FrameTable(frames, reader=ToyShapesReader(), name=name)
 
 

@@ -70,12 +70,15 @@ def mirrored(right_half) -> np.ndarray:
 
 
 def ribbon(path, width, end_width=None) -> np.ndarray:
-    """Return a line as a polygon, which scales and tilts with the toy shape.
+    """Return a thick line as a polygon, which scales and tilts with the toy shape.
 
     Args:
         path: `(N, 2)` points that the line goes along.
         width: Of the line.
         end_width: Of the line at its end; None is `width`.
+
+    Returns:
+        `(2 N, 2)` corners: along one side of the path, and back along the other.
     """
     path = np.asarray(path, dtype=float)
     tangent = np.gradient(path, axis=0)
@@ -89,7 +92,13 @@ def ribbon(path, width, end_width=None) -> np.ndarray:
 
 
 def _arrow(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of an arrow to the right; `uniform` draws its proportions."""
+    """Draw the toy shape of an arrow to the right, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     shaft = uniform(0.12, 0.28)  # half its thickness
     head = uniform(0.45, 0.7)  # half its height
     barb = uniform(0.55, 0.95)  # length of the head
@@ -103,46 +112,62 @@ def _arrow(uniform: Uniform) -> list[Part]:
 
 
 def _bottle(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a bottle; `uniform` draws its proportions."""
+    """Draw the toy shape of a bottle, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     neck = uniform(0.1, 0.17)  # half its width
     body = uniform(0.3, 0.46)  # half its width
     length = uniform(0.4, 0.7)  # of the neck
     slope = uniform(0.12, 0.4)  # height of the shoulder
     top = -1.0
     shoulder = -1.0 + length  # where it begins
-    base = uniform(0.85, 1.1)
+    base = uniform(0.85, 1.1)  # where the bottle stands
     bulge = body * uniform(0.85, 1.0)  # half the width at the base
     bend = [
         (neck, shoulder),
         (body * 0.8, shoulder + slope * 0.6),
         (body, shoulder + slope),
     ]
-    rim = neck * uniform(1.2, 1.5)
+    rim = neck * uniform(1.2, 1.5)  # half the width of the cap
+    # top and bottom of the label
     label = sorted((shoulder + slope + uniform(0.1, 0.25), base - uniform(0.15, 0.35)))
+    cap = box(-rim, top - 0.05, rim, top + uniform(0.08, 0.16))
     return [
         filled(mirrored([(neck, top), *bend, (bulge, base)])),
-        filled(box(-rim, top - 0.05, rim, top + uniform(0.08, 0.16))),
+        filled(cap),
         painted(box(-body * 0.97, label[0], body * 0.97, label[1])),
     ]
 
 
 def _chair(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a chair from the side; `uniform` draws its proportions."""
+    """Draw the toy shape of a chair from the side, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     thick = uniform(0.12, 0.19)  # width of legs and back
     lean = uniform(0.0, 0.22)  # how far the back leans backwards
     depth = uniform(0.75, 1.05)  # of the seat
-    back = -depth / 2
-    front = depth / 2 - thick / 2
-    seat = uniform(0.0, 0.15)
+    back = -depth / 2  # x of the hind leg
+    front = depth / 2 - thick / 2  # x of the front leg
+    seat = uniform(0.0, 0.15)  # its y
     splay = uniform(0.0, 0.14)  # how far the feet stand apart from the seat
-    feet = uniform(0.75, 0.95)
+    feet = uniform(0.75, 0.95)  # their y
+    seat_board = box(back - thick / 2, seat - thick / 2, depth / 2, seat + thick * 0.7)
     shapes = [
-        filled(ribbon([(back - lean, -1), (back, seat)], thick)),
-        filled(box(back - thick / 2, seat - thick / 2, depth / 2, seat + thick * 0.7)),
-        filled(ribbon([(back, seat), (back - splay, feet)], thick)),
-        filled(ribbon([(front, seat), (front + splay, feet)], thick)),
+        filled(ribbon([(back - lean, -1), (back, seat)], thick)),  # the back
+        filled(seat_board),
+        filled(ribbon([(back, seat), (back - splay, feet)], thick)),  # hind leg
+        filled(ribbon([(front, seat), (front + splay, feet)], thick)),  # front leg
     ]
-    if uniform(0, 1) < 0.5:
+    has_rung = uniform(0, 1) < 0.5
+    if has_rung:
         rung = seat + (feet - seat) * uniform(0.5, 0.7)
         half = thick * 0.3  # its thickness
         shapes.append(filled(box(back, rung - half, front, rung + half)))
@@ -150,27 +175,40 @@ def _chair(uniform: Uniform) -> list[Part]:
 
 
 def _crescent(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a crescent; `uniform` draws its proportions."""
+    """Draw the toy shape of a crescent, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     # The inner arc passes through the two tips of the outer one and has its own centre.
     tip = uniform(50, 80)  # degrees
     bite = uniform(0.15, 0.6)  # from the line of the tips to the inner arc's centre
-    outer_arc = arc(0, 0, 1, 1, tip, 360 - tip, 40)
+    outer_arc = arc(0, 0, 1, 1, start=tip, stop=360 - tip, steps=40)
     x = np.cos(np.radians(tip))
     y = np.sin(np.radians(tip))
     centre = x + bite * y  # of the inner arc, on the axis
     radius = np.hypot(x - centre, y)
     angle = np.degrees(np.arctan2(y, x - centre))  # of a tip seen from there
-    inner_arc = arc(centre, 0, radius, radius, 360 - angle, angle, 30)
+    inner_arc = arc(centre, 0, radius, radius, start=360 - angle, stop=angle, steps=30)
     return [filled(np.concatenate([outer_arc, inner_arc]))]
 
 
 def _cross(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a cross; `uniform` draws its proportions."""
+    """Draw the toy shape of a cross, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     root = uniform(0.17, 0.34)  # half the width of an arm at the centre
-    flare = uniform(0.9, 1.45)
+    flare = uniform(0.9, 1.45)  # width of an arm at its end by that at the centre
     longest = uniform(1.0, 1.35)  # length of the lower arm
     tip = root * flare  # half the width of an arm at its end
     arms = []
+    # To the right, down, to the left, up.
     for turn, length in enumerate((1.0, longest, 1.0, 1.0)):
         angle = np.radians(90 * turn)
         rotation = np.array(
@@ -182,7 +220,13 @@ def _cross(uniform: Uniform) -> list[Part]:
 
 
 def _fish(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a fish; `uniform` draws its proportions."""
+    """Draw the toy shape of a fish, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     height = uniform(0.36, 0.6)  # half that of the body
     tail = uniform(0.3, 0.52)  # half its height
     fork = uniform(0.0, 0.2)  # depth of the cut in the tail
@@ -191,24 +235,33 @@ def _fish(uniform: Uniform) -> list[Part]:
     side = height * np.sin(np.pi * x ** uniform(0.75, 0.95)) + narrow * x
     upper = np.stack([-1 + 1.45 * x, -side], axis=1)
     lower = (upper * (1, -1))[::-1]
-    end = uniform(0.92, 1.05)
+    end = uniform(0.92, 1.05)  # x of the tips of the tail
     fin = uniform(0.12, 0.3)  # its height
+    back_fin = [(-0.55, -height * 0.75), (-0.1, -height - fin), (0.2, -height * 0.6)]
+    eye = arc(-0.68, -height * 0.22, 0.09, 0.09, steps=12)
+    gill = arc(-0.78, 0, 0.4, height * 0.75, start=-45, stop=45, steps=8)
     return [
         filled(np.concatenate([upper, lower])),
         filled([(0.32, 0), (end, -tail), (end - fork, 0), (end, tail)]),
-        filled([(-0.55, -height * 0.75), (-0.1, -height - fin), (0.2, -height * 0.6)]),
-        painted(arc(-0.68, -height * 0.22, 0.09, 0.09, steps=12)),
-        painted(ribbon(arc(-0.78, 0, 0.4, height * 0.75, -45, 45, 8), 0.06)),
+        filled(back_fin),
+        painted(eye),
+        painted(ribbon(gill, 0.06)),
     ]
 
 
 def _gear(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a gear; `uniform` draws its proportions."""
+    """Draw the toy shape of a gear, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     teeth = int(uniform(7, 13))
     root = uniform(0.68, 0.8)  # radius between teeth; at their tips it is 1
     hole = uniform(0.18, 0.42)  # its radius
     width = uniform(0.42, 0.56)  # of a tooth at its root, in units of the pitch
-    taper = uniform(0.6, 0.95)
+    taper = uniform(0.6, 0.95)  # width of a tooth at its tip by that at its root
     pitch = 360 / teeth  # degrees from one tooth to the next
     # Radius, and offset from the middle of the tooth in half pitches.
     corners_of_tooth = (
@@ -226,40 +279,52 @@ def _gear(uniform: Uniform) -> list[Part]:
 
 
 def _hammer(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a hammer; `uniform` draws its proportions."""
+    """Draw the toy shape of a hammer, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     grip = uniform(0.1, 0.16)  # half the width of the handle
     length = uniform(1.5, 1.8)  # of the handle
     head = uniform(0.16, 0.25)  # half its height
     face = uniform(0.42, 0.6)  # how far the head goes to the left
     claw = uniform(0.45, 0.75)  # and to the right
     droop = uniform(0.0, 0.35)  # how far the claw points down
-    top = -1.0
+    top = -1.0  # of the handle, at the middle of the head
     hold = -1.0 + length * 0.62  # where the painted part of the handle begins
+    handle = [
+        (-grip * 0.8, top),
+        (grip * 0.8, top),
+        (grip * uniform(0.9, 1.3), top + length),
+        (-grip * 1.1, top + length),
+    ]
+    end = head * 1.25  # half the height of the end that strikes
+    striking_end = box(-face - 0.08, top - end, -face + 0.12, top + end)
+    claws = [
+        (0.1, top - head),
+        (claw, top - head * 0.4 + droop),
+        (claw + 0.04, top + droop),
+        (0.1, top + head),
+    ]
     return [
-        filled(
-            [
-                (-grip * 0.8, top),
-                (grip * 0.8, top),
-                (grip * uniform(0.9, 1.3), top + length),
-                (-grip * 1.1, top + length),
-            ]
-        ),
+        filled(handle),
         filled(box(-face, top - head, 0.15, top + head)),
-        filled(box(-face - 0.08, top - head * 1.25, -face + 0.12, top + head * 1.25)),
-        filled(
-            [
-                (0.1, top - head),
-                (claw, top - head * 0.4 + droop),
-                (claw + 0.04, top + droop),
-                (0.1, top + head),
-            ]
-        ),
+        filled(striking_end),
+        filled(claws),
         painted(box(-grip * 1.3, hold, grip * 1.3, top + length)),
     ]
 
 
 def _heart(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a heart; `uniform` draws its proportions."""
+    """Draw the toy shape of a heart, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     # The heart curve x = 16 sin^3 t, y = 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, where
     # 5 varies.
     t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
@@ -275,23 +340,30 @@ def _heart(uniform: Uniform) -> list[Part]:
     )
     points = np.stack([x, y * uniform(0.9, 1.1)], axis=1)
     shapes = [filled(points)]
-    if uniform(0, 1) < 0.4:
+    has_inner_heart = uniform(0, 1) < 0.4
+    if has_inner_heart:
         shapes.append(painted(points * uniform(0.4, 0.62) - (0, 0.04)))
     return shapes
 
 
 def _house(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a house; `uniform` draws its proportions."""
-    half = uniform(0.6, 0.85)  # its width
+    """Draw the toy shape of a house, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
+    half = uniform(0.6, 0.85)  # half its width
     eaves = uniform(0.05, 0.22)  # how far the roof goes beyond the walls
     roof = uniform(0.5, 0.9)  # its height above the walls, which begin at 0
-    floor = uniform(0.85, 1.2)
+    floor = uniform(0.85, 1.2)  # lower edge of the walls
     ridge = uniform(-0.2, 0.2)  # its place from left to right
     door = uniform(0.12, 0.2)  # half its width
     side = uniform(-0.3, 0.3)  # the middle of the door
     shapes = [
-        filled(box(-half, 0, half, floor)),
-        filled([(-half - eaves, 0.02), (ridge, -roof), (half + eaves, 0.02)]),
+        filled(box(-half, 0, half, floor)),  # walls
+        filled([(-half - eaves, 0.02), (ridge, -roof), (half + eaves, 0.02)]),  # roof
         painted(box(side - door, floor - uniform(0.45, 0.6), side + door, floor)),
     ]
     has_chimney = uniform(0, 1) < 0.7
@@ -299,14 +371,21 @@ def _house(uniform: Uniform) -> list[Part]:
         left = uniform(0.3, 0.45)
         top = -roof * uniform(0.9, 1.1)
         shapes.append(filled(box(left, top, left + uniform(0.14, 0.22), 0)))
-    for x in (-half * 0.62, half * 0.62):  # a window each, unless the door is there
+    # A window each, unless the door is there.
+    for x in (-half * 0.62, half * 0.62):
         if abs(x - side) > door + 0.17:
             shapes.append(painted(box(x - 0.13, 0.2, x + 0.13, 0.46)))
     return shapes
 
 
 def _key(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a key; `uniform` draws its proportions."""
+    """Draw the toy shape of a key, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     bow = uniform(0.34, 0.46)  # half the width of the ring that is held
     squash = uniform(0.85, 1.2)  # its height by its width
     shaft = uniform(0.07, 0.11)  # half its thickness
@@ -321,15 +400,21 @@ def _key(uniform: Uniform) -> list[Part]:
     return [
         filled(arc(-0.6, 0, bow, bow * squash, steps=28)),
         cut_out(arc(hole, 0, bow * rim, bow * squash * rim, steps=20)),
-        filled(box(-0.6 + bow * 0.9, -shaft, 1.0, shaft)),
+        filled(box(-0.6 + bow * 0.9, -shaft, 1.0, shaft)),  # to the right of the ring
         *tooth_parts,
     ]
 
 
 def _ladder(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a ladder; `uniform` draws its proportions."""
+    """Draw the toy shape of a ladder, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     rungs = int(uniform(4, 7.99))
-    half = uniform(0.3, 0.42)  # the width at the feet
+    half = uniform(0.3, 0.42)  # half the width at the feet
     rail = uniform(0.1, 0.15)  # thickness of the two rails
     taper = uniform(0.65, 1.0)  # width at the top by that at the feet
     thick = uniform(0.08, 0.12)  # of the rungs
@@ -337,21 +422,28 @@ def _ladder(uniform: Uniform) -> list[Part]:
     for side in (-1, 1):
         rail_line = [(side * half * taper, -1), (side * half, 1)]
         shapes.append(filled(ribbon(rail_line, rail)))
-    for y in np.linspace(-0.85, 0.85, rungs):
+    for y in np.linspace(-0.85, 0.85, rungs):  # from the top down
         half_rung = half * (taper + (1 - taper) * (y + 1) / 2)
         shapes.append(filled(box(-half_rung, y - thick / 2, half_rung, y + thick / 2)))
     return shapes
 
 
 def _leaf(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a leaf with its veins; `uniform` draws its proportions."""
+    """Draw the toy shape of a leaf with its veins, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     width = uniform(0.36, 0.58)  # half that of the leaf
     peak = uniform(0.7, 1.2)  # below 1 the leaf is widest near its stem
-    bend = uniform(-0.25, 0.25)
+    bend = uniform(-0.25, 0.25)  # how far its middle line curves up or down
     x = np.linspace(0, 1, 20)  # from stem to tip
-    side = width * np.sin(np.pi * x**peak)
-    if uniform(0, 1) < 0.5:
-        side[1:-1:2] *= uniform(0.75, 0.88)  # a serrated edge
+    side = width * np.sin(np.pi * x**peak)  # half the width at each x
+    is_serrated = uniform(0, 1) < 0.5
+    if is_serrated:
+        side[1:-1:2] *= uniform(0.75, 0.88)
     middle = np.stack([1.5 * x - 0.9, bend * np.sin(np.pi * x)], axis=1)
     to_edge = np.stack([0 * x, side], 1)
     edge = np.concatenate([middle - to_edge, (middle + to_edge)[::-1]])
@@ -359,7 +451,7 @@ def _leaf(uniform: Uniform) -> list[Part]:
     shapes = [
         filled(edge),
         filled(ribbon(stem, 0.09)),
-        painted(ribbon(middle[:-2], 0.07, 0.03)),
+        painted(ribbon(middle[:-2], 0.07, end_width=0.03)),  # the middle vein
     ]
     for index in (5, 9, 13):  # of the points where veins begin
         for direction in (-1, 1):
@@ -369,7 +461,13 @@ def _leaf(uniform: Uniform) -> list[Part]:
 
 
 def _lightning(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a flash of lightning; `uniform` draws its proportions."""
+    """Draw the toy shape of a flash of lightning, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     top = uniform(0.28, 0.42)  # about half the width of the upper end
     mid = uniform(0.2, 0.36)  # how far the corners in the middle go outwards
     drop = uniform(-0.12, 0.08)  # shift of the inner corners
@@ -385,9 +483,15 @@ def _lightning(uniform: Uniform) -> list[Part]:
 
 
 def _mug(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a mug with its handle; `uniform` draws its proportions."""
+    """Draw the toy shape of a mug with its handle, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     top = uniform(0.5, 0.68)  # half its width
-    taper = uniform(0.75, 1.1)
+    taper = uniform(0.75, 1.1)  # width of the base by that of the top
     height = uniform(0.6, 0.82)  # half that of the mug
     handle = uniform(0.3, 0.44)  # width of its hole
     base = top * taper  # half its width
@@ -397,17 +501,27 @@ def _mug(uniform: Uniform) -> list[Part]:
     edge = (top + base) / 2 - 0.06  # where the handle begins
     lip = uniform(0.06, 0.13)  # half the height of the ellipses at top and base
     return [
-        filled(arc(edge, middle, handle + thick, tall + thick, -90, 90, 20)),
-        cut_out(arc(edge, middle, handle, tall, -90, 90, 18)),
+        filled(
+            arc(
+                edge, middle, handle + thick, tall + thick, start=-90, stop=90, steps=20
+            )
+        ),
+        cut_out(arc(edge, middle, handle, tall, start=-90, stop=90, steps=18)),
         filled([(-top, -height), (top, -height), (base, height), (-base, height)]),
-        filled(arc(0, height, base, lip, 0, 180, 12)),
+        filled(arc(0, height, base, lip, start=0, stop=180, steps=12)),
         filled(arc(0, -height, top, lip * 1.3, steps=20)),
         painted(arc(0, -height, top * 0.86, lip, steps=20)),
     ]
 
 
 def _ring(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a ring; `uniform` draws its proportions."""
+    """Draw the toy shape of a ring, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     squash = uniform(0.8, 1.0)  # its height by its width
     hole = uniform(0.5, 0.75)  # size of the hole by that of the ring
     power = uniform(0.65, 1.0)  # from a rounded square to a circle
@@ -419,7 +533,13 @@ def _ring(uniform: Uniform) -> list[Part]:
 
 
 def _spiral(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a spiral; `uniform` draws its proportions."""
+    """Draw the toy shape of a spiral, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     turns = uniform(1.9, 2.9)
     width = uniform(0.15, 0.2)  # of the line at its outer end
     growth = uniform(0.8, 1.05)  # the radius is t to this power
@@ -431,7 +551,13 @@ def _spiral(uniform: Uniform) -> list[Part]:
 
 
 def _star(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a star; `uniform` draws its proportions."""
+    """Draw the toy shape of a star, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     tips = int(uniform(5, 8.99))
     inner = uniform(0.36, 0.55)  # radius between tips, where it is 1
     angle = np.pi * np.arange(2 * tips) / tips - np.pi / 2
@@ -444,16 +570,23 @@ def _star(uniform: Uniform) -> list[Part]:
 
 
 def _tree(uniform: Uniform) -> list[Part]:
-    """Draw the toy shape of a tree; `uniform` draws its proportions."""
+    """Draw the toy shape of a tree, of random proportions.
+
+    Coordinates have any scale, x to the right and y down; `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+    """
     trunk = uniform(0.09, 0.17)  # half its width
-    foot = uniform(0.9, 1.1)
+    foot = uniform(0.9, 1.1)  # y of the ground
     shapes = [
         filled([(-trunk, 0.2), (trunk, 0.2), (trunk * 1.3, foot), (-trunk * 1.3, foot)])
     ]
-    if uniform(0, 1) < 0.5:  # a conifer: tiers of triangles
+    is_conifer = uniform(0, 1) < 0.5
+    if is_conifer:  # tiers of triangles
         tiers = int(uniform(2, 4.99))
         width = uniform(0.55, 0.75)  # half that of the lowest tier
-        step = 1.5 / (tiers + 1)
+        step = 1.5 / (tiers + 1)  # from the top of one tier to that of the next
         for tier in range(tiers):
             half = width * (0.5 + 0.5 * (tier + 1) / tiers)
             y = -1 + tier * step
@@ -468,6 +601,7 @@ def _tree(uniform: Uniform) -> list[Part]:
             x = 0.42 * np.cos(angle)
             y = -0.35 + 0.36 * np.sin(angle)
             shapes.append(filled(arc(x, y, radius, radius, steps=16)))
+    # The lower part of the trunk has a colour of its own.
     shapes.append(
         painted(
             [(-trunk, 0.62), (trunk, 0.62), (trunk * 1.3, foot), (-trunk * 1.3, foot)]
@@ -479,22 +613,29 @@ def _tree(uniform: Uniform) -> list[Part]:
 def _umbrella(uniform: Uniform) -> list[Part]:
     """Draw an umbrella: a dome with a scalloped hem, a pole with a hook, a tip, ribs.
 
-    The middle of the hem is at (0, 0), and y points down.
+    Coordinates have any scale, x to the right and y down, with the middle of the hem at
+    (0, 0); `outline` scales the drawing.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
     """
     height = uniform(0.65, 0.95)  # of the dome
     pole = uniform(0.07, 0.11)  # its thickness
-    scallops = int(uniform(3, 6))
+    scallops = int(uniform(3, 6))  # arcs of the hem
     hook_radius = uniform(0.15, 0.24)
     hook_side = 1 if uniform(0, 1) < 0.5 else -1  # -1 is left
-    pole_end = uniform(0.75, 0.95)
-    dome = arc(0, 0, 1, height, 180, 360, 28)
+    pole_end = uniform(0.75, 0.95)  # y where the hook begins
+    dome = arc(0, 0, 1, height, start=180, stop=360, steps=28)
     radius = 1 / scallops
-    hem = []
+    hem = []  # from right to left, which closes the outline of the dome
     for i in range(scallops):
         x = 1 - radius * (2 * i + 1)
-        scallop = arc(x, 0, radius, radius * uniform(0.4, 0.7), 0, -180, 9)
+        depth = radius * uniform(0.4, 0.7)
+        scallop = arc(x, 0, radius, depth, start=0, stop=-180, steps=9)
         hem.append(scallop[1:-1])  # neighbours share their ends
-    hook = arc(hook_radius, pole_end, hook_radius, hook_radius, 180, 0, 12)
+    hook = arc(
+        hook_radius, pole_end, hook_radius, hook_radius, start=180, stop=0, steps=12
+    )
     straight = [(0, -0.2), (0, pole_end - 0.2)]
     pole_line = np.concatenate([straight, hook]) * (hook_side, 1)
     tip = box(-pole * 0.6, -height - 0.14, pole * 0.6, -height + 0.1)
@@ -523,6 +664,10 @@ def outline(class_name: str, uniform: Uniform) -> list[Part]:
     """Draw the polygons of a toy object of a class.
 
     They are centred, and the longer side of their bounding box goes from -1 to 1.
+
+    Args:
+        class_name: A key of `OUTLINES`, such as "bottle".
+        uniform: `uniform(low, high)` returns a random number for the object.
     """
     shapes = OUTLINES[class_name](uniform)
     filled_points = np.concatenate([points for role, points in shapes if role == FILL])

@@ -66,8 +66,11 @@ def _colour_of_luma(hue: float, saturation: float, luma: float) -> Colour:
     So that contrast is known.
 
     Args:
-        hue: Turns.
+        hue: In turns of the colour wheel.
         saturation, luma: From 0 to 1.
+
+    Returns:
+        Three whole numbers, 0 to 255.
     """
     pure = colorsys.hsv_to_rgb(hue % 1.0, 1.0, 1.0)
     pure_luma = sum(weight * channel for weight, channel in zip(LUMA, pure))
@@ -148,7 +151,13 @@ def _corner_angles(corners: int) -> np.ndarray:
 def _pattern_polygons(uniform: Uniform) -> list[np.ndarray]:
     """Return the polygons of stripes, dots or checks of a toy object, or no pattern.
 
-    In object coordinates; only the part inside the outline is visible.
+    Only the part inside the object's outline is visible.
+
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the object.
+
+    Returns:
+        Corners `(N, 2)` of each polygon; the object goes from -1 to 1.
     """
     kind = int(uniform(0, 4))  # 0: none, 1: stripes, 2: dots, 3: checks
     pitch = uniform(0.32, 0.6)  # from one stripe, dot or check to the next
@@ -180,13 +189,14 @@ def _toy(class_name: str, object_index: int) -> _Toy:
 
     Pattern and details are darker than a bright body and brighter than a dark one.
     """
+    # Draws random numbers that are the same on every machine.
     uniform = _uniform_of_key("object", class_name, object_index)
     # Golden-ratio steps spread hue and luma over the objects of a class, equally in
     # every class.
     hue = object_index * GOLDEN_RATIO + uniform(-0.06, 0.06)
     luma_step = (object_index * GOLDEN_RATIO * 3 + 0.5) % 1.0
     luma = 0.3 + 0.4 * luma_step + uniform(-0.04, 0.04)
-    contrast = 0.11 if luma > 0.5 else -0.11
+    contrast = 0.11 if luma > 0.5 else -0.11  # of the pattern to the body, in luma
     return _Toy(
         parts=outline(class_name, uniform),
         pattern=_pattern_polygons(uniform),
@@ -206,11 +216,14 @@ def _smooth_curve(
 ) -> Callable[[float], float]:
     """Return how a property of a toy clip changes with time t from 0 to 1, smoothly.
 
-    It is `middle`, plus a linear part (at most `travel` each way), plus a slow wave (at
-    most `wobble` high).
+    Args:
+        uniform: `uniform(low, high)` returns a random number for the clip.
+        middle: Value in the middle of the clip, without the wave.
+        travel: Most that a linear part adds at the end, or takes away.
+        wobble: Largest height of a slow wave, which is added.
     """
     slope = uniform(-travel, travel)
-    height = uniform(0, wobble)
+    height = uniform(0, wobble)  # of the wave
     phase = uniform(0, 2 * math.pi)  # of the wave
     cycles = uniform(0.4, 0.9)  # of the wave in the clip
 
@@ -239,7 +252,9 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     ground = uniform(low, high)  # luma
     n_patches = int(uniform(9, 16))
     clutter = [_background_patch(uniform, ground, low, high) for _ in range(n_patches)]
-    curves = {  # units: see `_Clip`
+    # Angles in radians, lengths and places in units of the image's side, light as gain;
+    # each with its value in the middle, its linear change and the height of its wave.
+    curves = {
         "turn": _smooth_curve(uniform, uniform(-0.6, 0.6), 0.6, 0.25),
         "yaw": _smooth_curve(uniform, uniform(-0.45, 0.45), 0.35, 0.25),
         "pitch": _smooth_curve(uniform, uniform(-0.4, 0.4), 0.25, 0.2),
@@ -251,6 +266,7 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
         "light": _smooth_curve(uniform, uniform(0.65, 1.05), 0.08, 0.05),
         "slope": _smooth_curve(uniform, uniform(0.05, 0.3), 0.05, 0.02),
     }
+    # The colour of the light, as a gain of red, green and blue.
     cast = np.array([uniform(0.86, 1.12), uniform(0.9, 1.08), uniform(0.86, 1.12)])
     return _Clip(
         ground=_colour_of_luma(uniform(0, 1), uniform(0.1, 0.7), ground),
@@ -264,12 +280,16 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
 def _background_patch(
     uniform: Uniform, ground: float, low: float, high: float
 ) -> _Patch:
-    """Draw a polygon on the background of a toy clip.
+    """Return a random polygon on the background of a toy clip.
 
     Args:
-        uniform: Random numbers; the order of the draws matters.
-        ground: Luma of the background.
-        low, high: Range of the luma.
+        uniform: `uniform(low, high)` returns a random number for the clip; the order of
+            the draws matters.
+        ground: Luma of the background, 0 to 1.
+        low, high: Range of the luma of the polygon.
+
+    Returns:
+        Its corners in units of the image (0 to 1), and its colour.
     """
     corners = int(uniform(3, 8))
     stretch = uniform(0.25, 1.0)  # height by width before it is turned
@@ -288,12 +308,13 @@ def _projected(points: np.ndarray, pose: dict[str, float], pixels: int) -> np.nd
     Yaw and pitch in mild perspective, then rotate, scale and shift.
 
     Args:
-        points: `(N, 2)`.
-        pose: Values of the curves of the clip at the time of the frame, see `_Clip`.
+        points: `(N, 2)`, x to the right and y down; the object goes from -1 to 1.
+        pose: The object in this frame: "yaw", "pitch" and "turn" in radians, "scale"
+            (half its size), "x" and "y" (its middle) in units of the image's side.
         pixels: Side of the image.
 
     Returns:
-        `(N, 2)` float64.
+        `(N, 2)` float64, in pixels from the upper left corner.
     """
     yaw = pose["yaw"]
     pitch = pose["pitch"]
@@ -334,8 +355,10 @@ def _lit_image(image: Image.Image, clip: _Clip, pose: dict[str, float]) -> Image
 
     Args:
         image: The scene without light, square RGB.
-        clip: The clip, whose shading and colour cast are applied.
-        pose: Values of the curves of the clip at the time of the frame, see `_Clip`.
+        clip: The direction of its shading (radians) and its colour cast (a gain of each
+            channel) are applied.
+        pose: The light in this frame: "light" is the gain in the middle, "slope" its
+            change from there to the lighter side.
     """
     line = np.linspace(-1, 1, image.width)
     across = math.cos(clip.shade) * line[None, :]
@@ -378,8 +401,9 @@ def render(
         )
     toy = _toy(class_name, object_index)
     clip = _clip(class_name, object_index, session_index)
-    time = frame_index / max(frames_per_clip - 1, 1)
+    time = frame_index / max(frames_per_clip - 1, 1)  # 0 to 1 in the clip
     pose = {name: curve(time) for name, curve in clip.curves.items()}
+    # Drawn larger and reduced at the end, which smooths the edges of the polygons.
     pixels = size * OVERSAMPLING
     scene = _background_image(clip, pose, pixels)
     surface = Image.new("RGB", scene.size, toy.body)
@@ -402,8 +426,9 @@ def _background_image(clip: _Clip, pose: dict[str, float], pixels: int) -> Image
     """Draw the background of a toy clip, which moves, as RGB.
 
     Args:
-        clip: The clip.
-        pose: Values of the curves of the clip at the time of the frame, see `_Clip`.
+        clip: The colour of its background and the polygons on it are drawn.
+        pose: "pan_x" and "pan_y" are the shift of the background in this frame, in
+            units of the image's side.
         pixels: Side of the image.
     """
     scene = Image.new("RGB", (pixels, pixels), clip.ground)
@@ -423,7 +448,7 @@ def _draw_toy(
 
     Args:
         toy: The object.
-        pose: Values of the curves of the clip at the time of the frame.
+        pose: Its angles, size and place in this frame, see `_projected`.
         surface: RGB image that is drawn on.
         mask: Black image of the same size that is drawn on: white is the object.
     """
@@ -480,6 +505,7 @@ def as_dots(image: Image.Image, name: str) -> Image.Image:
         An RGB image of the same size.
     """
     brightness = np.asarray(image.convert("L"), dtype=np.float64) / 255
+    # Differences to the pixel above and to the one on the left, `(H, W)`.
     edges = np.abs(np.diff(brightness, axis=0, prepend=brightness[:1]))
     edges += np.abs(np.diff(brightness, axis=1, prepend=brightness[:, :1]))
     probability = np.clip(2 * edges, 0, DOTS_ON_EDGES) + DOTS_ANYWHERE
