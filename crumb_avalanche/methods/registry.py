@@ -68,6 +68,9 @@ class FormSettings(ranges.InRange):
     """Base of the settings of closed forms, which have the text ``looks``."""
 
     def __post_init__(self) -> None:
+        looks = vars(self)["looks"]
+        if isinstance(looks, int | float):  # of ``--method.looks 0.6``
+            object.__setattr__(self, "looks", f"{looks:g}")
         super().__post_init__()
         check_looks(vars(self)["looks"])
 

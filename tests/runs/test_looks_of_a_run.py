@@ -218,10 +218,13 @@ def run_of_looks(ran, folder, looks, **settings):
     return ran(folder, *preset, *method)
 
 
-def test_the_learner_of_a_run_has_its_looks(ran, tmp_path):
-    result, _ = run_of_looks(ran, tmp_path / "run", "1,0.5")
+@pytest.mark.parametrize(
+    ("text", "looks"), [("1,0.5", (1.0, 0.5)), ("1", (1.0,)), ("0.6", (0.6,))]
+)
+def test_the_learner_of_a_run_has_its_looks(ran, tmp_path, text, looks):
+    result, _ = run_of_looks(ran, tmp_path / "run", text)
     learner = Learner.load(tmp_path / "run")
-    assert learner.looks == (1.0, 0.5)
+    assert learner.looks == looks
     assert 0 < result["final_accuracy"] <= 100
 
 
