@@ -154,20 +154,21 @@ class AggregatedLayers(nn.Module):
         return tensor_bytes([*self.stable.parameters(), *self.stable.buffers()])
 
     def forward(self, maps: Tensor) -> Tensor:
-        """Compute logits ``(B, classes)`` of ``(B, C, H, W)`` maps.
+        """Compute logits ``(B, classes)`` of ``(B, C, H, W)`` float feature maps.
 
-        The input of the head in the stable branch is handed to the head in the plastic
-        one, which blends both.
+        After ``aggregate``, the frozen stable branch runs first. What would enter its
+        head is handed to the head of the plastic branch, which blends both inputs.
         """
         blended_head = self.blended
         if self.aggregating:
             self.stable(maps)
-            catcher = self.stable.get_submodule(self._head_in_branch)
-            blended_head.stable = catcher.release()
+            # In the place of the stable branch's head, it has kept the head's input.
+            input_catcher = self.stable.get_submodule(self._head_in_branch)
+            blended_head.stable = input_catcher.release()
         try:
             return self.plastic(maps)
         finally:
-            blended_head.stable = None
+            blended_head.stable = None  # it is of these maps alone
 
     def train(self, mode: bool = True) -> "AggregatedLayers":
         """Set the mode as ``nn.Module.train`` does.
@@ -182,9 +183,10 @@ class AggregatedLayers(nn.Module):
 
     @torch.no_grad()
     def aggregate(self) -> None:
-        """Use both branches from now on.
+        """Blend both branches from now on, after the first experience.
 
-        The stable one gets the current weights of the plastic one.
+        The frozen stable branch gets the weights and buffers that the trained plastic
+        branch has now. They share one head, which is not copied.
         """
         for name, module in self.plastic.named_modules():
             is_of_head = f"{name}.".startswith(f"{self._head_in_branch}.")
@@ -192,7 +194,7 @@ class AggregatedLayers(nn.Module):
                 continue
             stable_module = self.stable.get_submodule(name)
             if isinstance(stable_module, ScaledConv):
-                stable_module = stable_module.conv
+                stable_module = stable_module.conv  # its scale and shift stay
             _copy_own_tensors(module._parameters, stable_module._parameters)
             _copy_own_tensors(module._buffers, stable_module._buffers)
         self.aggregating.fill_(True)
@@ -305,22 +307,29 @@ class AANetsPlugin(HerdingPlugin):
         self._branch_bytes = strategy.model.plastic_layers.stable_bytes
 
     def before_backward(self, strategy, **kwargs):
-        """Add the loss of memories and the distillation from the old network."""
-        if not self.old_classes:
+        """Add the loss of memories and the distillation from the old network.
+
+        ``strategy.loss`` becomes ``(new images + as many memories) / 2 + weight *
+        distillation``, from the second experience on.
+        """
+        is_first_experience = not self.old_classes
+        if is_first_experience:
             return
         model = strategy.model
         with model.stopwatch.measure("replay"):
             slots = draw(self.storage_policy, len(strategy.mb_y))
-            memory_maps, labels = self.storage_policy.replay(slots, model)
+            memory_maps, memory_labels = self.storage_policy.replay(slots, model)
             memory_logits = self.logits(model, memory_maps)
-            memory_loss = strategy._criterion(memory_logits, labels)
+            memory_loss = strategy._criterion(memory_logits, memory_labels)
             strategy.loss = (strategy.loss + memory_loss) / 2
+            # Distillation is on the new images, then the memories.
             logits = torch.cat([strategy.mb_output, memory_logits])
             maps = torch.cat([self.current.feature_map, memory_maps])
             old_logits = self.old_network.logits(model, maps)
             distilled_loss = distillation_loss(
                 logits, old_logits, self.old_classes, self.temperature
             )
+            # Gradients of softened answers are smaller by the squared temperature.
             weight = self.distillation * self.temperature**2
             strategy.loss = strategy.loss + weight * distilled_loss
 
@@ -340,14 +349,16 @@ class AANetsPlugin(HerdingPlugin):
     def after_training_exp(self, strategy, **kwargs):
         """Choose exemplars by herding, and keep a copy of the network as the old one.
 
-        An experience that was too short for an outer step gets one on memories alone.
+        After the first experience, the stable branch begins as a copy of the plastic
+        one. A later experience that was too short for an outer step, which updates the
+        share that blends both branches, gets one on memories alone.
         """
         model = strategy.model
         is_first_experience = not self.old_classes
         with model.stopwatch.measure("replay"):
             if is_first_experience:
                 model.plastic_layers.aggregate()
-            self.herd(strategy)
+            self.herd(strategy)  # into the buffer of images
             had_outer_step = self._steps >= self.outer_every
             if not is_first_experience and not had_outer_step:
                 no_maps = torch.empty(0, *model.map_shape, dtype=torch.float32)
@@ -357,14 +368,18 @@ class AANetsPlugin(HerdingPlugin):
         self.old_network.take(model)
 
     def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
-        """Take a step of the share alone, on equally many images of each class.
+        """Take a gradient step of the share ``a`` alone, by which branches are blended.
+
+        The step is plain gradient descent on equally many images of each class, and
+        leaves ``a`` in [0, 1].
 
         Args:
-            strategy: gives model, criterion and size of the batch.
-            maps: ``(B, C, H, W)``, of a batch; the classes without an image in it come
-                from the exemplars.
-            labels: ``(B,)`` int64.
-            kwargs: those of the hook.
+            strategy: gives model, criterion and size of the batch; its ``replay_loss``
+                is set.
+            maps: ``(B, C, H, W)`` feature maps of a batch, maybe none; images of the
+                classes that are not in it are drawn from the exemplars.
+            labels: ``(B,)`` int64, of the maps.
+            kwargs: those of the Avalanche hook that calls this, for other plugins.
         """
         model = strategy.model
         with model.stopwatch.measure("replay"), evaluating(model):
@@ -385,10 +400,12 @@ class AANetsPlugin(HerdingPlugin):
     ) -> tuple[Tensor, Tensor]:
         """Draw equally many maps of each class, from a batch and from the exemplars.
 
+        Classes of the batch are drawn from it, all others from the buffer of exemplars.
+
         Args:
-            strategy: gives the least size of the balanced batch.
-            maps: ``(B, C, H, W)``, of the batch, whose classes are drawn from it.
-            labels: ``(B,)`` int64.
+            strategy: its ``train_mb_size`` is the least size of the balanced batch.
+            maps: ``(B, C, H, W)`` feature maps of the batch, maybe none.
+            labels: ``(B,)`` int64, of the maps.
 
         Returns:
             Maps ``(n, C, H, W)`` and labels ``(n,)``.
@@ -398,11 +415,13 @@ class AANetsPlugin(HerdingPlugin):
         all_classes = batch_classes | set(buffer.classes)
         n_stored_classes = len(all_classes - batch_classes)
         per_class = math.ceil(strategy.train_mb_size / len(all_classes))
-        drawn_positions = []
+        drawn_positions = []  # in the batch, (per_class,) of each of its classes
         for label in sorted(batch_classes):
             positions = (labels == label).nonzero().flatten().tolist()
             drawn_positions.append(draw_from(self.random, positions, per_class))
-        slots = buffer.sample(batch_classes, per_class * n_stored_classes)
+        slots = buffer.sample(
+            without=batch_classes, at_least=per_class * n_stored_classes
+        )
         balanced_maps = []
         balanced_labels = []
         if len(slots):

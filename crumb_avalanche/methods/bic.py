@@ -85,11 +85,12 @@ class SplitExemplars(SelectionRule):
     ) -> list[int]:
         """Decide which frames of a class are stored, and which of these are held out.
 
-        Frames are spread evenly over those of the class. A class that comes again is
-        collected anew.
+        Frames to store are spread evenly over those of the class, and those that are
+        held out for validation evenly over these. A class that comes again is collected
+        anew: its memories are freed.
 
         Args:
-            slots: of the buffer.
+            slots: of the buffer; changed in place.
             coming: number of frames of each class of the experience.
             batch_size: without effect.
 
@@ -135,12 +136,19 @@ class SplitExemplars(SelectionRule):
             self.offered[label] = self.offered.get(label, 0) + 1
 
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Store the frames that were decided on; at the end balance the classes.
+        """Choose the frames that ``begin_experience`` decided to store of a batch.
+
+        After the last one of an experience, each class is cut to its quota.
+
+        Args:
+            slots: of the buffer; changed in place.
+            labels: class of each frame of the batch.
 
         Returns:
             Position in the batch and slot of each frame that is stored.
         """
         chosen = []
+        # Decided on were numbers of frames, counted within their class.
         for position, number in enumerate(self._numbers_in_class(labels)):
             label = labels[position]
             if number in self.stored[label]:
@@ -159,23 +167,24 @@ class SplitExemplars(SelectionRule):
         return True
 
     def _slot_for_frame(self, slots: Slots, label: int, number: int) -> int:
-        """Return a slot for a frame of a class; evict the last memory of another.
+        """Take a slot for a frame that is to be stored, and return it.
 
-        It is that of the class furthest above its quota, where no slot is free.
+        Where no slot is free, the class furthest above its quota gives up its last one.
 
         Args:
-            slots: of the buffer.
-            label: the class.
-            number: of the frame in its class. Exemplars for validation come first among
-                the memories of the class, in their order.
+            slots: of the buffer; changed in place.
+            label: class of the frame.
+            number: of the frame among those of its class in the experience, from 0.
         """
         if not slots.free:
             victims = slots.by_class[self._most_above_quota(slots)]
             slots.free.append(victims.pop())
-        slot = slots.take(label)
-        if number in self.held[label]:
+        slot = slots.take(label)  # last in the list of the class
+        held_out_frames = self.held[label]
+        if number in held_out_frames:
+            # Exemplars for validation come first in the list, in their order.
             members = slots.by_class[label]
-            members.insert(self.held[label].index(number), members.pop())
+            members.insert(held_out_frames.index(number), members.pop())
         return slot
 
     def _most_above_quota(self, slots: Slots) -> int:
@@ -206,14 +215,14 @@ def fit_bias(
     """Fit ``alpha`` and ``beta`` of ``alpha * logit + beta`` for new classes (eq. 4).
 
     The loss is the cross-entropy of the corrected logits (eq. 5) and ``decay * beta**2
-    / 2``. ``alpha`` stays positive: for a few images, reversing the order of the new
-    classes may have a lower loss.
+    / 2``, minimised by Adam, each step over all images. ``alpha`` stays positive: for a
+    few images, reversing the order of the new classes may have a lower loss.
 
     Args:
-        logits: ``(B, classes)`` of equally many images of each class.
+        logits: ``(B, classes)`` float32 of equally many images of each class.
         labels: ``(B,)`` int64.
-        new: the new classes.
-        stage: how long and how fast.
+        new: the new classes, columns of the logits; other columns stay as they are.
+        stage: number of steps (``epochs``), learning rate, and ``decay``.
 
     Returns:
         ``alpha`` and ``beta``.
@@ -225,6 +234,7 @@ def fit_bias(
             [1.0, 0.0], dtype=torch.float32, device=logits.device, requires_grad=True
         )
         optimizer = torch.optim.Adam([alpha_and_beta], stage.learning_rate)
+        # The rate is divided by ten after each quarter of the steps.
         quarters = [stage.epochs * quarter // 4 for quarter in (1, 2, 3)]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, quarters, gamma=0.1)
         for _ in range(stage.epochs):
@@ -332,21 +342,24 @@ class BiCPlugin(ImageMemoryPlugin):
         strategy.mb_output = self.mask(self.correct(strategy.mb_output))
 
     def before_backward(self, strategy, **kwargs):
-        """Replace the loss by that of new and stored images, with distillation.
+        """Replace ``strategy.loss`` by that of new and stored images (eq. 1 to 3).
 
-        Images that are held out to correct the bias have no weight in it.
+        Each image has ``lambda * distillation + (1 - lambda) * cross-entropy``, where
+        ``lambda`` is the share of old classes. New images that are held out for
+        validation, by which the bias is corrected later, have no weight in the mean.
         """
-        # Of the new images, then of the memories.
+        # Of the new images; those of the memories are appended.
         logits = strategy.mb_output
         labels = self.current.labels
         maps = self.current.feature_map
         is_held_out = self.exemplars.held_out(labels.tolist())
         weights = 1.0 - torch.tensor(is_held_out).float()
-        slots = self._training_slots()
+        slots = self._training_slots()  # of memories that are not for validation
         if slots:
             model = strategy.model
             storage = self.storage_policy
             with model.stopwatch.measure("replay"):
+                # As many memories as new images.
                 drawn_slots = draw_from(storage.slots.random, slots, len(labels))
                 memory_maps, memory_labels = storage.replay(drawn_slots, model)
                 memory_logits = self.mask(self.correct(model.classify(memory_maps)))
@@ -357,8 +370,8 @@ class BiCPlugin(ImageMemoryPlugin):
                 weights = torch.cat([weights, memory_weights])
         losses = cross_entropy(logits, labels, reduction="none")
         if self.old_classes:
-            # lambda of eq. 3
-            old_share = len(self.old_classes) / len(strategy.seen_classes.seen)
+            n_seen = len(strategy.seen_classes.seen)
+            old_share = len(self.old_classes) / n_seen  # lambda of eq. 3
             distilled = self._distillation_losses(strategy, logits, maps)
             losses = old_share * distilled + (1 - old_share) * losses
         weights = weights.to(losses.device)
@@ -375,14 +388,18 @@ class BiCPlugin(ImageMemoryPlugin):
         return slots
 
     def _distillation_losses(self, strategy, logits: Tensor, maps: Tensor) -> Tensor:
-        """Compute cross-entropies of softened answers over the old classes, ``(B,)``.
+        """Compute the distillation loss of each image over the old classes (eq. 1).
 
-        They are not scaled by the squared temperature.
+        It is the cross-entropy ``-sum(softmax(old / T) * log_softmax(new / T))`` at the
+        temperature ``T``, not scaled by ``T**2``.
 
         Args:
-            strategy: gives the layers that the old network runs in.
-            logits: ``(B, classes)`` of the network.
-            maps: ``(B, C, H, W)`` of the same images, for the old network.
+            strategy: gives the layers that the weights of the old network run in.
+            logits: ``(B, classes)`` of the network in training.
+            maps: ``(B, C, H, W)`` feature maps of the same images, for the old network.
+
+        Returns:
+            ``(B,)`` float32.
         """
         with strategy.model.stopwatch.measure("replay"):
             old_logits = self.correct(self.old_network.logits(strategy.model, maps))
@@ -398,7 +415,11 @@ class BiCPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def after_training_exp(self, strategy, **kwargs):
-        """Correct the bias to the new classes, and keep a copy as the old network."""
+        """Fit the correction of the new classes, and keep a copy as the old network.
+
+        ``alpha`` and ``beta`` of the new classes are set from validation exemplars,
+        where there are some of both old and new classes.
+        """
         super().after_training_exp(strategy, **kwargs)
         new_classes = [
             label
@@ -416,14 +437,17 @@ class BiCPlugin(ImageMemoryPlugin):
         self.old_network.take(strategy.model)
 
     def _validation_answers(self, strategy) -> tuple[Tensor, Tensor]:
-        """Compute logits of equally many validation exemplars of each class.
+        """Compute logits of equally many validation exemplars of each stored class.
+
+        The network is in evaluation mode. The logits are corrected by ``alpha`` and
+        ``beta`` of earlier experiences, and masked where a class was not seen yet.
 
         Returns:
-            ``(B, classes)`` logits and ``(B,)`` labels.
+            ``(n, classes)`` logits and ``(n,)`` int64 labels.
         """
         storage = self.storage_policy
         slots_of_classes = [storage.slots.by_class[label] for label in storage.classes]
-        fewest = min(map(len, slots_of_classes))
+        fewest = min(map(len, slots_of_classes))  # exemplars of a class
         per_class = self.exemplars.n_validating(fewest)
         validation_slots: list[int] = []
         for members in slots_of_classes:  # those for validation first

@@ -78,11 +78,15 @@ class CycleStep:
 def one_cycle(step: int, steps: int, peak: float) -> CycleStep:
     """Return rate and momentum of a step, with the defaults of torch's ``OneCycleLR``.
 
+    The rate rises to its peak in the first 30 % of the steps, then falls to nearly 0;
+    the momentum does the opposite.
+
     Args:
         step: number of the step, from 0.
         steps: number of all steps.
         peak: largest learning rate.
     """
+    # div_factor 25, final_div_factor 1e4, base_momentum 0.85, max_momentum 0.95
     first = CycleStep(rate=peak / 25, momentum=0.95)
     top = CycleStep(rate=peak, momentum=0.85)
     last = CycleStep(rate=peak / 25 / 1e4, momentum=0.95)

@@ -82,10 +82,16 @@ class BudgetedStatistics(FeatureStatistics):
         seed: int,
         settings: Mapping[str, Any],
     ) -> Self:
-        """Build an instance for a run; it may begin with fewer classes than come.
+        """Build empty statistics for a run, maybe of fewer classes than will come.
 
-        See ``fixed_bytes`` for the arguments; ``items`` are what the budget buys, and
-        ``seed`` is for forms that draw random numbers.
+        Args:
+            n_classes: classes of the stream.
+            length: number of features.
+            head_length: number of the last features, those of the head's input; used
+                by subclasses.
+            items: number of items that the budget buys beside the fixed bytes.
+            seed: for subclasses that draw random numbers.
+            settings: settings of the method by name.
         """
         arguments = dict(settings)
         if "seed" in inspect.signature(cls._allocate).parameters:
@@ -133,8 +139,15 @@ class BudgetedStatistics(FeatureStatistics):
     def make_room(self, classes: int, budget: int, head_length: int) -> str:
         """Fit so many classes into a budget, before any image of a new one is learned.
 
+        Features are dropped first, then statistics of the classes.
+
+        Args:
+            classes: number of classes that are to fit.
+            budget: in bytes.
+            head_length: number of the last features, which are not dropped.
+
         Returns:
-            What is given up for it, in words; see ``narrow`` and ``share``.
+            What is given up for it, in words; empty for nothing.
 
         Raises:
             BudgetError: even the least does not fit.

@@ -26,11 +26,16 @@ def grown(rows: Tensor, count: int) -> Tensor:
         reserved = rows.new_zeros(n_reserved, *shape[1:])
         reserved[: len(rows)] = rows
         rows = reserved
+    # A view of the first rows; those in reserve behind it are zeros.
     return rows.as_strided(shape, rows.stride())
 
 
 def copy_tensors(source: dict[str, Tensor], target: dict[str, Tensor]) -> None:
     """Copy the tensors of a state into those of statistics, by name.
+
+    Args:
+        source: tensors of the state by name, maybe more than are needed.
+        target: tensors of the statistics, which are overwritten.
 
     Raises:
         StateError: a shape differs; nothing is copied then.

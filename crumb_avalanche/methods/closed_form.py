@@ -129,22 +129,27 @@ class ClosedForm(BudgetedStatistics):
     def _typicality(
         self, features: Tensor, space: Any, left_out: int | None
     ) -> Typicality:
-        """Measure how typical images are of the classes.
+        """Measure how typical images are of the classes; a default for subclasses.
 
-        By default all three values of an image are its largest score, divided by the
-        temperature.
+        All three values of an image are its largest score, divided by the temperature.
 
         Args:
             features: ``(B, D)`` float64.
-            space: what ``_typical_space`` returned.
-            left_out: column of a class without which the values are measured, too.
+            space: what ``_typical_space`` returned, for subclasses; without effect.
+            left_out: column of a class; the values are measured without it, too, as if
+                it had not been learned. ``None`` for no class.
+
+        Returns:
+            The scores ``(B, C)`` of the classes with images, and the values ``(B, 3)``.
         """
 
         def values_of(scores: Tensor) -> Tensor:
+            """Return values ``(B, 3)`` of scores ``(B, C)``."""
             largest_score = scores.amax(1, keepdim=True) / self.temperature
             return largest_score.expand(-1, 3)
 
-        return Typicality.of_scores(self.solution()(features), values_of, left_out)
+        scores = self.solution()(features)
+        return Typicality.of_scores(scores, values_of, left_out)
 
     def _grow(self, n_classes: int) -> None:
         """Add classes up to a larger number."""
@@ -168,11 +173,11 @@ class ClosedForm(BudgetedStatistics):
 
     @isolated
     def update(self, features: Tensor, labels: Tensor) -> None:
-        """Add images to the statistics.
+        """Add images to the statistics; the next scores solve for a new classifier.
 
         Args:
             features: ``(B, D)`` float, on the CPU; at most 1e12 in absolute value.
-            labels: ``(B,)`` whole numbers, on the CPU.
+            labels: ``(B,)`` whole numbers, the classes, on the CPU.
 
         Raises:
             ValueError: a shape or type does not fit, a feature is not finite or too
@@ -181,7 +186,7 @@ class ClosedForm(BudgetedStatistics):
         self._check_batch(features, labels)
         if len(labels):
             self._update(features.detach(), labels.long())
-            self._solution = None
+            self._solution = None  # the cached classifier is outdated
 
     @isolated
     def grow(self, n_classes: int) -> None:
@@ -250,7 +255,7 @@ class ClosedForm(BudgetedStatistics):
         n_needed = max(new_labels.values()) + 1
         self.grow(max(self.settings["n_classes"], n_needed))
         self._merge(other, new_labels)
-        self._solution = None
+        self._solution = None  # the cached classifier is outdated
 
     def keep_features(self, count: int) -> None:
         """Keep the last features; the statistics are of them alone from then on."""
@@ -298,18 +303,24 @@ class ClosedForm(BudgetedStatistics):
         nothing: Tensor | None = None,
         left_out: int | None = None,
     ) -> Typicality:
-        """Score the classes with images, and measure how like their images others are.
+        """Score images, and measure how typical they are of the classes with images.
 
-        What "like" means is the method's own; see ``_typicality``.
+        What "typical" means is the method's own; see ``_typicality``. It tells images
+        of known classes from others.
 
         Args:
             features: ``(B, D)`` float, on the CPU.
-            nothing: features of images that show nothing, as in
+            nothing: ``(n, D)`` features of images that show nothing, as in
                 ``MeansSpan.against_background``; for forms that are
                 ``apart_from_nothing``.
-            left_out: column of one of at least two classes with images, without which
-                the values are measured, too.
+            left_out: column of one of at least two classes with images; the values are
+                measured without it, too, as if it had not been learned.
+
+        Returns:
+            Scores ``(B, C)`` of the ``C`` classes with images, and three values of each
+            image, larger ones of more typical images.
         """
+        # What does not depend on the images is computed once after each change.
         space = self._cached_typical_space(nothing)
         with without_autocast(CPU):
             return self._typicality(features.double(), space, left_out)
@@ -329,17 +340,18 @@ class ClosedForm(BudgetedStatistics):
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the memory of what ``scores`` caches.
+        """Bytes of the classifier that ``scores`` solves for and caches.
 
-        Solves for the classifier where shapes or classes are new.
+        They depend on shapes and on which classes have images. Where these are as at
+        the last measurement, its bytes are returned; else the classifier is solved for.
         """
         seen = self.image_counts > 0
         shapes = seen.tolist(), [tensor.shape for tensor in self.tensors()]
-        measured_shapes, measured_bytes = self._derived
+        measured_shapes, measured_bytes = self._derived  # the last measurement
         if self._solution is None and measured_shapes == shapes:
             return measured_bytes
         if seen.any():
-            self.solved()
+            self.solved()  # which fills the cache
         cached = attributes(self, self._cached_names)
         cached_bytes = storage_bytes(tensors_of(cached))
         self._derived = shapes, cached_bytes
@@ -357,7 +369,12 @@ class ClosedForm(BudgetedStatistics):
             )
 
     def _check_batch(self, features: Tensor, labels: Tensor) -> None:
-        """Raise ``ValueError`` for images that cannot be learned; see ``update``."""
+        """Raise ``ValueError`` for images that cannot be learned.
+
+        Args:
+            features: to be ``(B, length)`` of finite floats.
+            labels: to be ``(B,)`` whole numbers of existing classes.
+        """
         length = self.settings["length"]
         if labels.dim() != 1 or features.shape != (len(labels), length):
             raise ValueError(
@@ -374,7 +391,10 @@ class ClosedForm(BudgetedStatistics):
             self._check_label(int(labels.max()))
 
     def _check_features(self, features: Tensor) -> None:
-        """Raise ``ValueError`` for features that are not ``(B, D)`` and usable."""
+        """Raise ``ValueError`` unless features are ``(B, length)``, finite and small.
+
+        At most ``LARGEST_FEATURE`` in absolute value, so that squares do not overflow.
+        """
         length = self.settings["length"]
         if features.dim() != 2 or features.shape[1] != length:
             raise ValueError(
@@ -394,11 +414,16 @@ class ClosedForm(BudgetedStatistics):
 def _new_labels(
     image_counts: Tensor, labels: Mapping[int, int] | None
 ) -> dict[int, int]:
-    """Return the new number of each class that is merged; see ``ClosedForm.merge``.
+    """Return the new number of each class that is merged into another instance.
 
     Args:
-        image_counts: ``(n_classes,)`` of the instance that is merged.
-        labels: as for ``merge``; default the same numbers.
+        image_counts: ``(n_classes,)``, images of each class of the merged instance;
+            classes without images are left out.
+        labels: new number of each class, by its number in the merged instance; default
+            the same numbers.
+
+    Returns:
+        The new number of each class with images, by its number in the merged instance.
 
     Raises:
         ValueError: ``labels`` lacks a class with images, or has a negative number.

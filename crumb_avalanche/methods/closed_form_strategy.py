@@ -110,13 +110,16 @@ class ClosedFormStrategy(StreamStrategy):
             return self._zeros(len(self.mb_y))
 
     def _features(self) -> Tensor:
-        """Compute ``(B, V * D)`` features of the batch, those of used looks.
+        """Compute ``(B, V * D)`` features of the ``V`` views of the batch's images.
+
+        A look is a square part of an image at its own scale; only looks in use are
+        computed.
 
         Raises:
-            ValueError: the images are not those of all looks.
+            ValueError: the images are not ``(B, looks, 3, h, w)``.
         """
         looks = self.features.looks
-        images = self.mb_x
+        images = self.mb_x  # (B, looks, 3, h, w), or without the axis of looks
         is_without_looks = images.dim() == 4
         if is_without_looks and len(looks) == 1:
             images = images.unsqueeze(1)
@@ -169,30 +172,34 @@ class ClosedFormStrategy(StreamStrategy):
     def _observe(self, views: Tensor, labels: Tensor) -> None:
         """Record how each view predicts the clips that begin in a batch.
 
+        Each clip is predicted by statistics from before it; ``look_weights``, by which
+        views are weighted, learn from the loss.
+
         Args:
-            views: ``(B, V, D)`` float32.
+            views: ``(B, V, D)`` float32, features of each view of each image.
             labels: ``(B,)`` int64.
         """
         for positions in self._new_clips(len(labels)):
-            label = int(labels[positions[0]])
+            label = int(labels[positions[0]])  # images of a clip are of one class
             # The statistics of before the clip, if they know its class.
             earlier_form = self._earlier_form.knowing(self.statistics, label)
             if earlier_form is None:
                 continue
             is_known = earlier_form.image_counts > 0
+            # (images of the clip, V', known classes)
             scores = self._scores_of_views(earlier_form, views[positions], is_known)
             column = int(is_known[:label].sum())  # of the label among known classes
             self.look_weights.observe(scores / earlier_form.temperature, column)
 
     def _new_clips(self, images: int) -> Iterable[list[int]]:
-        """Return the positions in the batch of each clip that begins there.
+        """Return the positions in the batch of each clip that begins in the batch.
 
-        Where the clips are not known, each image is one.
+        Where the clips of the experience are not known, each image is one.
 
         Args:
             images: number of images of the batch.
         """
-        if self._clips is None:
+        if self._clips is None:  # they are looked up once an experience
             self._clips = self._clips_in_order()
         if self._clips is None:
             return [[position] for position in range(images)]
@@ -260,25 +267,30 @@ class ClosedFormStrategy(StreamStrategy):
     def _logits(self, features: Tensor) -> Tensor:
         """Compute logits ``(B, n_classes)``: scores minus that of the best class.
 
-        Scores of the views are added, by the weights of their looks.
+        The score of a class is the weighted sum of its scores in all used views.
 
         Args:
-            features: ``(B, V * D)``.
+            features: ``(B, V * D)`` float32, of ``V`` views of each image.
+
+        Returns:
+            float32 on the strategy's device; zeros before any class was seen.
         """
-        seen = self.seen_classes.seen
+        seen = self.seen_classes.seen  # classes, in the order in which they came
         if not seen:
             return self._zeros(len(features))
-        views = self._views(features.cpu())
+        views = self._views(features.cpu())  # (B, V, D)
         n_classes = self.statistics.settings["n_classes"]
         all_classes = torch.ones(n_classes, dtype=torch.bool)
+        # (B, V', n_classes) of the V' used views
         scores_of_views = self._scores_of_views(self.statistics, views, all_classes)
-        weights = self.look_weights.weights().unsqueeze(1)
+        weights = self.look_weights.weights().unsqueeze(1)  # (V', 1), with the sum 1
         scores = (scores_of_views * weights).sum(1)
         # Classes for which the statistics have no room yet.
         n_missing = self.model.n_classes - scores.shape[1]
         if n_missing:
             scores = functional.pad(scores, (0, n_missing), value=NO_DENSITY)
         best = scores[:, seen].amax(1, keepdim=True)
+        # In float64 until here: large scores may differ by little.
         return (scores - best).float().to(self.device)
 
     def criterion(self):
@@ -329,7 +341,11 @@ class ClosedFormStrategy(StreamStrategy):
         self._earlier_form.forget()
 
     def _statistics_of_state(self, state: dict[str, Any]) -> ClosedForm:
-        """Return statistics with a state, in which features may have been dropped.
+        """Build statistics from a saved state, in which features may be dropped.
+
+        Args:
+            state: what ``state_dict`` of the statistics returned; of all features, or
+                of the head's input alone, the last ones.
 
         Raises:
             StateError: the state is of other features.
@@ -352,6 +368,11 @@ def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
 
     It trains one epoch per experience, the first included.
 
+    Args:
+        form: class of the statistics, which are updated without a gradient.
+        recipe: model, settings, and ``mem_size``, the number of items that the budget
+            buys.
+
     Raises:
         ValueError: the budget does not buy what the form needs at least.
     """
@@ -359,9 +380,14 @@ def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
     length = features.length(recipe.model)
     head_length = features.of_head().length(recipe.model)
     statistics = form.for_stream(
-        recipe.n_classes, length, head_length, recipe.mem_size, recipe.seed, settings
+        n_classes=recipe.n_classes,
+        length=length,
+        head_length=head_length,
+        items=recipe.mem_size,
+        seed=recipe.seed,
+        settings=settings,
     )
-    budget = None
+    budget = None  # in bytes, for statistics that grow during the run
     grows = statistics.settings["n_classes"] < recipe.n_classes
     if grows:
         # The bytes that mem_size was computed from.

@@ -49,21 +49,22 @@ def ppp_loss(
     Proxies are constants.
 
     Args:
-        embeddings: ``(B, D)``, of length 1.
+        embeddings: ``(B, D)``, rows of length 1, so that products are cosines.
         labels: ``(B,)`` int64; all of them have a prototype.
-        prototypes: ``(classes, D)``, of length 1.
-        known: ``(classes,)`` bool, which of them there are.
+        prototypes: ``(classes, D)``, rows of length 1.
+        known: ``(classes,)`` bool, classes that have a prototype.
         temperature: divisor of similarities.
 
     Returns:
         The negative sum of all terms, divided by ``B``; 0 if there is only one class.
     """
     if int(known.sum()) < 2:
-        return embeddings.sum() * 0
+        return embeddings.sum() * 0  # a zero with a graph, for the backward pass
     # [i, j]: similarity of sample i to proxy j.
     to_samples = embeddings @ embeddings.detach().t() / temperature
     to_prototypes = embeddings @ prototypes.t() / temperature
     to_prototypes = to_prototypes.masked_fill(~known, -torch.inf)
+    # [i, j]: of sample i to the prototypes of all classes but that of sample j.
     to_other_classes = _log_sum_of_other_classes(to_prototypes, labels)
     # Logits of P, whose sigmoids are P: [i, j] is of sample i, and of the proxies that
     # are sample j and the prototype of its class.
@@ -78,7 +79,8 @@ def ppp_loss(
     by_samples = logsigmoid(sample_logits).masked_fill(no_attraction, -torch.inf)
     by_prototype = logsigmoid(prototype_logits).diagonal().unsqueeze(1)
     attraction = torch.cat([by_samples, by_prototype], dim=1).logsumexp(1)
-    attraction = attraction - is_same_class.sum(1).log()
+    attraction = attraction - is_same_class.sum(1).log()  # the log of a mean, (B,)
+    # 1 - P = sigmoid(-logit), so this is the log of 1 minus a mean of two, (B, B).
     repulsion = torch.logaddexp(
         logsigmoid(-sample_logits), logsigmoid(-prototype_logits)
     )
@@ -91,8 +93,8 @@ def _log_sum_of_other_classes(to_prototypes: Tensor, labels: Tensor) -> Tensor:
     """Return logs of summed exponentials of similarities to other classes' prototypes.
 
     Args:
-        to_prototypes: ``(B, classes)``.
-        labels: ``(B,)``.
+        to_prototypes: ``(B, classes)`` similarities of each sample to each prototype.
+        labels: ``(B,)`` int64, classes of the samples.
 
     Returns:
         ``(B, B)``; ``[i, j]`` is of sample ``i``, without the class of ``j``.
@@ -174,7 +176,8 @@ class CoPEPlugin(ImageMemoryPlugin):
         class: with a momentum of 0.99, a random prototype would stay mostly random.
 
         Args:
-            embeddings: ``(B, D)``, of length 1.
+            embeddings: ``(B, D)``, rows of length 1; so are the prototypes, which move
+                to their device.
             labels: ``(B,)`` int64.
         """
         self.prototypes = self.prototypes.to(embeddings.device)
@@ -217,7 +220,12 @@ class CoPEPlugin(ImageMemoryPlugin):
         return normalize(features)
 
     def before_backward(self, strategy, **kwargs):
-        """Replace the loss by that of new images and as many memories (eq. 3 to 6)."""
+        """Replace ``strategy.loss`` by the PPP loss of new images and memories.
+
+        There are as many memories as new images, if the buffer holds so many (eq. 3 to
+        6). Embeddings and labels of both are kept, to move the prototypes after the
+        step.
+        """
         model = strategy.model
         storage = self.storage_policy
         assert self._labelled_embeddings is not None, "set in after_forward"

@@ -85,17 +85,21 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @torch.no_grad()
     def _fitted(self) -> RegularizedDiscriminant | None:
-        """Fit the discriminant to the memories; without any, return what was loaded."""
+        """Fit a new discriminant to the features of all memories, and return it.
+
+        Without memories, the one of a loaded file is returned, or ``None``.
+        """
         storage = self._memories
-        slots = [
-            slot for members in storage.slots.by_class.values() for slot in members
-        ]
+        slots: list[int] = []
+        for slots_of_class in storage.slots.by_class.values():
+            slots += slots_of_class
         if not slots:
             return self._discriminant
         features = []
         labels = []
         with without_autocast(self.device):
             for batch in torch.tensor(slots).split(self.eval_mb_size):
+                # Decoded feature maps of the memories, (b, C, H, W).
                 maps, batch_labels = storage.replay(batch, self.model)
                 features.append(self.features.of_maps(self.model, maps).cpu())
                 labels.append(batch_labels.cpu())
@@ -121,14 +125,19 @@ class ReadoutStrategy(CRUMBStrategy):
 
     @torch.no_grad()
     def _readout_scores(self, images: Tensor) -> Tensor:
-        """Compute scores ``(B, classes)``.
+        """Compute scores ``(B, classes)`` float32 by the discriminant of the memories.
 
-        They are 0 for the best class and the lowest for classes without memories.
+        They are 0 for the best class and the lowest for classes without memories; all
+        are 0 before any memory is stored.
+
+        Args:
+            images: ``(B, 3, h, w)``, as for ``SplitModel.features``.
         """
         discriminant = self._discriminant
         if discriminant is None:
             shape = (len(images), self.model.n_classes)
             return torch.zeros(shape, dtype=torch.float32, device=self.device)
+        # Encoded and decoded as the memories are, which it was fitted to.
         codes = self.model.encode(self.model.features(images))
         maps = self.model.codebook.decode(codes)
         features = self.features.of_maps(self.model, maps)

@@ -50,10 +50,11 @@ def replay_strategy(
     """Build replay from a buffer with the settings that all strategies share.
 
     Args:
-        recipe: what the strategy is built from.
-        buffer: what a memory is.
-        direct_weight, codebook_weight: alpha and beta of eq. 3.
-        strategy: the type of the strategy.
+        recipe: model, settings, size of the buffer and seed.
+        buffer: class of the buffer, which says what a memory is.
+        direct_weight, codebook_weight: ``alpha`` of the loss of maps as they are, and
+            ``beta`` of that of maps from the codebook (eq. 3).
+        strategy: class of the strategy, or a function that builds one.
 
     Raises:
         ValueError: there is no selection rule of that name.
@@ -97,17 +98,25 @@ def replay_strategy(
     each_class=True,
 )
 def build_crumb(recipe: Recipe) -> StreamStrategy:
-    """Build CRUMB with its readout; the codebook is trained unless it is frozen."""
+    """Build CRUMB, which answers by its head or by a discriminant of its memories.
+
+    The codebook is trained unless ``freeze_codebook`` is set. With the readout
+    ``closed_form_stock`` nothing is trained.
+    """
     method = recipe.method
     codebook = recipe.model.codebook
     assert codebook is not None, "the entry says that the model has one"
     codebook.requires_grad_(not method.freeze_codebook)
     strategy: Callable[..., CRUMBStrategy] = CRUMBStrategy
     if method.readout != "head":
-        trains = method.readout == "closed_form"
-        strategy = partial(ReadoutStrategy, train_layers=trains)
+        is_trained = method.readout == "closed_form"
+        strategy = partial(ReadoutStrategy, train_layers=is_trained)
     return replay_strategy(
-        recipe, CodeBuffer, method.direct_weight, method.codebook_weight, strategy
+        recipe,
+        buffer=CodeBuffer,
+        direct_weight=method.direct_weight,
+        codebook_weight=method.codebook_weight,
+        strategy=strategy,
     )
 
 

@@ -91,16 +91,19 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         self.beta = beta
 
     def before_backward(self, strategy, **kwargs):
-        """Add losses of two draws of memories, from stored logits and from labels.
+        """Add two losses of memories to ``strategy.loss`` (eq. 6).
 
-        Each draw has as many memories as there are new images (eq. 6).
+        ``alpha`` times the squared difference of the logits from those stored with the
+        memories, of one draw; ``beta`` times the loss of the labels, of another. Each
+        draw has as many memories as there are new images.
         """
         dark_slots = draw(self.storage_policy, len(strategy.mb_y))
         label_slots = draw(self.storage_policy, len(strategy.mb_y))
-        count = len(dark_slots)
-        if count == 0:
+        count = len(dark_slots)  # of each draw
+        if count == 0:  # the buffer is empty
             return
         with strategy.model.stopwatch.measure("replay"):
+            # One pass for both draws.
             slots = torch.cat([dark_slots, label_slots])
             logits, labels = self.memory_logits(strategy, slots)
             stored_logits = self.storage_policy.logits(dark_slots, strategy.model)

@@ -104,14 +104,15 @@ def _description(
     texts: dict[str, str],
     classes: dict[str, ast.ClassDef],
 ) -> Description:
-    """Return what a call of ``register`` says of the method that it decorates.
+    """Describe a method by the source of its ``@register(...)``, without importing it.
 
     Args:
         node: definition of the method, a class or a function.
-        call: of ``register``.
-        texts: constants of its file that are texts, by name.
-        classes: those of all files of this folder, by name.
+        call: of ``register``, which decorates it.
+        texts: values of string constants of its file, by name.
+        classes: definitions of the classes in all files of this folder, by name.
     """
+    # Values of the call's arguments, by name; these two may be left out.
     arguments: dict[str, Any] = {"joint": False, "round_up": False}
     for keyword in call.keywords:
         argument = None  # of what is computed, such as a function
@@ -120,6 +121,7 @@ def _description(
         elif isinstance(keyword.value, ast.Name):
             argument = texts.get(keyword.value.id)
         arguments[str(keyword.arg)] = argument
+    # Whether the bytes that a run may store decide how much the method stores.
     is_budgeted = "buffer" in arguments or "item_bytes" in arguments
     if isinstance(node, ast.ClassDef) and not is_budgeted:
         is_budgeted = _is_budgeted(node, classes)
@@ -135,16 +137,21 @@ def _description(
 
 
 def _is_budgeted(node: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
-    """Return whether a class, or one that it is derived from, has a buffer or says so.
+    """Whether the budget of a run decides how much a method's class stores.
 
-    See ``register``: a plugin has the type ``buffer``, a closed form ``budgeted``.
+    The source says so by an attribute ``buffer``, or ``budgeted = True``, of the class
+    or of one that it is derived from.
+
+    Args:
+        node: definition of the class.
+        classes: definitions of the classes in all files of this folder, by name.
     """
     for statement in node.body:
-        text = ast.unparse(statement)
-        if text.startswith(("buffer:", "buffer =")):
+        source = ast.unparse(statement)
+        if source.startswith(("buffer:", "buffer =")):
             return True
-        if text.startswith("budgeted"):
-            return text.endswith("True")
+        if source.startswith("budgeted"):
+            return source.endswith("True")
     for base in node.bases:
         parent = classes.get(ast.unparse(base))
         if parent is not None and _is_budgeted(parent, classes):

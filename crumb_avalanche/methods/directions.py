@@ -147,14 +147,19 @@ class ClassDirections:
     # Changing
 
     def extend(self, label: int, rows: Tensor) -> None:
-        """Update the directions of a class whose scatter grows by ``R^T R``.
+        """Update the principal directions of a class whose scatter grows by ``R^T R``.
+
+        At most ``per_class`` directions are stored; the energy of the weaker ones is
+        added to ``outside``.
 
         Args:
             label: the class.
             rows: ``R``, ``(n, D)`` float64, at least one row.
         """
         for batch in rows.split(MOST_ROWS):
-            # Principal directions of old ones and new rows, the weakest first.
+            # With M the old directions above the new rows, and M M^T = V E V^T, the
+            # principal directions of M^T M are the rows of V^T M, of squared lengths
+            # E; eigh gives the weakest first.
             stacked = torch.cat([self.of_class(label), batch])
             energies, vectors = torch.linalg.eigh(stacked @ stacked.mT)
             n_stored = min(self.per_class, int(_not_rounding(energies).sum()))
@@ -209,8 +214,11 @@ class ClassDirections:
     def _surplus(self, total: int) -> list[int]:
         """Return how many directions each class gives up, so that ``total`` are left.
 
-        The classes with the most directions give up one each until they suffice; if
-        fewer are to go, those whose next direction is the weakest.
+        In each round, the classes with the most directions give up one each; in the
+        last round, where fewer are to go, those whose next direction is the weakest.
+
+        Args:
+            total: directions of all classes that are left, at most as many as now.
         """
         sizes = self.counts.tolist()  # directions that each class still has
         surplus = [0] * len(sizes)
@@ -285,9 +293,13 @@ class ClassDirections:
         """Cut the directions of a class to the last ``count`` features.
 
         They are made principal directions again, and rounded as they would be stored.
+
+        Returns:
+            Rows, scales and energies (squared lengths) of the cut directions, and the
+            share of the energy of all features that they have.
         """
-        cut_rows = self.of_class(label)[:, -count:]
-        energy = sum(self._energies[label])
+        cut_rows = self.of_class(label)[:, -count:]  # (k, count)
+        energy = sum(self._energies[label])  # of all features
         if energy:
             energy_share = float(cut_rows.square().sum()) / energy
         else:  # of a class without directions, as if its scatter were spread evenly
@@ -346,10 +358,13 @@ class ClassDirections:
         }
 
     def check_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Raise ``StateError`` unless tensors of a state fit as many classes.
+        """Raise ``StateError`` unless a saved state fits these directions.
+
+        It has to be of as many classes and features, and of no more directions than a
+        class may have.
 
         Args:
-            tensors: by the names of ``named_tensors``.
+            tensors: of the state, by the names of ``named_tensors``.
         """
         rows = tensors["directions"]
         counts = tensors["direction_counts"]
@@ -364,11 +379,16 @@ class ClassDirections:
         check_not_negative("outside", tensors["outside"])
 
     def _shapes_fit(self, tensors: dict[str, Tensor]) -> bool:
-        """Whether tensors of a state have the shapes and dtypes of these directions."""
+        """Whether tensors of a saved state have shapes and dtypes of these directions.
+
+        Args:
+            tensors: by the names of ``named_tensors``; ``directions`` are the rows of
+                all classes, one class below the other.
+        """
         rows = tensors["directions"]
         scales = tensors["direction_scales"]
         n_classes = len(self.rows)
-        empty_rows, empty_scales = self._empty(0)
+        empty_rows, empty_scales = self._empty(0)  # for their dtypes
         scales_shape: tuple[int, ...] = (n_classes,)
         if self.eight_bits:
             scales_shape = (len(rows), *empty_scales.shape[1:])
@@ -387,15 +407,16 @@ class ClassDirections:
         return rows.shape == (int(counts.sum()), self.length)
 
     def load(self, tensors: dict[str, Tensor]) -> None:
-        """Copy the directions of as many classes from the tensors of a state.
+        """Replace the directions of all classes by those of a saved state.
 
         Args:
-            tensors: by the names of ``named_tensors``, checked by ``check_tensors``.
+            tensors: by the names of ``named_tensors``, checked by ``check_tensors``;
+                rows of all classes are one below the other, and so are their scales.
         """
         self.counts.copy_(tensors["direction_counts"])
         self.outside.copy_(tensors["outside"])
         n_directions = self.counts.tolist()  # of each class
-        n_scales = [1] * len(n_directions)
+        n_scales = [1] * len(n_directions)  # a float16 class has one
         if self.eight_bits:  # where each direction has its own
             n_scales = n_directions
         rows_of_classes = tensors["directions"].split(n_directions)

@@ -147,13 +147,16 @@ class FeatureStatistics(ABC):
 
     @isolated
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
+        """Load what ``state_dict`` of statistics with the same settings returned.
+
+        Args:
+            state: the statistics by name, and their ``settings``.
 
         Raises:
             StateError: the settings differ, or a tensor is missing, has another shape
                 or values that no images give; nothing is changed then.
         """
-        self._check_settings(state["settings"], "loaded")
+        self._check_settings(state["settings"], verb="loaded")
         names = self.named_tensors().keys()
         names_in_state = state.keys() - {"settings"}
         if names != names_in_state:
@@ -164,11 +167,15 @@ class FeatureStatistics(ABC):
         tensors = selected(state, names)
         self._check_values(tensors)
         self._load(tensors)
-        self._solution = None
+        self._solution = None  # what was computed from other statistics
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         """Build an instance from what ``state_dict`` returned.
+
+        Args:
+            state: the statistics by name, among them ``counts``, and their
+                ``settings``, which are the arguments of the constructor.
 
         Raises:
             StateError: another class returned it, or it is damaged.

@@ -108,13 +108,13 @@ class FeatureMoments(InRange):
 
     @torch.no_grad()
     def layers(self, model: SplitModel, maps: Tensor) -> list[Tensor]:
-        """Compute the layers that ``of_layers`` takes, of ``(B, C, H, W)`` maps.
+        """Compute the layers whose moments are the features, of ``(B, C, H, W)`` maps.
 
-        P is in evaluation mode.
+        The plastic layers P, which take these maps, are in evaluation mode.
 
         Returns:
-            The map that enters the plastic layers, if it is included, and the head's
-            input, which has locations where there is a window.
+            The maps themselves, if ``maps`` is set, and the head's input: ``(B, C')``,
+            or with a ``window`` ``(B, C', H', W')``, before the network averages it.
         """
         with evaluating(model):
             if self.window:
@@ -128,10 +128,14 @@ class FeatureMoments(InRange):
     def of_layers(
         self, layers: list[Tensor], no_deviation: bool = False, tiny: float = 0.0
     ) -> Tensor:
-        """Compute ``(B, D)`` features of the layers, which are one or two.
+        """Compute ``(B, D)`` features: moments over locations of one or two layers.
+
+        The moments are raised to ``power`` and scaled to equal lengths, if that is set,
+        and concatenated.
 
         Args:
-            layers: ``(B, C, H, W)`` each, or ``(B, C)`` if the network averages the
+            layers: what ``layers`` returned: maybe the feature map, then the head's
+                input; ``(B, C, H, W)`` each, or ``(B, C)`` if the network averages the
                 head's input.
             no_deviation: leave out deviations of the head's input even if it has
                 locations.
@@ -149,10 +153,13 @@ class FeatureMoments(InRange):
             has_deviations = self.deviations
             if no_deviation and not is_map:
                 has_deviations = False
-            moments += self._layer_moments(layer, is_map, has_deviations, tiny)
+            moments += self._layer_moments(
+                layer, is_map=is_map, deviates=has_deviations, tiny=tiny
+            )
         if self.power != 1:
             moments = [self._to_power(features, tiny) for features in moments]
         if self.equal_lengths:
+            # To the length of a vector of ones.
             moments = [
                 functional.normalize(features) * features.shape[1] ** 0.5
                 for features in moments
@@ -169,8 +176,12 @@ class FeatureMoments(InRange):
             is_map: whether it is the map that enters the plastic layers, of which the
                 middle counts; else the head's input.
             deviates: whether deviations are wanted.
-            tiny: see ``of_layers``.
+            tiny: added to variances, so that their root has a derivative at 0.
+
+        Returns:
+            ``(B, K)`` means, and ``(B, C)`` deviations if wanted.
         """
+        # Over cells of a grid, or with Gaussian weights; None for plain means.
         means = self._weighted_means(layer, is_map)
         if means is not None and not deviates:
             return [means]
@@ -188,7 +199,10 @@ class FeatureMoments(InRange):
         return features.sign() * (features.abs() + tiny) ** self.power
 
     def _weighted_means(self, layer: Tensor, is_map: bool) -> Tensor | None:
-        """Compute means over cells of the map, or weighted by the head's window.
+        """Compute means of a layer over cells of a grid, or with Gaussian weights.
+
+        Cells are those of the feature map's middle. Gaussian weights are those of the
+        head's input: the further from the middle of the image, the smaller.
 
         Args:
             layer: ``(B, C, H, W)``.
@@ -204,7 +218,7 @@ class FeatureMoments(InRange):
         if not self.window:
             return None
         height, width = layer.shape[2:]
-        row_weights = _gaussian_weights(height, self.window).to(layer)
+        row_weights = _gaussian_weights(height, self.window).to(layer)  # sum 1
         column_weights = _gaussian_weights(width, self.window).to(layer)
         # Not a product of matrices, which copies channels-last maps first and takes 20
         # times as long.
@@ -248,7 +262,7 @@ def _gaussian_weights(length: int, deviation: float) -> Tensor:
 
 
 def cell_means(maps: Tensor, cells: int) -> Tensor:
-    """Compute means over the cells of a grid, as ``adaptive_avg_pool2d`` does.
+    """Compute means over the cells of a square grid, as ``adaptive_avg_pool2d`` does.
 
     The exporter to ONNX has no ``adaptive_avg_pool2d`` of cells that share rows, as
     those of a 13 x 13 map do.
@@ -258,7 +272,7 @@ def cell_means(maps: Tensor, cells: int) -> Tensor:
         cells: number of rows and of columns of the grid.
 
     Returns:
-        ``(B, C * cells**2)``.
+        ``(B, C * cells**2)``; the cells of a channel stand together, row by row.
     """
     height, width = maps.shape[2:]
     means = [
@@ -284,9 +298,14 @@ def cell_slices(length: int, cells: int) -> list[slice]:
 
 
 def mean_and_deviation(maps: Tensor, tiny: float = 0.0) -> Moments:
-    """Compute mean and deviation over locations, ``(B, C)`` each, of ``(B, C, ...)``.
+    """Compute mean and standard deviation over the locations of each channel.
 
-    See ``FeatureMoments.of_layers`` for ``tiny``.
+    Args:
+        maps: ``(B, C, ...)``, such as ``(B, C, H, W)``.
+        tiny: added to variances, so that their root has a derivative at 0.
+
+    Returns:
+        ``means`` and ``deviations``, ``(B, C)`` each.
     """
     batches = [maps]
     if maps.device.type == "cpu" and not torch.jit.is_tracing():

@@ -33,17 +33,18 @@ class ShrunkCovariance(NamedTuple):
     deviations: Tensor
 
     def distances(self, points: Tensor, mean: Tensor) -> Tensor:
-        """Compute squared Mahalanobis distances, ``(B,)``.
+        """Compute squared Mahalanobis distances to a class mean, ``(B,)``.
 
-        The covariance is scaled to a diagonal of 1.
+        They are ``d (a I + V^T J V)^-1 d^T = (|d|^2 - d V^T (a J + V V^T)^-1 V d^T) /
+        a``, by Woodbury, for the covariance scaled to a diagonal of 1.
 
         Args:
-            points: ``(B, D)`` float64, of length 1.
-            mean: ``(D,)``, of length 1.
+            points: ``(B, D)`` float64, features of images, of length 1.
+            mean: ``(D,)``, of the class, of length 1.
         """
-        # Of points scaled by the deviations: the covariance before scaling serves.
-        difference = points * self.deviations - mean * self.deviations
-        along = difference @ self.rows.mT
+        # Scaling the covariance by 1 / deviations is scaling differences by deviations.
+        difference = points * self.deviations - mean * self.deviations  # d
+        along = difference @ self.rows.mT  # d V^T, (B, k + 1)
         explained = (along @ self.inverse * along).sum(1)
         unexplained = -(explained - difference.square().sum(1))
         return unexplained / self.isotropic
@@ -103,7 +104,14 @@ class FeCAM(ClassGaussians):
         whole: bool = False,
         total_directions: int | None = None,
     ) -> None:
-        """Make empty statistics; see ``ClassGaussians``.
+        """Allocate empty statistics, after a check of the shrinkage.
+
+        Args:
+            n_classes: number of classes.
+            length: ``D``, number of features.
+            directions: largest number of principal directions of a class.
+            whole: whether there is a common scatter.
+            total_directions: largest number of directions of all classes, or ``None``.
 
         Raises:
             ValueError: the settings make covariances that have no inverse.
@@ -121,9 +129,17 @@ class FeCAM(ClassGaussians):
         return features.sign() * features.abs() ** self.tukey
 
     def _solve(self, seen: Tensor) -> Solution:
-        """Compute the shrunk covariance of each class from its stored directions."""
+        """Compute the shrunk covariance of each class from its stored directions.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+
+        Returns:
+            Means of length 1, ``(C, D)``, and a covariance for each.
+        """
         means = self.means[seen].double()
-        counts = self.image_counts[seen].double()
+        counts = self.image_counts[seen].double()  # images of each class
+        # The scatter of a class is B^T B of its rows B, and what they leave out.
         scatters = self.stored_scatters(seen)
         rows_of_classes = scatters.rows.split(scatters.counts.tolist())
         # What directions leave out of a covariance, in each of the D directions.
@@ -141,19 +157,25 @@ class FeCAM(ClassGaussians):
     def _shrunk(
         self, rows: Tensor, even_variance: float, squared_mean: float
     ) -> ShrunkCovariance:
-        """Return the shrunk covariance of ``C = U^T U`` plus an even variance.
+        """Return the shrunk covariance of ``C = U^T U + e I`` of a class.
 
-        ``C + s_1 V_1 I + s_2 V_2 (1 - I)``, where 1 is the matrix of ones: a common
-        summand ``s_2 V_2`` of all elements, and ``s_1 V_1 - s_2 V_2`` on the diagonal.
+        It is ``C + s_1 V_1 I + s_2 V_2 (1 - I)``, where ``V_1`` and ``V_2`` are the
+        means of the elements of ``C`` on and off the diagonal, and 1 is the matrix of
+        ones: a common summand ``s_2 V_2`` of all elements, and ``s_1 V_1 - s_2 V_2`` on
+        the diagonal.
 
         Args:
             rows: ``U``, ``(k, D)`` float64.
-            even_variance: variance in every direction, added to the diagonal.
-            squared_mean: squared length of the mean, which tells variances from
-                rounding.
+            even_variance: ``e``, variance in every direction.
+            squared_mean: squared length of the class mean; variances that are tiny
+                beside it are rounding.
+
+        Returns:
+            As ``a I + V^T J V`` with ``J`` of ones, or -1 for the last row; the unit
+            matrix for a class without variance.
         """
         length = rows.shape[1]
-        variances = rows.square().sum(0) + even_variance
+        variances = rows.square().sum(0) + even_variance  # the diagonal, (D,)
         trace = float(variances.sum())
         is_rounding = trace <= EQUAL * squared_mean
         if is_rounding:
@@ -170,11 +192,13 @@ class FeCAM(ClassGaussians):
             self.shrink_diagonal * trace / length - common,
             LEAST_ISOTROPIC * trace / length,
         )
+        # The common summand is one more row of equal values, or its negative.
         common_row = torch.full((1, length), abs(common) ** 0.5, dtype=torch.float64)
         rows = torch.cat([rows, common_row])
         signs = torch.ones(len(rows), dtype=torch.float64)  # J
         if common < 0:
             signs[-1] = -1
+        # a J + V V^T, whose inverse is that of Woodbury's identity.
         inner = rows @ rows.mT
         inner.diagonal().add_((isotropic + even_variance) * signs)
         return ShrunkCovariance(

@@ -76,17 +76,21 @@ class LowRankRoot(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: Tensor, variances: Tensor, images: float) -> "LowRankRoot":
-        """Find the map for ``S = R^T R / N`` with variances added to the diagonal.
+        """Find the map to where a covariance is the unit matrix (whitening).
+
+        The covariance ``R^T R / N + V^2`` is ``V (I + Y Y^T) V`` with ``Y^T = R V^-1 /
+        sqrt(N)``; the map follows from the Cholesky root ``L`` of the small matrix ``I
+        + Y^T Y``.
 
         Args:
-            rows: ``R``, ``(K, D)`` float64.
-            variances: added to the diagonal, ``(D,)``, above 0.
-            images: ``N``.
+            rows: ``R``, ``(K, D)`` float64, of ``K < D`` rows.
+            variances: ``V^2``, added to the diagonal, ``(D,)``, above 0.
+            images: ``N``, that the covariance is of.
         """
-        deviations = variances.sqrt()
+        deviations = variances.sqrt()  # V
         scale = images**0.5
-        scaled = rows / (scale * deviations)
-        inner = products_of_rows(scaled)
+        scaled = rows / (scale * deviations)  # Y^T
+        inner = products_of_rows(scaled)  # Y^T Y
         inner.diagonal().add_(1)
         root = torch.linalg.cholesky(inner)
         unit = torch.eye(len(rows), dtype=torch.float64)
@@ -159,13 +163,13 @@ class Span(NamedTuple):
 
     @classmethod
     def of_means(cls, whitened_means: Tensor) -> "Span":
-        """Find the space that class means span.
+        """Find the space that class means span, and the means in it.
 
         Args:
             whitened_means: ``(C, D)`` float64, minus their mean, where the common
                 covariance is the unit matrix.
         """
-        axes, lengths = _principal_axes(whitened_means)
+        axes, lengths = _principal_axes(whitened_means)  # columns, longest first
         axes = axes[:, : len(whitened_means) - 1]  # C points span no more
         lengths_of_axes = lengths[: axes.shape[1]]
         is_no_rounding = lengths_of_axes > LEAST_LENGTH * lengths[0]
@@ -215,22 +219,25 @@ class Group(NamedTuple):
     def solve(
         cls, members: Tensor, spreads: Tensor, means: Tensor, isotropic: Tensor
     ) -> "Group":
-        """Solve for some classes, of which each has ``k`` directions.
+        """Solve for Gaussian classes of covariances ``a I + U^T U``.
+
+        Each has ``k`` directions ``U``. By Woodbury, the inverse is ``(I - W^T W) / a``
+        with ``W = R^-1 U``, where ``R R^T = a I + U U^T`` is of ``k x k`` only.
 
         Args:
-            members: see the class.
+            members: ``(C,)`` int64, columns of the classes in the scores.
             spreads: ``U``, ``(C, k, r)`` float64.
             means: ``m``, ``(C, r)``.
-            isotropic: see the class.
+            isotropic: ``a``, ``(C,)``.
         """
         _, rank, length = spreads.shape
-        # a I + U U^T, whose determinant is that of the covariance by a^(r - k).
         inner = spreads @ spreads.mT
         inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
-        root = torch.linalg.cholesky(inner)
-        rows = torch.linalg.solve_triangular(root, spreads, upper=False)
+        root = torch.linalg.cholesky(inner)  # R
+        rows = torch.linalg.solve_triangular(root, spreads, upper=False)  # W
+        # The determinant of the covariance is that of R R^T times a^(r - k): the other
+        # directions have the isotropic variance.
         log_determinants = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        # The other directions have the isotropic variance.
         log_determinants += (length - rank) * isotropic.log()
         return cls(
             members=members,
@@ -241,19 +248,20 @@ class Group(NamedTuple):
         )
 
     def scores(self, points: Tensor, distances: Tensor) -> Tensor:
-        """Compute log-densities up to a constant, ``(B, members)``.
+        """Compute log-densities of the classes up to a constant, ``(B, members)``.
 
-        By Woodbury, the squared Mahalanobis distance is ``(|x - m|^2 - |W x - W m|^2) /
-        a``.
+        They are ``-(d + log |covariance|) / 2`` with the squared Mahalanobis distance
+        ``d = (|x - m|^2 - |W x - W m|^2) / a``, by Woodbury, of a point ``x`` and a
+        class of mean ``m`` and covariance ``a (I - W^T W)^-1``.
 
         Args:
-            points: ``(B, r)``.
+            points: ``(B, r)``, ``x``.
             distances: ``(B, all classes)``, squared, to the class means.
         """
         squares = distances.index_select(1, self.members)
-        has_directions = self.offsets.shape[1] > 0
+        has_directions = self.offsets.shape[1] > 0  # offsets are W m, (C, k)
         if has_directions:
-            along = (points @ self.rows.mT).reshape(-1, *self.offsets.shape)
+            along = (points @ self.rows.mT).reshape(-1, *self.offsets.shape)  # W x
             along = along - self.offsets
             squares = squares - along.square().sum(2)
         return -(squares / self.isotropic + self.log_determinants) / 2
@@ -297,12 +305,12 @@ class ProductGroup(NamedTuple):
         of the ``k x k`` matrix ``isotropic I + spread^2 R R^T``.
 
         Args:
-            members: see the class.
+            members: ``(C,)`` int64, columns of the classes in the scores.
             columns: ``(C, k)`` int64, which of the ``K`` rows each class has.
             spreads: factor of the rows of each class, ``(C,)``.
-            inner: ``(C, k, k)``, products of the rows of each class, unscaled.
+            inner: ``R R^T``, ``(C, k, k)``, products of the rows of each class.
             means: ``(C, K)``, products of the class means with all rows.
-            isotropic: see the class.
+            isotropic: ``(C,)``, variance of each class in all directions.
             length: ``D``, number of features.
         """
         rank = columns.shape[1]
@@ -327,21 +335,23 @@ class ProductGroup(NamedTuple):
         )
 
     def scores(self, products: Tensor, distances: Tensor) -> Tensor:
-        """Compute log-densities up to a constant, ``(B, members)``.
+        """Compute log-densities of the classes up to a constant, ``(B, members)``.
 
-        The squared Mahalanobis distance is that of ``Group.scores``.
+        They are ``-(d + log |covariance|) / 2`` with the squared Mahalanobis distance
+        ``d = (|x - m|^2 - |W x - W m|^2) / a``, by Woodbury, where ``W x`` follows from
+        the products of an image with the rows.
 
         Args:
-            products: ``(B, K)``, see the ``products`` of ``WhitenedRows``.
+            products: ``(B, K)``, of the images with the ``K`` rows of all classes.
             distances: ``(B, all classes)``, squared, to the class means.
         """
         squares = distances.index_select(1, self.members)
-        has_directions = self.offsets.shape[1] > 0
+        has_directions = self.offsets.shape[1] > 0  # offsets are W m, (C, k)
         if has_directions:
             # (B, C, k): of each image with the rows of each class.
             class_products = products.index_select(1, self.columns)
             class_products = class_products.reshape(-1, *self.offsets.shape)
-            along = (self.factors @ class_products.unsqueeze(3)).squeeze(3)
+            along = (self.factors @ class_products.unsqueeze(3)).squeeze(3)  # W x
             squares = squares - (along - self.offsets).square().sum(2)
         return -(squares / self.isotropic + self.log_determinants) / 2
 
@@ -349,20 +359,28 @@ class ProductGroup(NamedTuple):
 def solve_groups(
     spreads: Tensor, counts: Tensor, means: Tensor, isotropic: Tensor
 ) -> list[Group]:
-    """Solve for all classes, those with equally many directions together.
+    """Solve for Gaussian classes of covariances ``isotropic I + U^T U``.
+
+    Those with equally many directions make a group, which is solved as one batch.
 
     Args:
         spreads: ``U`` of the classes, one below the other, ``(sum of k, r)``.
-        counts: ``k`` of each class, ``(C,)``.
-        means: ``(C, r)``.
-        isotropic: ``(C,)``; see ``Group``.
+        counts: ``k``, directions of each class, ``(C,)``.
+        means: of the classes, ``(C, r)``.
+        isotropic: variance of each class in all directions, ``(C,)``.
     """
     spreads_of_classes = spreads.split(counts.tolist())
     groups = []
     for count in counts.unique():
         members = (counts == count).nonzero().flatten()
-        stacked = torch.stack([spreads_of_classes[label] for label in members.tolist()])
-        groups.append(Group.solve(members, stacked, means[members], isotropic[members]))
+        group_spreads = [spreads_of_classes[label] for label in members.tolist()]
+        group = Group.solve(
+            members=members,
+            spreads=torch.stack(group_spreads),
+            means=means[members],
+            isotropic=isotropic[members],
+        )
+        groups.append(group)
     return groups
 
 
@@ -417,15 +435,16 @@ class Solution:
     ) -> Tensor:
         """Compute log-densities up to a constant, ``(B, C)`` float64.
 
-        With ``part``, the scores of both answers together.
+        With ``part``, a second solution of the last features alone, the answers of both
+        are mixed.
 
         Args:
             features: ``(B, D)`` float64.
-            whitened_rows: what the method of this name returns of them, where it is
-                known already.
+            whitened_rows: what the method of this name returns of these features, where
+                the caller has it already.
         """
         scores = self._log_densities(features, whitened_rows)
-        # The probability of a single class is 1.
+        # Probabilities are mixed, and that of a single class is 1 in both.
         if self.part is None or len(self.means) == 1:
             return scores
         last_features = features[:, -len(self.part.centre) :]
@@ -436,21 +455,26 @@ class Solution:
     ) -> Tensor:
         """Compute log-densities with the priors, up to a constant: ``(B, C)``.
 
-        They are of all features; ``features`` and ``whitened_rows`` as for ``scores``.
+        Args:
+            features: ``(B, D)`` float64, of which all count.
+            whitened_rows: of these features, as for ``scores``.
         """
-        products = None
+        products = None  # with the rows of all classes, (B, K), where there are fewer
         if self.projection is not None:
             points = (features - self.centre) @ self.projection
         else:
             points, products = whitened_rows or self.whitened_rows(features)
+        # |x - m|^2 = |x|^2 - 2 x m + |m|^2 of points x and class means m, (B, C)
         distances = (
             points.square().sum(1, keepdim=True)
             - 2 * points @ self.means.mT
             + self.means.square().sum(1)
         )
-        if products is not None:
-            points = products
-        scores_of_groups = [group.scores(points, distances) for group in self.groups]
+        group_inputs = points if products is None else products
+        scores_of_groups = [
+            group.scores(group_inputs, distances) for group in self.groups
+        ]
+        # Columns from the order of the groups to that of the classes.
         scores = torch.cat(scores_of_groups, 1).index_select(1, self.order)
         return scores + self.log_priors
 

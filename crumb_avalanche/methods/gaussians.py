@@ -96,14 +96,16 @@ class ClassGaussians(ClosedForm):
         whole: bool = False,
         total_directions: int | None = None,
     ) -> None:
-        """Allocate the statistics.
+        """Allocate means, principal directions and a common scatter, all empty.
 
         Args:
             n_classes: number of classes.
             length: ``D``, number of features.
-            directions: largest number of directions of a class.
-            whole: whether there is a common scatter.
-            total_directions: largest number of directions of all classes, or ``None``.
+            directions: largest number of principal directions of a class, by which its
+                scatter is stored.
+            whole: whether a scatter of all classes together is stored, too.
+            total_directions: largest number of directions of all classes; ``None`` for
+                no limit.
         """
         self.classes = ClassMeans(n_classes, length)
         self.directions = None
@@ -183,12 +185,20 @@ class ClassGaussians(ClosedForm):
         return self.item_bytes(self.settings["length"], self.settings)
 
     def share(self, classes: int, budget: int) -> str:
-        """Give directions up until statistics of so many classes fit into a budget."""
+        """Give up principal directions until the statistics fit into a budget.
+
+        Args:
+            classes: number of classes that are to fit.
+            budget: in bytes.
+
+        Returns:
+            What is given up, in words; empty for nothing.
+        """
         if self.directions is None:
             return ""
-        room = budget - self._bytes_without_images(classes)
-        total = room // self._direction_bytes()
-        n_before = len(self.directions)
+        bytes_for_directions = budget - self._bytes_without_images(classes)
+        total = bytes_for_directions // self._direction_bytes()
+        n_before = len(self.directions)  # of all classes
         self.limit(total)
         n_given_up = n_before - total
         if n_given_up <= 0:
@@ -199,10 +209,10 @@ class ClassGaussians(ClosedForm):
         )
 
     def limit(self, total_directions: int | None) -> None:
-        """Set the largest number of directions of all classes, now and in updates.
+        """Set the largest number of principal directions of all classes together.
 
-        The classes with the most directions lose their weakest ones, which count as
-        spread in no particular direction.
+        It holds now and in later updates. The classes with the most directions lose
+        their weakest ones, whose variance counts as spread evenly from then on.
 
         Args:
             total_directions: the number; ``None`` is no limit.
@@ -219,7 +229,7 @@ class ClassGaussians(ClosedForm):
         if self.directions is not None:
             self.directions.total = total_directions
             self.directions.trim()
-        self._solution = None
+        self._solution = None  # the cached classifier is outdated
 
     # Statistics
 
@@ -228,13 +238,18 @@ class ClassGaussians(ClosedForm):
         return features
 
     def stored_scatters(self, seen: Tensor) -> StoredScatters:
-        """Return the stored parts of the scatters of the classes seen.
+        """Return what is stored of the scatters of the classes seen.
 
-        From them covariances are computed. They are empty where no directions are
-        stored, as with a common scatter alone.
+        Covariances are computed from it: ``B^T B`` of the rows ``B`` of a class is the
+        stored part of its scatter. There are no rows where no directions are stored, as
+        with a common scatter alone.
 
         Args:
-            seen: ``(classes,)`` bool, which classes.
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+
+        Returns:
+            ``rows`` of all classes, ``(sum of k, D)`` float64, their ``counts`` ``k``,
+            and ``outside``, the traces that they leave out, ``(C,)`` each.
         """
         if self.directions is None:
             n_classes = int(seen.sum())
@@ -308,18 +323,23 @@ class ClassGaussians(ClosedForm):
             self.directions.trim()
 
     def _merge(self, other: Any, labels: dict[int, int]) -> None:
-        """Add the statistics of another instance.
+        """Add the statistics of another instance with the same settings.
 
-        Where both know a class, the difference of its two means joins its scatter.
+        Where both know a class, its scatter gets the spread between its two means, too.
+
+        Args:
+            other: the other instance, which is not changed.
+            labels: the number in this instance of each class of the other one.
         """
-        for mean in self.classes.absorb_means(other.classes, labels):
+        for merged in self.classes.absorb_means(other.classes, labels):
+            # ``between`` is a row R; the class's scatter grows by R^T R.
             if self.scatter is not None:
-                self.scatter.add(mean.between)
+                self.scatter.add(merged.between)
             if self.directions is not None:
-                rows = other.directions.of_class(mean.theirs)
-                self.directions.extend(mean.mine, torch.cat([rows, mean.between]))
-                left_out = other.directions.outside[mean.theirs]
-                self.directions.outside[mean.mine] += left_out
+                rows = other.directions.of_class(merged.theirs)
+                self.directions.extend(merged.mine, torch.cat([rows, merged.between]))
+                left_out = other.directions.outside[merged.theirs]
+                self.directions.outside[merged.mine] += left_out
         if self.scatter is not None:
             self.scatter.merge(other.scatter)
         if self.directions is not None:
@@ -422,21 +442,23 @@ class BlendedGaussians(ClassGaussians):
         return None
 
     def _solve(self, seen: Tensor) -> Solution:
-        """Compute the shrunk common covariance, and the classes where it is 1.
+        """Compute what the classes are scored by, where the common covariance is 1.
 
-        With ``span`` this is the space that the class means span, else all features.
+        Means and directions of the classes are mapped to where the shrunk common
+        covariance is the unit matrix; with ``span``, to the space that the class means
+        span there.
 
         Args:
             seen: ``(n_classes,)`` bool, the ``C`` classes with images.
         """
-        means = self.means[seen].double()
+        means = self.means[seen].double()  # (C, D)
         centre = means.mean(0)
         scatters = self.stored_scatters(seen)
         low_rank = self._low_rank_root(seen, scatters)
-        if low_rank is not None:
+        if low_rank is not None:  # there are fewer directions than features: faster
             return self._solved_by_products(seen, scatters, means, low_rank)
-        common = self.common_covariance(seen, scatters)
-        self._shrink(common, seen)
+        common = self.common_covariance(seen, scatters)  # (D, D)
+        self._shrink(common, seen)  # in place
         root = CholeskyRoot(cholesky_in_place(common))
         whitened_means = root.whiten(means - centre)
         # Directions and means of the classes in the space of the solution.
@@ -463,9 +485,18 @@ class BlendedGaussians(ClassGaussians):
     def _low_rank_root(
         self, seen: Tensor, scatters: StoredScatters
     ) -> LowRankRoot | None:
-        """Return the root where classes hold fewer rows than features, and no scatter.
+        """Return the map to where the shrunk common covariance is 1, by low rank.
 
-        ``None`` elsewhere, and where shrinking does not change the diagonal alone.
+        It takes less time and memory than a Cholesky root, where the classes store
+        fewer rows than there are features and no common scatter.
+
+        Args:
+            seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+            scatters: rows and left-out traces of these classes.
+
+        Returns:
+            ``None`` where there are more rows or a scatter, with ``span``, and where
+            shrinking changes other values than the diagonal.
         """
         rows = scatters.rows
         length = rows.shape[1]
@@ -473,12 +504,15 @@ class BlendedGaussians(ClassGaussians):
         if self.span or not has_low_rank:
             return None
         images = float(self.image_counts[seen].sum())
+        # What the rows leave out of the scatter counts as spread evenly over features.
         left_out = scatters.outside.sum() / length
         diagonal = (rows.square().sum(0) + left_out) / images
-        added = self._variances_added(diagonal, images)
-        if added is None:
+        shrinkage = self._variances_added(diagonal, images)  # (D,), to the diagonal
+        if shrinkage is None:
             return None
-        return LowRankRoot.of_rows(rows, added + left_out / images, images)
+        return LowRankRoot.of_rows(
+            rows, variances=shrinkage + left_out / images, images=images
+        )
 
     def _solved_by_products(
         self,
@@ -487,15 +521,19 @@ class BlendedGaussians(ClassGaussians):
         means: Tensor,
         root: LowRankRoot,
     ) -> Solution:
-        """Solve by products with the rows of the classes; see ``LowRankRoot``.
+        """Compute what the classes are scored by, from products with their rows.
+
+        An image then has ``K`` products with all rows of the classes, which are fewer
+        than its ``D`` features.
 
         Args:
             seen: ``(n_classes,)`` bool, the ``C`` classes with images.
-            scatters: of these classes.
+            scatters: rows and left-out traces of these classes.
             means: ``(C, D)`` float64.
-            root: of the shrunk common covariance.
+            root: map to where the shrunk common covariance is 1.
         """
         centre = means.mean(0)
+        # (C, D), and products of the means with all rows, (C, K)
         whitened_means, products = root.whitened_rows(means - centre)
         groups = self._groups_by_products(seen, scatters, root, products)
         return Solution(
@@ -517,14 +555,17 @@ class BlendedGaussians(ClassGaussians):
     ) -> list[ProductGroup]:
         """Solve for all classes, those with equally many directions together.
 
+        The covariance of a class of ``n`` images is ``b I + a / n B^T B``, with its own
+        rows ``B``, where the shrunk common covariance is 1.
+
         Args:
             seen: ``(n_classes,)`` bool, the ``C`` classes with images.
-            scatters: of these classes; they have ``K`` rows in all.
-            root: of the shrunk common covariance.
+            scatters: rows and left-out traces of these classes; ``K`` rows in all.
+            root: map to where the shrunk common covariance is 1.
             mean_products: ``(C, K)``, products of the class means with all rows.
         """
-        blends = self._blends(seen, scatters)
-        spreads = (blends.of_class / blends.counts).sqrt()
+        blends = self._blends(seen, scatters)  # a and b of each class
+        spreads = (blends.of_class / blends.counts).sqrt()  # roots of a / n
         ends = scatters.counts.cumsum(0).tolist()  # of the rows of each class
         groups = []
         for count in scatters.counts.unique().tolist():
@@ -552,30 +593,38 @@ class BlendedGaussians(ClassGaussians):
     ) -> list[Group]:
         """Solve for all classes, those with equally many directions together.
 
+        The covariance of a class of ``n`` images is ``b I + a / n B^T B``, with its own
+        rows ``B``, where the shrunk common covariance is 1.
+
         Args:
             seen: ``(n_classes,)`` bool, the ``C`` classes with images.
-            scatters: of these classes.
-            rows: their rows in the space of the solution, ``(sum of k, r)``.
-            points: their means in this space, ``(C, r)``.
+            scatters: rows and left-out traces of these classes.
+            rows: ``B`` of all classes, where the covariance is 1, ``(sum of k, r)``.
+            points: the class means there, ``(C, r)``.
         """
-        blends = self._blends(seen, scatters)
-        spreads = (blends.of_class / blends.counts).sqrt()
+        blends = self._blends(seen, scatters)  # a and b of each class
+        spreads = (blends.of_class / blends.counts).sqrt()  # roots of a / n
         scaled = spreads[scatters.owners, None] * rows
         return solve_groups(scaled, scatters.counts, points, blends.isotropic)
 
     def _blends(self, seen: Tensor, scatters: StoredScatters) -> Blends:
-        """Return how the covariance of each class is blended of two.
+        """Return the weights by which the covariance of each class is blended of two.
 
         Args:
             seen: ``(n_classes,)`` bool, the ``C`` classes with images.
-            scatters: of these classes.
+            scatters: rows and left-out traces of these classes.
+
+        Returns:
+            The images of each class, the weight of what is stored of its own
+            covariance, and that of the common one, ``(C,)`` each.
         """
         counts = self.image_counts[seen].double()
         energies = scatters.rows.square().sum(1)
+        # The trace of B^T B is the sum of the squares of B.
         stored_traces = torch.zeros_like(scatters.outside)
         stored_traces.index_add_(0, scatters.owners, energies)
         traces = scatters.outside + stored_traces
-        left_out = scatters.outside / traces.clamp_min(1e-300)
+        left_out = scatters.outside / traces.clamp_min(1e-300)  # no 0 / 0
         of_class, isotropic = self._blend(counts, left_out)
         return Blends(counts=counts, of_class=of_class, isotropic=isotropic)
 

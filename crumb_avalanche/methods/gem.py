@@ -53,6 +53,15 @@ class ExperienceShares(SelectionRule):
     ) -> list[int]:
         """Give each experience, with the one that begins, an equal share of the slots.
 
+        Memories are grouped by experience, not by class.
+
+        Args:
+            slots: of the buffer; past experiences lose what is above their share.
+            coming, batch_size: without effect.
+
+        Returns:
+            The slots that are freed.
+
         Raises:
             ValueError: there are fewer slots than experiences.
         """
@@ -70,7 +79,14 @@ class ExperienceShares(SelectionRule):
         return slots.trim(self.share)
 
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Store each image with the probability of a reservoir of the experience.
+        """Choose images so that all of the experience are stored equally likely.
+
+        It is reservoir sampling: once the share of the experience is full, an image
+        replaces a random one with the probability ``share / images offered``.
+
+        Args:
+            slots: of the buffer, grouped by experience; changed in place.
+            labels: of the batch, of which only the number matters.
 
         Returns:
             Position in the batch and slot of each image that is stored.
@@ -80,7 +96,8 @@ class ExperienceShares(SelectionRule):
             self.offered += 1
             is_full = slots.count(self.experience) == self.share
             if is_full:
-                if slots.random.random() >= self.share / self.offered:
+                is_stored = slots.random.random() < self.share / self.offered
+                if not is_stored:
                     continue
                 slots.release(self.experience)
             chosen.append((position, slots.take(self.experience)))
@@ -98,7 +115,7 @@ class ExperienceShares(SelectionRule):
 def dual_solution(
     gram: np.ndarray, products: np.ndarray, least: np.ndarray
 ) -> np.ndarray:
-    """Compute the weights of past gradients in GEM's step (eq. 12).
+    """Compute the weights ``v`` of the past gradients in GEM's step (eq. 12).
 
     They minimise ``v P v / 2 + b v``, ``v >= least``. With ``P = A'A`` and ``v = u +
     least`` this is the non-negative least-squares problem ``min |A u - c|``. The
@@ -108,7 +125,10 @@ def dual_solution(
     Args:
         gram: ``P``, ``(t, t)`` float64, products of the past gradients with each other.
         products: ``b``, ``(t,)`` float64, their products with the present gradient.
-        least: ``(t,)`` float64, not negative.
+        least: ``(t,)`` float64, least weight of each past gradient, not negative.
+
+    Returns:
+        ``v``, ``(t,)`` float64.
     """
     eigenvalues, vectors = np.linalg.eigh(gram)
     roots = np.sqrt(eigenvalues.clip(min=0) + _RIDGE * eigenvalues[-1])
@@ -122,13 +142,17 @@ def dual_solution(
 def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor:
     """Return the nearest gradient that raises no past loss (eq. 8 to 12).
 
-    Its products with all past gradients are at least 0.
+    Its products with all past gradients are at least 0. It is the gradient plus a
+    weighted sum of the past ones.
 
     Args:
-        gradient: ``(n,)``, returned itself where no product is negative.
-        references: ``(t, n)`` past gradients.
-        margin: see ``GEMPlugin``; above 0 a corrected step goes along every past
-            gradient.
+        gradient: ``(n,)`` of all weights, returned itself where no product is negative.
+        references: ``(t, n)``, gradients of the losses of ``t`` past experiences.
+        margin: least weight of each past gradient in that sum; above 0 a corrected step
+            goes along every past gradient.
+
+    Returns:
+        ``(n,)`` of the dtype of ``gradient``.
     """
     past = references.double()
     projected = gradient.double()
@@ -145,6 +169,7 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
     gram = (past @ past.T).cpu().numpy()
     least_weights = margin * lengths.cpu().numpy()
     tolerance = _PRODUCT_TOLERANCE * float(projected.norm())
+    # Products that the ridge leaves negative are projected away once more.
     for _ in range(_REFINEMENTS):
         weights = dual_solution(gram, products, least_weights)
         projected = projected + torch.from_numpy(weights).to(past) @ past
@@ -185,7 +210,13 @@ class GEMPlugin(ImageMemoryPlugin):
         self.margin = margin
 
     def after_backward(self, strategy, **kwargs):
-        """Turn the gradient so that the loss of no earlier experience increases."""
+        """Turn the gradient so that the loss of no earlier experience increases.
+
+        The gradients of all trained weights are replaced by the nearest ones whose
+        products with the gradient on the memories of each past experience are at least
+        0.
+        """
+        # Slots of the memories, a list for each past experience.
         slots_of_experiences = self.shares.past_slots(self.storage_policy.slots)
         if not slots_of_experiences:
             return

@@ -41,18 +41,18 @@ def sample_gradients(
 
     Args:
         model: gradients are of its trainable weights in the plastic layers.
-        maps: ``(B, C, H, W)``.
+        maps: ``(B, C, H, W)`` feature maps, which enter these layers.
         labels: ``(B,)`` int64.
-        mask: masks the logits of unseen classes.
-        chunk: images at a time.
+        mask: function of logits that masks those of unseen classes.
+        chunk: number of images whose gradients are computed at a time.
 
     Returns:
-        ``(B, weights)`` float32.
+        ``(B, number of weights)`` float32, the gradients of all weights in a row.
     """
     layers = model.plastic_layers
     tensors = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
-    trained_weights = selected(tensors, trainable(layers))
+    trained_weights = selected(tensors, trainable(layers))  # by name
 
     def image_loss(
         weights: dict[str, Tensor], feature_map: Tensor, label: Tensor
@@ -123,7 +123,12 @@ class GreedyDiversity(SelectionRule):
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Store or refuse frames one by one, by their largest cosine with a memory.
 
-        A frame that is stored is compared with the later ones of the batch.
+        The cosine is that of gradients; the lower, the more likely is a frame stored. A
+        frame that is stored is compared with the later ones of the batch.
+
+        Args:
+            slots: of the buffer; changed in place.
+            labels: class of each of the ``B`` frames of the batch.
 
         Returns:
             Position in the batch and slot of each frame that is stored.
@@ -138,9 +143,9 @@ class GreedyDiversity(SelectionRule):
                 "batch"
             )
         self._offered_gradients = None
-        directions = normalize(offered.gradients)
+        directions = normalize(offered.gradients)  # of B frames, then n memories
         cosines = directions[: len(labels)] @ directions.t()  # (B, B + n)
-        # Column of the cosines by the slot of the memory that it is compared with.
+        # Column of the cosines by the slot of the memory that frames are compared with.
         column_of_slot = {}
         for number, slot_of_memory in enumerate(offered.slots):
             column_of_slot[slot_of_memory] = len(labels) + number
@@ -159,21 +164,23 @@ class GreedyDiversity(SelectionRule):
         return chosen
 
     def _slot_for_frame(self, slots: Slots, label: int, score: float) -> int | None:
-        """Return the slot for a frame, or ``None`` if it is not stored.
+        """Take a slot for a frame and return it, or ``None`` if it is not stored.
 
-        In a full buffer the frame may take the slot of a stored frame, which is drawn.
+        In a full buffer, a frame that resembles no memory may take the slot of one that
+        is drawn in proportion to the scores.
 
         Args:
-            slots: of the buffer.
+            slots: of the buffer; changed in place.
             label: class of the frame.
-            score: largest cosine of its gradient with those of memories, plus 1.
+            score: largest cosine of its gradient with those of memories, plus 1: from 0
+                to 2.
         """
         if slots.free:
             return slots.take(label)
-        resembles_a_memory = score >= 1
+        resembles_a_memory = score >= 1  # a cosine of at least 0
         if resembles_a_memory:
             return None
-        slot = self._draw_in_proportion(slots)
+        slot = self._draw_in_proportion(slots)  # of a memory
         stored_score = self.scores.double().numpy()[slot]
         # With the probability stored_score / (stored_score + score).
         is_replaced = slots.random.random() * (stored_score + score) < stored_score
@@ -255,9 +262,10 @@ class GSSPlugin(ImageMemoryPlugin):
         return tensor_bytes([self.diversity.scores])
 
     def before_backward(self, strategy, **kwargs):
-        """Add the loss of as many memories as new images.
+        """Add the loss of as many memories as new images to ``strategy.loss``.
 
-        The memories that the new frames are compared with are among those drawn.
+        Of the memories drawn, the first ``compared`` are kept until ``offer``, which
+        compares the new frames with them.
         """
         model = strategy.model
         storage = self.storage_policy
@@ -281,11 +289,19 @@ class GSSPlugin(ImageMemoryPlugin):
         )
 
     def offer(self, strategy: Any, batch: StreamBatch) -> None:
-        """Offer the batch to the buffer, with gradients of its images and memories."""
+        """Offer a batch to the buffer, which chooses its frames by their gradients.
+
+        The gradients are of its images, and of the memories that they are compared
+        with.
+
+        Args:
+            strategy: gives the model.
+            batch: labels ``(B,)`` and feature maps ``(B, C, H, W)`` of new images.
+        """
         model = strategy.model
         maps = batch.feature_map
         labels = batch.labels
-        slots: list[int] = []
+        slots: list[int] = []  # of the memories
         was_trained_on = self.batch is not None
         with model.stopwatch.measure("replay"):
             if not was_trained_on:

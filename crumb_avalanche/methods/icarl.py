@@ -89,11 +89,12 @@ class ICaRLPlugin(HerdingPlugin):
         self.old_classes = [label for label in seen if label not in coming]
 
     def before_backward(self, strategy, **kwargs):
-        """Set the loss of classification and distillation (algorithm 3).
+        """Replace ``strategy.loss`` by classification and distillation (algorithm 3).
 
-        The binary cross-entropy of each image is summed over the classes seen.
+        It is the binary cross-entropy of new images and as many memories of old
+        classes, summed over the classes seen, mean over images.
         """
-        # Of the new images, then of the memories.
+        # Of the new images; those of the memories are appended.
         logits = strategy.mb_output
         labels = self.current.labels
         maps = self.current.feature_map
@@ -108,7 +109,7 @@ class ICaRLPlugin(HerdingPlugin):
                 labels = torch.cat([labels, memory_labels])
                 maps = torch.cat([maps, memory_maps])
         targets = self._targets(strategy, maps, labels, logits.shape[1])
-        seen = strategy.seen_classes.seen
+        seen = strategy.seen_classes.seen  # columns of the classes
         losses = binary_cross_entropy_with_logits(
             logits[:, seen], targets[:, seen], reduction="none"
         )
@@ -125,15 +126,19 @@ class ICaRLPlugin(HerdingPlugin):
     def _targets(
         self, strategy, maps: Tensor, labels: Tensor, n_classes: int
     ) -> Tensor:
-        """Return the targets ``(B, classes)`` of the loss (algorithm 3).
+        """Return the targets of the binary cross-entropy, from 0 to 1 (algorithm 3).
 
-        Those of old classes are the old network's answers, the others the labels.
+        Those of old classes are the old network's sigmoid outputs, the others 0 or 1
+        by the labels.
 
         Args:
-            strategy: gives the layers that the old network runs in.
-            maps: ``(B, C, H, W)``.
+            strategy: gives the layers that the weights of the old network run in.
+            maps: ``(B, C, H, W)`` feature maps, which enter these layers.
             labels: ``(B,)`` int64.
             n_classes: number of outputs.
+
+        Returns:
+            ``(B, n_classes)`` float32.
         """
         targets = one_hot(labels, n_classes).float()
         if self.old_classes:

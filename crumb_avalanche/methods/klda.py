@@ -68,19 +68,24 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
     def _fourier_features(self) -> FourierFeatures:
         """Return weights and phases of random Fourier features, drawn by the seed.
 
+        ``cos(x W + phases)`` approximates the kernel ``exp(-gamma |x - y|^2)``: weights
+        are normal with the variance ``2 gamma``, phases uniform from 0 to ``2 pi``.
         They are drawn once, on first use.
+
+        Returns:
+            Weights ``(length, n)`` and phases ``(n,)``, float64.
         """
         if self._drawn is None:
             length = self.settings["length"]
-            projection = self.classes.means.shape[1]
-            gamma = self.gamma or 1 / length
+            n_fourier_features = self.classes.means.shape[1]
+            gamma = self.gamma or 1 / length  # 0 stands for the default
             generator = torch.Generator().manual_seed(self.settings["seed"])
             with torch.inference_mode(False):
                 weights = torch.randn(
-                    length, projection, generator=generator, dtype=torch.float64
+                    length, n_fourier_features, generator=generator, dtype=torch.float64
                 )
                 phases = torch.rand(
-                    projection, generator=generator, dtype=torch.float64
+                    n_fourier_features, generator=generator, dtype=torch.float64
                 )
                 self._drawn = FourierFeatures(
                     weights=(2 * gamma) ** 0.5 * weights,

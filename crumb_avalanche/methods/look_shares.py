@@ -21,7 +21,10 @@ def check_shares(shares: tuple[float, ...]) -> None:
 
 
 def shares_of(text: str) -> tuple[float, ...]:
-    """Return the shares of a text such as ``1,0.6``.
+    """Parse which middle parts of an image a method looks at, such as ``1,0.6``.
+
+    Args:
+        text: sides of the parts, in units of the image's side, separated by commas.
 
     Raises:
         ValueError: the text is of other than one to three different shares.

@@ -99,9 +99,11 @@ class Looks:
 
     @property
     def _windows(self) -> list[list[Window | None]]:
-        """The windows of the views of each look; ``None`` is a view of all the maps.
+        """The windows of the views of each look: where in its maps features are from.
 
-        The closest look has two views, and beside others so has the whole image.
+        A look is a middle part of the image, and a view the features of a window of its
+        maps; ``None`` is a view of all the maps. The closest look has two views, and so
+        has the whole image beside other looks.
         """
         closest = min(self.shares)
         windows_of_looks: list[list[Window | None]] = []
@@ -210,7 +212,8 @@ def parts_of(settings: Any) -> tuple[ViewFeatures, dict[str, Any]]:
     """Divide the settings of a method in closed form.
 
     Args:
-        settings: the dataclass of ``registry.closed_form_settings``.
+        settings: a dataclass of all its settings: ``looks``, the attributes of
+            ``FeatureMoments``, and those of the form itself.
 
     Returns:
         What its features are computed by, and the arguments of the form's constructor
@@ -303,7 +306,10 @@ class LookWeights:
         return [view for view in used if is_computed[view]] or used
 
     def weights(self, views: Sequence[int] | None = None) -> Tensor:
-        """Return the weights of some views.
+        """Return the weights by which the scores of some views are added.
+
+        They are the mean of a grid of weightings by their posterior: the likelihood of
+        the clips observed so far, with a prior for equal weights.
 
         Args:
             views: numbers of the views; default the used ones.
@@ -311,11 +317,12 @@ class LookWeights:
         Returns:
             ``(len(views),)`` float64 with the sum 1.
         """
-        chosen = self.used_views if views is None else list(views)
-        grid = self._grid[:, chosen]
+        chosen_views = self.used_views if views is None else list(views)
+        grid = self._grid[:, chosen_views]  # (weightings, chosen views)
         # Weightings that give the other views nothing.
         is_of_chosen = grid.sum(1) > 1 - ROUNDING
-        distances = (grid - 1 / len(chosen)).square().sum(1)  # from equal weights
+        distances = (grid - 1 / len(chosen_views)).square().sum(1)  # from equal ones
+        # Losses are negative log-likelihoods, summed over clips.
         log_posterior = (-self.losses - PRIOR * distances)[is_of_chosen]
         return log_posterior.softmax(0) @ grid[is_of_chosen]
 
@@ -325,19 +332,25 @@ class LookWeights:
         return self.looks.views > 1 and self.used == self.looks.all
 
     def losses_of(self, scores: Tensor, column: int) -> Tensor:
-        """Return what a clip that was predicted adds to the losses.
+        """Return what a clip adds to the loss of each weighting of the views.
+
+        The loss is the negative log-likelihood of the true class, mean over the frames.
 
         Args:
-            scores: ``(n, V', C)`` float64 of its frames, of the views that answer,
-                divided by the temperature of the closed form. Where these are not all,
-                nothing is compared, and the losses are 0.
-            column: the true class.
+            scores: ``(n, V', C)`` float64, of ``n`` frames, ``V'`` views that answer
+                and ``C`` classes, divided by the temperature of the closed form. Where
+                these are not all views, nothing is compared, and the losses are 0.
+            column: of the true class.
+
+        Returns:
+            ``(weightings,)`` float64.
         """
         if not self.is_learning or scores.shape[1] < self.looks.views:
             return torch.zeros_like(self.losses)
         # Scores of each weighting g, image n and class c.
         mixed_scores = torch.einsum("gv,nvc->gnc", self._grid, scores)
         log_likelihoods = mixed_scores.log_softmax(2)[:, :, column]
+        # Bounded, so that one sure mistake does not outweigh all other clips.
         return (-log_likelihoods).clamp(LEAST_LOSS, MOST_LOSS).mean(1)
 
     def observe(self, scores: Tensor, column: int) -> None:
@@ -429,14 +442,15 @@ class EarlierForm:
         return self._form
 
     def knowing(self, statistics: ClosedForm, label: int) -> ClosedForm | None:
-        """Return the form that answers for a clip of a class.
+        """Return a copy of statistics that predicts a clip before it is learned.
 
         Args:
-            statistics: what was learned so far.
-            label: of the clip.
+            statistics: what was learned so far; an earlier copy is returned while it
+                is recent enough.
+            label: class of the clip.
 
         Returns:
-            ``None`` if the form does not know the class, or no other one.
+            ``None`` if the copy does not know the class, or no other one.
         """
         form = self.copy_of(statistics)
         is_known = form.image_counts > 0

@@ -77,13 +77,26 @@ class LowRankRda(BlendedGaussians):
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Divide the directions that a budget buys among classes and scatter.
+        """Divide the bytes of the directions that a budget buys.
 
         A common scatter is stored where each class has a few directions beside it.
+
+        Args:
+            n_classes: classes of the stream.
+            length: number of features.
+            items: principal directions that the budget buys in all.
+            settings: settings of the method by name.
+
+        Returns:
+            Arguments of the constructor: ``directions`` of each class, and ``whole``,
+            whether there is a common scatter.
+
+        Raises:
+            ValueError: there is less than a direction for each class.
         """
         cls.check_directions(n_classes, items)
         directions = items // n_classes  # of each class
-        # Directions of each class in the bytes of the common scatter.
+        # Directions that each class gives up for the bytes of the common scatter.
         bytes_of_round = cls.item_bytes(length, settings) * n_classes
         scatter_cost = math.ceil(PackedScatter.bytes_of(length) / bytes_of_round)
         has_scatter = directions - scatter_cost >= LEAST_BESIDE_SCATTER

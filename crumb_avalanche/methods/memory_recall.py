@@ -112,19 +112,21 @@ class GaussianBuffer(MemoryBuffer):
     def _absorb_maps(self, row: Tensor, maps: Tensor) -> None:
         """Add feature maps to the Gaussian of their class, in float64.
 
-        Means, deviations and numbers of old and new maps are merged (Chan et al.,
-        1979).
+        With the share ``s`` of the new images and the difference ``d`` of both means,
+        the merged mean is ``old + s d`` and the merged variance ``(1 - s) old + s new +
+        s (1 - s) d^2`` (Chan et al., 1979).
 
         Args:
-            row: of the class, see ``GaussianRows``; changed in place.
-            maps: ``(n, C, H, W)``.
+            row: means, deviations, lowest value and number of images of the class, one
+                after the other, float32; changed in place.
+            maps: ``(n, C, H, W)`` of new images.
         """
         samples = maps.permute(0, 2, 3, 1).double()  # (n, H, W, C)
         if self.settings.per_channel:
-            samples = samples.flatten(0, 2)
+            samples = samples.flatten(0, 2)  # each location is a sample
         else:
-            samples = samples.flatten(1)
-        gaussian = GaussianRows.of_rows(row)
+            samples = samples.flatten(1)  # each map is a sample
+        gaussian = GaussianRows.of_rows(row)  # views of the row
         old_images = float(gaussian.images)
         # Of the new images among all; every image has as many samples.
         share = len(maps) / (old_images + len(maps))
@@ -150,11 +152,15 @@ class GaussianBuffer(MemoryBuffer):
         )
 
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
-        """Draw a new map ``(C, H, W)`` for every row, from the Gaussians of its class.
+        """Draw a new feature map for every row, from the Gaussian of its class.
 
         Args:
-            rows: ``(n, row_length)`` float32.
+            rows: ``(n, row_length)`` float32: means, deviations, lowest value and
+                number of images of a class each.
             model: gives the shape of the maps.
+
+        Returns:
+            ``(n, C, H, W)`` float32.
         """
         channels, height, width = model.map_shape
         n_maps = len(rows)
@@ -190,7 +196,11 @@ class GaussianBuffer(MemoryBuffer):
 def build_memory_recall(recipe: Recipe) -> StreamStrategy:
     """Build CRUMB's two steps with maps drawn from class Gaussians in the replay step.
 
-    P takes maps without codes.
+    The plastic layers take feature maps as they are: the loss of maps from a codebook
+    has no weight.
+
+    Args:
+        recipe: model, settings, and ``mem_size``, the Gaussians that the budget buys.
 
     Raises:
         ValueError: the budget does not hold a Gaussian for each class.
@@ -200,6 +210,7 @@ def build_memory_recall(recipe: Recipe) -> StreamStrategy:
             f"the budget buys {recipe.mem_size} class Gaussians, but the stream has "
             f"{recipe.n_classes} classes; raise the budget, or leave per_channel on"
         )
+    # Of the settings of replay, all but this one hold for Gaussians.
     replay = replace(recipe.settings, replay_compute=None).replay
     return CRUMBStrategy(
         optimizer=recipe.optimizer(),

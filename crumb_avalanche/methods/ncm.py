@@ -62,52 +62,62 @@ class ClassMeans(ClosedForm):
         self.absorb(features, labels)
 
     def absorb(self, features: Tensor, labels: Tensor) -> dict[int, Tensor]:
-        """Add images to the means and return the increments of the scatters.
+        """Add images to the class means and return the increments of the scatters.
 
-        Chan, Golub and LeVeque, 1979.
+        The scatter of a class is the sum of outer products of its features minus their
+        mean (Chan, Golub and LeVeque, 1979).
 
         Args:
             features, labels: ``(B, D)`` float, and ``(B,)`` int64.
 
         Returns:
-            ``(n + 1, D)`` float64 rows ``R`` for each class of the ``n`` images; its
-            scatter grows by ``R^T R``.
+            For each class of the batch, of which ``n`` images are, ``(n + 1, D)``
+            float64 rows ``R``; its scatter grows by ``R^T R``.
         """
         increments = {}
         for label in labels.unique().tolist():
             samples = features[labels == label].double()
             new_mean = samples.mean(0)
+            # A row for the difference of the old mean and the new one.
             between = self._move_mean(label, new_mean, len(samples))
             increments[label] = torch.cat([samples - new_mean, between.unsqueeze(0)])
-        self._solution = None
+        self._solution = None  # the cached classifier is outdated
         return increments
 
     def absorb_means(
         self, other: "ClassMeans", labels: dict[int, int]
     ) -> list[MergedMean]:
-        """Add the means of another instance's classes.
+        """Add the means and counts of another instance's classes to these.
 
         Args:
-            other: the other instance.
-            labels: the number in this instance of each of its classes to add.
+            other: the other instance, which is not changed.
+            labels: the number in this instance of each class of the other one to add.
 
         Returns:
-            For each of these classes, by how much its scatter grows.
+            For each of these classes its two numbers, and a row ``R``; the sum of both
+            scatters of the class grows by ``R^T R``.
         """
         merged_means = []
         for theirs, mine in labels.items():
             new_mean = other.means[theirs].double()
             between = self._move_mean(mine, new_mean, int(other.counts[theirs]))
-            merged_means.append(MergedMean(theirs, mine, between.unsqueeze(0)))
-        self._solution = None
+            merged = MergedMean(theirs=theirs, mine=mine, between=between.unsqueeze(0))
+            merged_means.append(merged)
+        self._solution = None  # the cached classifier is outdated
         return merged_means
 
     def _move_mean(self, label: int, new_mean: Tensor, new_images: int) -> Tensor:
-        """Add images with a mean ``new_mean`` to the mean of a class.
+        """Add images with a mean ``new_mean`` to the mean and count of a class.
+
+        Args:
+            label: the class.
+            new_mean: ``(D,)`` float64, of the new images.
+            new_images: number of the new images.
 
         Returns:
-            ``(D,)`` float64, the difference of the two means by the root of its weight:
-            its outer product is what the scatter of the class gains between them.
+            ``(D,)`` float64, ``sqrt(n m / (n + m)) (new mean - old mean)`` for ``n``
+            old and ``m`` new images: its outer product is what the scatter of the class
+            gains from the difference of the two means.
         """
         mean = self.means[label].double()
         old_images = int(self.counts[label])

@@ -32,17 +32,17 @@ def zeros_like(weights: Mapping[str, Tensor]) -> Tensors:
     return {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
 
-def mean_over_images(
+def mean_importances(
     strategy,
     loss: Callable[[Tensor, Tensor], Tensor],
     importance: Callable[[Tensor], Tensor],
 ) -> Tensors:
     """Return how important each weight is, on average over an experience's images.
 
-    The model is in evaluation mode meanwhile.
+    Gradients are of one image at a time. The model is in evaluation mode meanwhile.
 
     Args:
-        strategy: gives the model and the experience.
+        strategy: gives the model and the experience; the gradients are 0 afterwards.
         loss: a function of logits ``(1, classes)`` and labels ``(1,)``.
         importance: a function of a weight's gradient for an image, such as its square.
 
@@ -143,6 +143,11 @@ def _on_device(value: Any, device: str) -> Any:
     """Return copies of the tensors of a nested state on a device.
 
     Those of four axes are in channels-last memory, as weights are.
+
+    Args:
+        value: a tensor, dict, list or tuple of such values, or a plain value, which is
+            returned itself.
+        device: of the copies.
     """
     if isinstance(value, Tensor):
         memory_format = torch.contiguous_format
@@ -185,14 +190,19 @@ class StreamEWC(Penalty):
     def after_training_exp(self, strategy, **kwargs):
         """Remember the weights and their importance: the Fisher information (EWC).
 
-        It is the mean over images of the squared gradient of the loss.
+        It is the mean over images of the squared gradient of the loss. Both become an
+        anchor, from which later experiences are penalised for moving the weights.
         """
 
         def image_loss(logits: Tensor, labels: Tensor) -> Tensor:
+            """Compute the loss over the classes seen so far, of one image."""
             return strategy._criterion(strategy.seen_classes.mask(logits), labels)
 
+        # Of an importance; a step of the penalty above it would overshoot.
         limit = self.limit(strategy)
-        fisher_information = mean_over_images(strategy, image_loss, torch.square)
+        fisher_information = mean_importances(
+            strategy, loss=image_loss, importance=torch.square
+        )
         importances: Tensors = {}
         for name, information in fisher_information.items():
             sum_of_anchors = torch.zeros_like(information)
@@ -234,15 +244,20 @@ class StreamMAS(Penalty):
         """Remember the weights and the sum of their importances so far (MAS).
 
         The importance in an experience is the mean over images of the absolute gradient
-        of the outputs' squared length.
+        of the outputs' squared length. Both are the anchor, from which later
+        experiences are penalised for moving the weights.
         """
-        seen = strategy.seen_classes.seen
+        seen = strategy.seen_classes.seen  # columns of the classes
 
         def squared_length(logits: Tensor, labels: Tensor) -> Tensor:
+            """Compute the squared length of logits ``(1, classes)``."""
             return logits[:, seen].norm(dim=1).pow(2).mean()
 
+        # Of an importance; a step of the penalty above it would overshoot.
         limit = self.limit(strategy)
-        new_importances = mean_over_images(strategy, squared_length, torch.abs)
+        new_importances = mean_importances(
+            strategy, loss=squared_length, importance=torch.abs
+        )
         importances: Tensors = {}
         for name, importance in new_importances.items():
             if self.anchors:
@@ -314,11 +329,12 @@ class StreamSI(Penalty):
 
     @torch.no_grad()
     def after_backward(self, strategy, **kwargs):
-        """Keep the gradient of the loss alone, before it is clamped.
+        """Keep the gradient of the loss without the penalty, before it is clamped.
 
         It is that of the weights, minus that of the penalty ``strength * importance *
         shift ** 2``, where ``self.weight`` is the strength, and the shift that of the
-        weights before this step, which the optimizer has not taken yet.
+        weights before this step, which the optimizer has not taken yet. The path
+        integral of the experience is computed from it after the step.
         """
         if in_replay_step(strategy):
             return

@@ -83,13 +83,14 @@ class PostDeploymentLDA(StreamingLDA):
             self.absorb(features[~is_base], labels[~is_base])
 
     def _base_classes_with(self, labels: Tensor) -> set[int]:
-        """Return the classes that form the covariance, with those of a new batch.
+        """Return the base classes, which form the covariance, with those of a batch.
 
-        New classes join the base in order of arrival, while it has room.
+        New classes join the base in order of arrival, until there are ``base_classes``.
 
         Args:
             labels: ``(B,)`` int64 of the batch.
         """
+        # ``shaping`` counts the images of each class that formed the covariance.
         classes = set(self.shaping.nonzero().flatten().tolist())
         in_order_of_arrival = dict.fromkeys(labels.tolist())
         for label in in_order_of_arrival:
@@ -99,16 +100,19 @@ class PostDeploymentLDA(StreamingLDA):
         return classes
 
     def _merge(self, other: Any, labels: dict[int, int]) -> None:
-        """Add statistics of another instance; of classes after the base their means.
+        """Add statistics of another instance.
+
+        Of its base classes, which form its covariance, all statistics are added; of the
+        classes that came later, only their means.
 
         Args:
-            other: the other instance.
+            other: the other instance, which is not changed.
             labels: the number in this instance of each class of the other one.
         """
         base_labels = {}
         later_labels = {}
         for theirs, mine in labels.items():
-            if other.shaping[theirs]:
+            if other.shaping[theirs]:  # images that formed the covariance
                 base_labels[theirs] = mine
             else:
                 later_labels[theirs] = mine

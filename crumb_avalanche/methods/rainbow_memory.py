@@ -62,12 +62,13 @@ def brighten(images: Tensor, factor: float) -> Tensor:
 
 
 def cut_out(images: Tensor, share: float, top: float, left: float) -> Tensor:
-    """Blacken a rectangle.
+    """Return copies of images with a black rectangle, the same in all of them.
 
     Args:
         images: ``(..., h, w)``.
-        share: its sides, as a share of the image's.
-        top, left: where it begins, in fractions of the possible range.
+        share: sides of the rectangle, as a share of the image's.
+        top, left: where it begins, from 0 (at the top, the left) to 1 (at the bottom,
+            the right).
     """
     height, width = images.shape[-2:]
     rows = round(share * height)
@@ -86,9 +87,16 @@ def cut_out(images: Tensor, share: float, top: float, left: float) -> Tensor:
 def make_perturbations(
     count: int, random: np.random.Generator
 ) -> list[Callable[[Tensor], Tensor]]:
-    """Make flips, shifts, changes of brightness and holes in turn.
+    """Make perturbations of images: flips, shifts, brightness and holes in turn.
 
     Their strength grows; they are the same for all images.
+
+    Args:
+        count: number of perturbations.
+        random: of their signs and of the places of the holes.
+
+    Returns:
+        Functions from ``(n, 3, h, w)`` images to perturbed copies.
     """
     flipped_axes = ((-1,), (-2,), (-2, -1))
     perturbations: list[Callable[[Tensor], Tensor]] = []
@@ -111,19 +119,21 @@ def uncertainties(
 ) -> Tensor:
     """Compute ``1 - votes of the most voted class / copies`` of each image (eq. 3).
 
+    Each perturbed copy of an image votes for the class that the network answers.
+
     Args:
         images: ``(n, 3, h, w)`` uint8.
         answers: function from images to ``(n, classes)`` logits.
-        perturbations: functions from images to copies of them.
+        perturbations: functions from images to perturbed copies.
 
     Returns:
-        ``(n,)``.
+        ``(n,)`` float, from 0, where all copies are answered alike, to below 1.
     """
     classes_of_copies = [
         answers(perturb(images)).argmax(1) for perturb in perturbations
     ]
     votes = torch.stack(classes_of_copies, 1)  # (n, copies)
-    # How many copies are voted as each copy is, (n, copies, copies) summed up.
+    # Of each copy, how many copies of the image have its vote, (n, copies).
     equal_votes = (votes[:, :, None] == votes[:, None, :]).sum(1)
     votes_of_most_voted = equal_votes.amax(1)
     return 1 - votes_of_most_voted / len(perturbations)
@@ -148,7 +158,8 @@ def memory_rate(epoch: int, rate: float) -> float:
     """Return the learning rate of an epoch over the memories, as the authors set it.
 
     A tenth of the rate in the first epoch. Then it begins at the full rate again and
-    again, and falls along a cosine to a hundredth in 1, 2, 4, ... epochs.
+    again, and falls along a cosine to a hundredth in 1, 2, 4, ... epochs (cosine
+    annealing with warm restarts).
 
     Args:
         epoch: number of the epoch after an experience, from 0.
@@ -167,22 +178,28 @@ def memory_rate(epoch: int, rate: float) -> float:
 
 
 def augment(images: Tensor, random: np.random.Generator) -> Tensor:
-    """Shift every image by up to an eighth of its side, and flip half of them.
+    """Shift every image at random by up to an eighth of its side, and flip half.
+
+    Flips are horizontal.
 
     Args:
         images: ``(n, 3, h, w)`` uint8.
         random: of the draws.
+
+    Returns:
+        New images of the same shape and dtype.
     """
     side = images.shape[-1]
     eighth = side // 8
-    shifted = []
+    augmented = []
     for image in images:
+        # In units of the side, as ``shift`` takes them.
         down, right = random.integers(-eighth, eighth + 1, size=2) / side
-        shifted.append(shift(image, down, right))
-    for index, image in enumerate(shifted):
+        augmented.append(shift(image, down=down, right=right))
+    for index, image in enumerate(augmented):
         if random.random() < 0.5:
-            shifted[index] = image.flip(-1)
-    return torch.stack(shifted)
+            augmented[index] = image.flip(-1)
+    return torch.stack(augmented)
 
 
 class MixedImages(NamedTuple):
@@ -207,9 +224,14 @@ def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
     Args:
         images: ``(n, 3, h, w)`` uint8.
         random: of the draws.
+
+    Returns:
+        The mixed images, the index of the image that each box is from, ``(n,)``, and
+        the share of its own pixels that an image keeps.
     """
     height, width = images.shape[-2:]
-    # Side of the box in units of the image's: its area is uniform.
+    # Side of the box in units of the image's: its area is uniform from 0 to 1, as
+    # beta (1, 1) is the uniform distribution.
     side = math.sqrt(1 - random.random())
     middle_row = int(random.integers(height))
     middle_column = int(random.integers(width))
@@ -328,9 +350,14 @@ class RainbowPlugin(ImageMemoryPlugin):
             group["lr"] = rate
 
     def _choose_memories(self, strategy) -> None:
-        """Choose equally many of each class, from easy to hard (paper, algorithm 1).
+        """Choose the memories of the buffer after an experience (paper, algorithm 1).
 
-        Free slots are filled at random.
+        Candidates are the memories so far and frames of the experience. Of each class
+        equally many are chosen, evenly spread from low to high uncertainty. Slots that
+        are left are filled with other candidates at random.
+
+        Args:
+            strategy: its network tells uncertainties, its experience has the frames.
         """
         candidates_by_class = self._candidates_by_class(strategy)
         capacity = self.storage_policy.max_size
@@ -338,10 +365,10 @@ class RainbowPlugin(ImageMemoryPlugin):
         chosen: list[Candidate] = []
         left_over: list[Candidate] = []
         for _, candidates in sorted(candidates_by_class.items()):
-            scores = [0.0] * len(candidates)  # not needed where all are chosen
+            uncertainties_of_class = [0.0] * len(candidates)  # where all are chosen
             if len(candidates) > per_class:
-                scores = self._uncertainties(strategy, candidates)
-            chosen_indices = set(easy_to_hard(scores, per_class))
+                uncertainties_of_class = self._uncertainties(strategy, candidates)
+            chosen_indices = set(easy_to_hard(uncertainties_of_class, per_class))
             for index, candidate in enumerate(candidates):
                 if index in chosen_indices:
                     chosen.append(candidate)
@@ -350,8 +377,8 @@ class RainbowPlugin(ImageMemoryPlugin):
         n_free = capacity - len(chosen)
         for index in self.random.permutation(len(left_over))[:n_free]:
             chosen.append(left_over[index])
-        slots = []
-        positions = []
+        slots = []  # of memories that stay
+        positions = []  # of frames in the experience
         for candidate in chosen:
             if candidate.is_memory:
                 slots.append(candidate.number)
@@ -360,7 +387,11 @@ class RainbowPlugin(ImageMemoryPlugin):
         self.hold(strategy, slots=slots, positions=positions)
 
     def _candidates_by_class(self, strategy) -> dict[int, list[Candidate]]:
-        """Return the memories of each class, and frames evenly spread over its own."""
+        """Return the images of each class that may be memories after an experience.
+
+        They are its memories so far, and at most ``candidates`` frames, evenly spread
+        over those of the class in the experience.
+        """
         by_class: dict[int, list[Candidate]] = {}
         for label, slots in self.storage_policy.slots.by_class.items():
             if slots:
@@ -376,22 +407,27 @@ class RainbowPlugin(ImageMemoryPlugin):
         return by_class
 
     def _uncertainties(self, strategy, candidates: list[Candidate]) -> list[float]:
-        """Compute the uncertainty of each candidate with the network of now (eq. 3)."""
+        """Compute the uncertainty of each candidate with the network of now (eq. 3).
+
+        It is the share of perturbed copies of an image that do not vote for the class
+        with most votes, from 0 to 1.
+        """
         model = strategy.model
 
         def answers(images: Tensor) -> Tensor:
+            """Compute logits ``(n, classes)`` of ``(n, 3, h, w)`` uint8 images."""
             return self.logits(model, _fresh_features(model, images))
 
         batch_size = strategy.eval_mb_size
-        scores: list[float] = []
+        of_candidates: list[float] = []
         with evaluating(model), torch.no_grad():
             for start in range(0, len(candidates), batch_size):
                 images = []
                 for candidate in candidates[start : start + batch_size]:
                     images.append(self._image(strategy, candidate))
-                batch = torch.cat(images)
-                scores += uncertainties(batch, answers, self.perturbations).tolist()
-        return scores
+                of_batch = uncertainties(torch.cat(images), answers, self.perturbations)
+                of_candidates += of_batch.tolist()
+        return of_candidates
 
     def _image(self, strategy, candidate: Candidate) -> Tensor:
         """Return the pixels of a candidate, ``(1, 3, h, w)`` uint8."""
@@ -411,7 +447,11 @@ class RainbowPlugin(ImageMemoryPlugin):
             memory_step(strategy, loss, **kwargs)
 
     def _memory_loss(self, strategy, images: Tensor, labels: Tensor) -> Tensor:
-        """Compute the loss of a batch of memories, which is mixed at random (CutMix).
+        """Compute the mean loss of a batch of memories, a scalar with a graph.
+
+        With the probability ``cutmix``, boxes of the images are exchanged (CutMix), and
+        the loss is ``own share * loss of the own labels + (1 - own share) * loss of the
+        labels of the boxes``.
 
         Args:
             strategy: gives model and criterion.

@@ -11,7 +11,9 @@ from crumb_avalanche.methods.registry import register
 
 
 def oracle_shrinkage(covariance: Tensor, images: int) -> float:
-    """Return how much of a covariance the unit matrix replaces (OAS).
+    """Return the share of a covariance that shrinkage replaces by the unit matrix.
+
+    It is the oracle approximating shrinkage (OAS), from 0 to 1.
 
     Chen, Wiesel, Eldar and Hero, "Shrinkage Algorithms for MMSE Covariance
     Estimation", IEEE Transactions on Signal Processing 2010, eq. 23 as
@@ -21,8 +23,8 @@ def oracle_shrinkage(covariance: Tensor, images: int) -> float:
         r = (a + v^2) / ((n + 1) (a - v^2 / M)),  at most 1
 
     Args:
-        covariance: ``(M, M)``.
-        images: ``n``, of which it is the covariance.
+        covariance: ``(M, M)`` of features.
+        images: ``n``, number of the images that it is of.
     """
     mean_square = float(covariance.square().mean())
     variance = float(covariance.diagonal().mean())

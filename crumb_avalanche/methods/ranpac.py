@@ -46,14 +46,15 @@ BETTER = 1e-3
 def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
     """Return the one of ``RIDGES`` with the least generalised cross-validation error.
 
-    Golub, Heath and Wahba, 1979. The error of one-hot targets is ``N r / (N - p)^2``,
-    with the sum of squared residuals ``r`` and the number of effective parameters
-    ``p``. Ridges with ``p`` above 95 % of the images are left out; if all are, and of
-    equally good ones, the largest ridge is returned.
+    Golub, Heath and Wahba, 1979, for a ridge regression of one-hot targets. The error
+    is ``N r / (N - p)^2``, with the sum of squared residuals ``r`` and the number of
+    effective parameters ``p``. Ridges with ``p`` above 95 % of the images are left out;
+    if all are, and of equally good ones, the largest ridge is returned.
 
     Args:
-        values: ``(M,)``, eigenvalues of the Gram matrix.
-        energies: ``(M,)``, squared lengths of the class sums along its eigenvectors.
+        values: ``(M,)``, eigenvalues of the Gram matrix ``H^T H`` of the inputs ``H``.
+        energies: ``(M,)``, squared lengths of ``H^T Y`` along its eigenvectors, with
+            the one-hot targets ``Y``.
         images: ``N``.
     """
     best = RIDGES[-1]
@@ -65,7 +66,8 @@ def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
         if fits_noise:
             break
         explained = float((energies * (values + 2 * ridge) / ridged.square()).sum())
-        residuals = max(images - explained, ROUNDING * images)  # r
+        # r: one-hot targets have the sum of squares N. At least what rounding adds.
+        residuals = max(images - explained, ROUNDING * images)
         error = residuals / (images - n_parameters) ** 2
         if error < (1 - BETTER) * least_error:
             best = ridge
@@ -240,23 +242,29 @@ class RandomProjection(RandomFeatures):
         add_counts(self.counts, labels)
 
     def _solve(self, seen: Tensor) -> Tensor:
-        """Compute the weights ``(H^T H + ridge)^-1 H^T Y``, ``(M, C)`` float64.
+        """Solve the ridge regression of one-hot targets from random features.
 
-        A ``ridge`` of 0 is chosen by generalised cross-validation.
+        The weights are ``(H^T H + ridge I)^-1 H^T Y`` of the random features ``H`` of
+        all images and their targets ``Y``. A ``ridge`` of 0 stands for one that is
+        chosen by generalised cross-validation.
 
         Args:
             seen: ``(n_classes,)`` bool, the ``C`` classes with images.
+
+        Returns:
+            ``(M, C)`` float64.
         """
-        gram = self.gram.double()
+        gram = self.gram.double()  # H^T H
         class_sums = self.sums[seen].double().mT  # H^T Y
-        # Of the ridge; the mean is 0 where all features are.
+        # The ridge is in units of the mean of the diagonal, which is 0 where all
+        # features are.
         unit = float(gram.diagonal().mean()) or 1.0
         if self.ridge:
             gram.diagonal().add_(self.ridge * unit)
             return torch.linalg.solve(gram, class_sums)
         eigenvalues, vectors = torch.linalg.eigh(gram)
-        eigenvalues = eigenvalues.clamp_min(0)
-        along = vectors.mT @ class_sums
+        eigenvalues = eigenvalues.clamp_min(0)  # negative ones are rounding
+        along = vectors.mT @ class_sums  # class sums along the eigenvectors
         energies = along.square().sum(1) / unit
         images = int(self.counts.sum())
         ridge = unit * chosen_ridge(eigenvalues / unit, energies, images)
@@ -282,20 +290,27 @@ class RandomProjection(RandomFeatures):
     def _typicality(
         self, features: Tensor, space: Tensor | None, left_out: int | None
     ) -> Typicality:
-        """Measure ``(B, D)`` features by their largest score and their leverage.
+        """Measure how typical images are by their largest score and their leverage.
+
+        The leverage ``h G^-1 h^T`` of random features ``h``, with the ridged Gram
+        matrix ``G``, is small for images like many that were learned.
 
         Args:
-            features: float64.
-            space: root of the ridged Gram matrix, ``(M, M)``; ``None`` for the largest
-                score alone.
-            left_out: column of a class without which they are measured, too.
+            features: ``(B, D)`` float64.
+            space: Cholesky root of ``G``, ``(M, M)``; ``None`` for the largest score
+                alone.
+            left_out: column of a class; the values are measured without it, too.
+
+        Returns:
+            The scores ``(B, C)``, and the values ``(B, 3)`` of each image, larger ones
+            of more typical images.
         """
         if space is None:
             return super()._typicality(features, space, left_out)
         hidden = self.project(features)
+        # With G = L L^T, h G^-1 h^T is the squared length of L^-1 h^T.
         solved = torch.linalg.solve_triangular(space, hidden.mT, upper=False)
-        # Roots of h G^-1 h^T, with the ridged Gram matrix G.
-        root_leverages = solved.square().sum(0).clamp_min(TINY).sqrt()
+        root_leverages = solved.square().sum(0).clamp_min(TINY).sqrt()  # (B,)
 
         def values_of(scores: Tensor) -> Tensor:
             """Return the values ``(B, 3)`` of scores ``(B, C)``; see ``Typicality``."""
@@ -303,7 +318,8 @@ class RandomProjection(RandomFeatures):
             cosine = largest / root_leverages
             return torch.stack([largest, cosine, cosine], 1)
 
-        return Typicality.of_scores(self.solution()(features), values_of, left_out)
+        scores = self.solution()(features)
+        return Typicality.of_scores(scores, values_of, left_out)
 
     def _merge(self, other: Any, labels: dict[int, int]) -> None:
         """Add Gram matrix and class sums of another instance."""

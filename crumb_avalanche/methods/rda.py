@@ -122,10 +122,16 @@ class RegularizedDiscriminant(BlendedGaussians):
         total_directions: int | None = None,
         part: int = 0,
     ) -> None:
-        """Allocate the statistics; see ``ClassGaussians``.
+        """Allocate empty statistics, after a check of ``part``.
 
         Args:
-            part: number of the last features that answer a second time, alone.
+            n_classes: number of classes.
+            length: ``D``, number of features.
+            directions: largest number of principal directions of a class.
+            whole: whether there is a common scatter.
+            total_directions: largest number of directions of all classes, or ``None``.
+            part: number of the last features that answer a second time, alone; it is
+                recorded in ``settings`` by the constructor.
 
         Raises:
             ValueError: ``part`` is not below ``length``.
@@ -157,16 +163,33 @@ class RegularizedDiscriminant(BlendedGaussians):
         seed: int,
         settings: Mapping[str, Any],
     ) -> "RegularizedDiscriminant":
-        """Build an instance without classes: nothing depends on those to come.
+        """Build statistics for a run, without classes: none depends on those to come.
 
         Where features are those of the map and of the head, the head's, which are the
-        last ones, answer alone, too, unless their share is 0.
+        last ones, answer alone, too, unless ``head_share`` is 0.
+
+        Args:
+            n_classes: classes of the stream.
+            length: number of features.
+            head_length: number of the last features, those of the head's input.
+            items: principal directions that the budget buys in all.
+            seed: without effect.
+            settings: settings of the method by name.
+
+        Raises:
+            ValueError: there is less than a direction for each class.
         """
         cls.check_directions(n_classes, items)
         head_alone = 0
         if head_length < length and settings["head_share"]:
             head_alone = head_length
-        return cls(0, length, MOST_DIRECTIONS, part=head_alone, **settings)
+        return cls(
+            n_classes=0,
+            length=length,
+            directions=MOST_DIRECTIONS,
+            part=head_alone,
+            **settings,
+        )
 
     @classmethod
     def for_budget(
@@ -196,7 +219,8 @@ class RegularizedDiscriminant(BlendedGaussians):
     def keep_features(self, count: int) -> None:
         """Keep the last features of all statistics, and forget the others.
 
-        What directions leave out of a trace is divided as their squared lengths are.
+        It makes the statistics smaller. What the directions of a class leave out of the
+        trace of its scatter shrinks in proportion to their squared lengths.
 
         Args:
             count: number of features to keep.
@@ -216,9 +240,9 @@ class RegularizedDiscriminant(BlendedGaussians):
         if self.directions is not None:
             self.directions.keep_features(count)
         self.settings["length"] = count
-        if self.settings["part"] >= count:
+        if self.settings["part"] >= count:  # all that is left would answer twice
             self.settings["part"] = 0
-        self._solution = None
+        self._solution = None  # the cached classifier is outdated
 
     # The rule
 
@@ -230,15 +254,18 @@ class RegularizedDiscriminant(BlendedGaussians):
     def _variances_added(self, diagonal: Tensor, images: float) -> Tensor:
         """Return what shrinking adds to the diagonal of the common covariance.
 
-        It is ``e v`` with ``e = min(1, s D / N)``, of a mean variance ``v`` or, with
-        ``diagonal``, of each feature's own.
+        It is ``e v`` with ``e = min(1, s D / N)``, the setting ``shrinkage`` ``s``, and
+        the mean variance ``v`` or, with the setting ``diagonal``, each feature's own.
 
         Args:
-            diagonal: ``(D,)`` float64 of the covariance.
-            images: ``N``, that it is of.
+            diagonal: ``(D,)`` float64 of the covariance, the variances.
+            images: ``N``, that the covariance is of.
+
+        Returns:
+            ``(D,)`` float64, above 0.
         """
         shrinkage = min(1.0, self.shrinkage * len(diagonal) / images)
-        # 0 for a single image or equal ones.
+        # The mean is 0 for a single image or equal ones.
         variance = float(diagonal.mean()) or 1.0
         if self.diagonal:
             return shrinkage * diagonal.clamp_min(LEAST_VARIANCE * variance)

@@ -215,10 +215,13 @@ class Entry:
     ) -> int:
         """Compute how many memories a budget buys (supplement, S5).
 
-        It is the rest after the fixed bytes, by the bytes of one memory.
+        It is ``(budget - fixed bytes) / bytes of one memory``, rounded down; 0 for a
+        method whose size does not depend on the budget.
 
         Args:
-            model, budget_bytes, n_classes: of the run.
+            model: of the run, for the sizes of its maps.
+            budget_bytes: bytes that may be stored.
+            n_classes: classes of the whole stream.
             method: settings of the method; default its defaults.
             charged: whether to subtract the fixed bytes from the budget.
             exact: whether to charge CRUMB's codebook with its four bytes per value, and
@@ -338,9 +341,12 @@ def register(
     - a function that builds the strategy from a ``Recipe``.
 
     Args:
-        name: see ``Entry``; in this folder it stands in the text of the call, which
-            ``STRATEGIES`` reads.
-        summary, source, stores, more: see ``Entry``.
+        name: name on the command line; in this folder it stands in the text of the
+            call, which ``STRATEGIES`` reads without importing the file.
+        summary: description in one line.
+        source: publication of the method.
+        stores: description of what it stores besides the network.
+        more: other attributes of ``Entry``.
 
     Raises:
         ValueError: another method of this folder has that name.
@@ -411,10 +417,13 @@ def plugin_settings(plugin: type) -> type:
 
 
 def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
-    """Return the fields of an entry that follow from a closed form.
+    """Return the fields of an ``Entry`` that follow from a closed form's class.
 
     Settings of the method are those of its features and those of the form itself;
     ``parts_of`` divides them.
+
+    Args:
+        form: class of statistics that are updated without a gradient.
     """
     from crumb_avalanche.methods.looks import parts_of
 

@@ -47,16 +47,16 @@ TRIES = 10  # of a crop that does not fit
 def make_quantizer(
     channels: int, sub_quantizers: int = 32, centroids: int = 256
 ) -> ProductQuantizer:
-    """Make an empty product quantizer.
+    """Make a product quantizer for maps, whose centroids are not fitted yet.
 
-    Its number of groups is the largest divisor of the channels up to a limit. Groups of
-    one channel get at most 16 centroids: 4 bits a value, as with 256 centroids for two
-    channels.
+    It replaces each group of channels by the number of a centroid. The number of groups
+    is the largest divisor of the channels up to a limit. Groups of one channel get at
+    most 16 centroids: 4 bits a value, as with 256 centroids for two channels.
 
     Args:
         channels: ``C`` of the maps.
         sub_quantizers: largest number of groups of channels.
-        centroids: rows of the table of each group.
+        centroids: largest number of centroids of each group.
     """
     groups = largest_divisor(channels, sub_quantizers)
     channels_of_group = channels // groups
@@ -77,20 +77,20 @@ def draw_locations(
     """Draw about ``most`` locations of maps, equally many of each image.
 
     Args:
-        maps: batches of ``(B, C, H, W)``.
+        maps: batches of ``(B, C, H, W)``; all maps have the same shape.
         images: number of images in all batches.
         most: number of locations, rounded up to one a map.
         random: of the draws.
 
     Returns:
-        ``(N, C)`` float32, on which the quantizer is fitted.
+        ``(N, C)`` float32 on the CPU, on which the quantizer is fitted.
     """
     vectors = torch.zeros(0, dtype=torch.float32)
-    n_filled = 0
+    n_filled = 0  # rows of the vectors, which are allocated with the first batch
     for batch in maps:
         locations = batch.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, C)
         per_image = min(locations.shape[1], math.ceil(most / images))
-        # As many different locations of each image, (B, per_image).
+        # Different locations of each image, (B, per_image), by a random order of all.
         order = random.random(locations.shape[:2]).argsort(axis=1)
         columns = torch.from_numpy(order[:, :per_image]).to(locations.device)
         rows = torch.arange(len(locations), device=locations.device).unsqueeze(1)
@@ -125,8 +125,15 @@ class EvictLargest(SelectionRule):
     def _make_room(slots: Slots, label: int) -> bool:
         """Give up a random memory of a largest class for an image of ``label``.
 
+        The image counts to its class. Where that is a largest one, the image itself is
+        given up as likely as each of its memories.
+
+        Args:
+            slots: of a full buffer; changed in place.
+            label: class of the image that may be stored.
+
         Returns:
-            Whether a memory was given up; else it is the image.
+            Whether a memory was given up, so that there is a slot for the image.
         """
         counts = {group: slots.count(group) for group in slots.classes}
         counts[label] = counts.get(label, 0) + 1  # with the image
@@ -135,7 +142,7 @@ class EvictLargest(SelectionRule):
             group for group, count in counts.items() if count == largest
         )
         victim = largest_classes[int(slots.random.integers(len(largest_classes)))]
-        # Of the class of the image, each memory and the image are as likely.
+        # The image is one of ``largest`` members of its class.
         if victim == label and int(slots.random.integers(largest)) == 0:
             return False
         slots.release(victim)
@@ -212,23 +219,23 @@ def balanced_choice(
 ) -> list[int]:
     """Draw the positions of at most ``count`` images, balanced over the classes.
 
-    The numbers of the classes differ by at most one, where there are enough images.
+    The numbers of images of the classes differ by at most one, where there are enough.
 
     Args:
-        labels: of all images.
-        count: number of positions.
+        labels: class of each image.
+        count: largest number of positions.
         random: of the draws.
 
     Returns:
         Positions, ascending.
     """
-    n_drawn: dict[int, int] = {}  # of each class
-    turns_and_positions = []
+    n_listed: dict[int, int] = {}  # images of each class so far
+    turns_and_positions = []  # the turn is the number of an image in its class
     for position in random.permutation(len(labels)).tolist():
         label = labels[position]
-        turn = n_drawn.get(label, 0)
+        turn = n_listed.get(label, 0)
         turns_and_positions.append((turn, position))
-        n_drawn[label] = turn + 1
+        n_listed[label] = turn + 1
     # The first of each class come before the second of any; the sort is stable, so the
     # order within a turn is random.
     turns_and_positions.sort(key=lambda turn_and_position: turn_and_position[0])
@@ -241,11 +248,11 @@ def balanced_choice(
 def random_boxes(
     count: int, height: int, width: int, scale: float, random: np.random.Generator
 ) -> np.ndarray:
-    """Draw boxes inside a map.
+    """Draw boxes inside a map, as torchvision's ``RandomResizedCrop`` does.
 
-    The area is uniform between ``scale`` and 1 times that of the map, the ratio
-    log-uniform between 3/4 and 4/3. A box that does not fit is drawn again; after ten
-    tries it is the whole map.
+    The area is uniform between ``scale`` and 1 times that of the map, the ratio of
+    width to height log-uniform between 3/4 and 4/3. A box that does not fit is drawn
+    again; after ten tries it is the whole map.
 
     Args:
         count: number of boxes.
@@ -257,14 +264,14 @@ def random_boxes(
         ``(count, 4)`` int64: first row, first column, rows, columns.
     """
     shape = (count, TRIES)  # all tries of all boxes are drawn at once
-    area = random.uniform(scale, 1, shape) * height * width
+    area = random.uniform(scale, 1, shape) * height * width  # in locations
     log_ratio = random.uniform(np.log(LEAST_RATIO), np.log(LARGEST_RATIO), shape)
     ratio = np.exp(log_ratio)
     rows = np.maximum(np.round(np.sqrt(area / ratio)), 1).astype(np.int64)
     columns = np.maximum(np.round(np.sqrt(area * ratio)), 1).astype(np.int64)
     fits = (rows <= height) & (columns <= width)
     boxes = np.arange(count)
-    first_fit = fits.argmax(axis=1)
+    first_fit = fits.argmax(axis=1)  # number of the first try that fits, or 0
     any_fits = fits[boxes, first_fit]
     rows = np.where(any_fits, rows[boxes, first_fit], height)
     columns = np.where(any_fits, columns[boxes, first_fit], width)
@@ -274,9 +281,10 @@ def random_boxes(
 
 
 def _resizing_weights(start: Tensor, size: Tensor, length: int) -> Tensor:
-    """Compute the weights by which boxes are resized to the rows of the map.
+    """Compute the weights by which the rows of boxes are resized to those of a map.
 
-    Bilinear, as ``interpolate`` does it: each new row is a mean of two rows of the box.
+    Bilinear, as ``interpolate`` does it: each new row is a weighted mean of two rows of
+    the box. Columns are resized by the same function.
 
     Args:
         start, size: ``(n,)`` int64, first row and number of rows of each box.
@@ -294,6 +302,7 @@ def _resizing_weights(start: Tensor, size: Tensor, length: int) -> Tensor:
     row_after = (row_before + 1).minimum(size - 1)
     share_after = (location - row_before).unsqueeze(2)
     first_row = start.unsqueeze(1)
+    # Counted from the first row of the map, (n, length, length).
     is_before = functional.one_hot(first_row + row_before, length)
     is_after = functional.one_hot(first_row + row_after, length)
     return is_before * (1 - share_after) + is_after * share_after
@@ -304,15 +313,19 @@ def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
 
     Args:
         maps: ``(n, C, H, W)``.
-        boxes: see ``random_boxes``.
+        boxes: ``(n, 4)`` int64: first row, first column, rows and columns of each.
+
+    Returns:
+        ``(n, C, H, W)``, channels-last in memory.
     """
     count, channels, height, width = maps.shape
     first_row, first_column, rows, columns = (
         torch.from_numpy(boxes).to(maps.device).unbind(1)
     )
-    maps_nhwc = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)
+    # Rows are resized by a product with weights, then columns.
+    rows_nhx = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)
     row_weights = _resizing_weights(first_row, rows, height).to(maps)
-    maps_nhwc = torch.bmm(row_weights, maps_nhwc).view(count, height, width, channels)
+    maps_nhwc = torch.bmm(row_weights, rows_nhx).view(count, height, width, channels)
     column_weights = _resizing_weights(first_column, columns, width).to(maps)
     maps_nhwc = column_weights.unsqueeze(1) @ maps_nhwc
     return maps_nhwc.permute(0, 3, 1, 2)
@@ -388,17 +401,18 @@ class RemindStrategy(StreamStrategy):
         super().make_train_dataloader(shuffle=shuffle, **kwargs)
 
     def forward(self):
-        """Return the logits ``(B, classes)`` of new images from quantized maps.
+        """Return the logits ``(B, classes)`` of the batch's images from quantized maps.
 
-        In training they pass the network together with mixtures of memories, whose
-        logits are kept for ``criterion``. Before the quantizer is fitted, in experience
-        1, maps are not quantized.
+        In training they pass the plastic layers together with mixtures of memories,
+        whose logits are kept for ``criterion``; labels, maps and codes are kept for the
+        plugin that stores memories. Before the quantizer is fitted, in experience 1,
+        maps are not quantized.
         """
         model = self.model
         quantizer = self.remind.storage_policy.quantizer
         if not quantizer.fitted:
             return super().forward()
-        maps = model.features(self.mb_x)
+        maps = model.features(self.mb_x)  # (B, C, H, W)
         with model.stopwatch.measure("search"):
             codes = quantizer.encode(maps)
         if not self.is_training:
@@ -407,7 +421,9 @@ class RemindStrategy(StreamStrategy):
             new_maps = self._crop(quantizer.decode(codes))
             memories = self._mixed_memories(len(new_maps))
         logits = model.classify(torch.cat([new_maps, memories.maps]))
-        self.remind.batch = StreamBatch(self.mb_y, maps, codes, no_pixels)
+        self.remind.batch = StreamBatch(
+            labels=self.mb_y, feature_map=maps, codes=codes, pixels=no_pixels
+        )
         self._replayed_logits = ReplayedLogits(
             logits=self.seen_classes.mask(logits[len(new_maps) :]),
             targets=memories.targets,
@@ -434,10 +450,17 @@ class RemindStrategy(StreamStrategy):
         return random_resized_crops(maps, scale, random)
 
     def _mixed_memories(self, new: int) -> MixedMemories:
-        """Draw and mix memories for a step with ``new`` images.
+        """Draw memories for a step with ``new`` images, and mix them in pairs (mixup).
 
-        There are fewer than ``replays`` or ``batch_replays`` say if the buffer holds
-        too few.
+        Maps and one-hot labels of a pair are ``w * first + (1 - w) * second``, with
+        ``w`` of a beta distribution. There are fewer than ``replays`` or
+        ``batch_replays`` say if the buffer holds too few.
+
+        Args:
+            new: number of new images of the step.
+
+        Returns:
+            Maps ``(R, C, H, W)`` and soft labels ``(R, classes)``.
         """
         plugin = self.remind
         buffer = plugin.storage_policy
@@ -445,7 +468,7 @@ class RemindStrategy(StreamStrategy):
         if plugin.samples_at_a_time:
             per_new_image = plugin.replays
         images_in_mixture = 2 if plugin.mixup_alpha else 1
-        count = min(new * per_new_image, len(buffer) // images_in_mixture)
+        count = min(new * per_new_image, len(buffer) // images_in_mixture)  # R
         slots = buffer.draw(images_in_mixture * count)
         maps, labels = buffer.replay(slots, self.model)
         maps = self._crop(maps)
@@ -612,10 +635,10 @@ class RemindPlugin(StoringPlugin):
 def _batches_at(
     positions: list[int], strategy, generator: torch.Generator | None = None
 ) -> Iterator[StreamBatch]:
-    """Yield the images at some positions of the experience, with their feature maps.
+    """Yield images of the experience in batches, as labels and feature maps.
 
     Args:
-        positions: in the experience.
+        positions: of the images in the experience, in order.
         strategy: gives experience, model and size of the batches.
         generator: of the loader's seed; default torch's global one.
     """
@@ -626,4 +649,4 @@ def _batches_at(
     )
     for images, labels, *_ in loader:
         maps = strategy.model.features(images.to(strategy.device))
-        yield StreamBatch(labels, maps, None, no_pixels)
+        yield StreamBatch(labels=labels, feature_map=maps, codes=None, pixels=no_pixels)

@@ -146,8 +146,9 @@ def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
     share, remainder = divmod(capacity, len(classes))
     quotas = {}
     for index, label in enumerate(classes):
-        gets_one_more = index < remainder
-        quotas[label] = share + gets_one_more
+        quotas[label] = share
+        if index < remainder:
+            quotas[label] += 1
     return quotas
 
 
@@ -170,12 +171,15 @@ def trim(slots: Slots, quotas: dict[int, int]) -> list[int]:
 def herd(features: Tensor, count: int) -> list[int]:
     """Choose rows whose running mean stays closest to that of all (iCaRL, alg. 4).
 
+    Each step chooses the row with which the mean of the chosen ones is closest, so that
+    any first few of them stand for all.
+
     Args:
-        features: ``(N, D)``.
+        features: ``(N, D)`` of the images of a class.
         count: number of rows to choose, at most.
 
     Returns:
-        Their indices, in order of priority.
+        Indices of the rows, in order of priority.
     """
     mean = features.mean(0)
     sum_of_chosen = torch.zeros_like(features[0])
@@ -278,7 +282,8 @@ class ImageMemoryPlugin(StoringPlugin):
     def hold(self, strategy, slots: Collection[int], positions: Sequence[int]) -> None:
         """Keep the memories in some slots, store some frames, and give up all others.
 
-        The list of a class has its kept memories first, then the frames.
+        The buffer's list of slots of a class has its kept memories first, then the
+        frames.
 
         Args:
             strategy: its experience has the frames.
@@ -288,7 +293,7 @@ class ImageMemoryPlugin(StoringPlugin):
         self._free_all_but(set(slots))
         labels_of_frames = labels_of(strategy.experience.dataset)
         batch_size = strategy.eval_mb_size
-        # At least once: storing wipes the freed slots.
+        # At least once, even without frames: storing wipes the freed slots.
         for start in range(0, max(1, len(positions)), batch_size):
             batch_positions = positions[start : start + batch_size]
             labels = [labels_of_frames[position] for position in batch_positions]
@@ -357,12 +362,16 @@ class HerdingPlugin(ImageMemoryPlugin):
 
     @torch.no_grad()
     def herd(self, strategy) -> None:
-        """Herd the classes of the experience and cut the lists of the others.
+        """Store exemplars of the experience's classes; cut the other classes' lists.
 
-        iCaRL, algorithms 2, 4 and 5. A class that comes again is herded from its old
-        exemplars and its new frames.
+        Herding chooses images whose mean feature is that of their class (iCaRL,
+        algorithms 2, 4 and 5). All classes get equal shares of the buffer. A class that
+        comes again is herded from its old exemplars and its new frames.
+
+        Args:
+            strategy: gives the model, and the experience with the frames.
         """
-        features, labels = self._features_of_frames(strategy)
+        features, labels = self._features_of_frames(strategy)  # (N, D), (N,)
         slots_by_class = self.storage_policy.slots.by_class
         new_classes = sorted(set(labels.tolist()))
         classes = list(dict.fromkeys([*slots_by_class, *new_classes]))
@@ -379,6 +388,8 @@ class HerdingPlugin(ImageMemoryPlugin):
             staying_slots += exemplars.slots
             new_positions += exemplars.positions
         self.hold(strategy, slots=staying_slots, positions=new_positions)
+        # Old exemplars are first in each list now; where a class was herded again, its
+        # slots are put in order of priority.
         for label, exemplars in exemplars_by_class.items():
             if exemplars.order is not None:
                 slots_by_class[label] = _in_order(
@@ -416,6 +427,10 @@ class HerdingPlugin(ImageMemoryPlugin):
             quota: number of its exemplars.
             positions: of its frames in the experience; maybe none.
             features: ``(N, D)`` of all frames of the experience.
+
+        Returns:
+            Slots of the old exemplars that stay, positions of the frames to store, and
+            the order of priority of both together.
         """
         old_slots = self.storage_policy.slots.by_class.setdefault(label, [])
         if not positions:  # old exemplars are in order of priority already
@@ -447,12 +462,13 @@ class HerdingPlugin(ImageMemoryPlugin):
 
 
 def _in_order(members: list[int], order: list[int | None]) -> list[int]:
-    """Return the slots of a class in order of priority.
+    """Return the slots of a class's exemplars in order of priority.
 
     Args:
         members: slots of the class; those of new exemplars are in the order in which
             these were chosen.
-        order: see ``Exemplars.order``.
+        order: slots of old exemplars, and ``None`` for each new one, in order of
+            priority.
     """
     new_slots = iter([slot for slot in members if slot not in order])
     ordered = []
@@ -503,16 +519,17 @@ class OldNetwork:
 
     @torch.no_grad()
     def logits(self, model: SplitModel, maps: Tensor) -> Tensor:
-        """Compute logits with the copied weights in the model's layers.
+        """Compute logits of the old network: its weights in the model's layers.
 
         Args:
-            model: has the layers, which run in evaluation mode.
-            maps: ``(B, C, H, W)``.
+            model: has the plastic layers, which run in evaluation mode; its own weights
+                stay.
+            maps: ``(B, C, H, W)`` feature maps, which enter these layers.
 
         Returns:
-            ``(B, classes)`` float32.
+            ``(B, classes)`` float32, without a gradient.
         """
-        weights = {}
+        weights = {}  # by name; the copy may be float16
         for name, weight in self.state.items():
             weight = weight.to(maps.device)  # a loaded state is on the CPU
             self.state[name] = weight
@@ -549,10 +566,13 @@ def distillation_loss(
     forgotten.
 
     Args:
-        logits: ``(B, n)``.
-        old_logits: ``(B, n)``, without a gradient.
-        classes: columns that are compared.
+        logits: ``(B, n)`` of the network in training.
+        old_logits: ``(B, n)`` of the old network, without a gradient.
+        classes: columns that are compared, usually the old classes.
         temperature: divisor of both.
+
+    Returns:
+        A scalar, mean over the batch.
     """
     log_answers = (logits[:, classes] / temperature).log_softmax(1)
     log_old_answers = (old_logits[:, classes] / temperature).log_softmax(1)

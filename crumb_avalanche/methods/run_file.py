@@ -39,12 +39,13 @@ NOT_KEPT = {"chance": "its answers are random"}
 def save_learner(
     path: str | os.PathLike, strategy: "StreamStrategy", header: LearnerHeader
 ) -> None:
-    """Write a run's learner file atomically.
+    """Write a run's learner file atomically: what it learned, and how to build it.
 
     Args:
         path: path of the file; an existing one is replaced.
         strategy: the strategy, not within an experience.
-        header: ``weights_sha256`` and ``written`` are filled in.
+        header: settings, classes and provenance of the run; ``weights_sha256`` and
+            ``written``, the time, are filled in.
 
     Raises:
         LearnerError: the strategy is one of ``NOT_KEPT``, or its state cannot be
@@ -85,6 +86,9 @@ def load_learner(
         path: a learner file.
         device: device of the strategy.
 
+    Returns:
+        The strategy, and the header of the file: settings, classes and provenance.
+
     Raises:
         LearnerError: the file is absent, damaged, of another format, or does not fit
             the installed version.
@@ -115,7 +119,12 @@ def load_learner(
 
 
 def _build_strategy(header: LearnerHeader, device: str) -> Any:
-    """Build the untrained strategy that a header describes."""
+    """Build the untrained strategy that the header of a learner file describes.
+
+    Args:
+        header: settings of network, codebook, method and training.
+        device: of the strategy.
+    """
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.methods.registry import LearningSettings, build_strategy
@@ -129,11 +138,11 @@ def _build_strategy(header: LearnerHeader, device: str) -> Any:
     strategy = build_strategy(
         header.strategy,
         model,
-        LearningSettings(**header.learning),
-        header.mem_size,
-        header.seed,
-        device,
-        header.method,
+        settings=LearningSettings(**header.learning),
+        mem_size=header.mem_size,
+        seed=header.seed,
+        device=device,
+        method=header.method,
         evaluator=EvaluationPlugin(loggers=[]),
     )
     model.quantized_evaluation = header.evaluate_quantized

@@ -141,11 +141,11 @@ class LearnerHeader:
 def check_format(
     path: str | os.PathLike, metadata: dict[str, str], formats: Sequence[str]
 ) -> None:
-    """Raise LearnerError if the metadata of a file name none of the formats.
+    """Raise LearnerError unless a file says that it is a learner file.
 
     Args:
         path: of the file, which the error names.
-        metadata: of the file.
+        metadata: of the file; its ``format`` is checked.
         formats: names of the formats of learner files that are read.
     """
     name = metadata.get("format", "")
@@ -174,13 +174,15 @@ def read_run_header(path: str | os.PathLike, metadata: dict[str, str]) -> Learne
 
 
 def _check_header(values: Any) -> None:
-    """Raise StateError if plain values are no header; names the value and the rule.
+    """Raise StateError if plain values are no header of a learner file.
+
+    The error names the value and the rule that it breaks.
 
     Args:
-        values: of a learner file's header, of any type.
+        values: read from JSON, of any type.
     """
-    check(HEADER, values)
-    classes = values["classes"]  # see LearnerHeader
+    check(HEADER, values)  # types and ranges
+    classes = values["classes"]  # dicts with label and name
     labels = [class_values["label"] for class_values in classes]
     names = [class_values["name"] for class_values in classes]
     share_label = len(set(labels)) < len(labels)

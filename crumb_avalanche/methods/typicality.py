@@ -58,12 +58,14 @@ class Typicality(NamedTuple):
         values_of: Callable[[Tensor], Tensor],
         left_out: int | None,
     ) -> "Typicality":
-        """Measure images by their scores alone.
+        """Measure how typical images are of the classes by their scores alone.
 
         Args:
-            scores: ``(B, C)``.
-            values_of: returns the values of scores, ``(B, 3)``.
-            left_out: column of a class without which they are measured, too.
+            scores: ``(B, C)`` float64, of ``C`` classes.
+            values_of: function from scores of some classes to values ``(B, 3)``, larger
+                ones of more typical images.
+            left_out: column of a class; the values are computed without it, too, as if
+                it had not been learned. ``None`` for no class.
         """
         typicality = cls(scores, values_of(scores))
         if left_out is None:
@@ -110,14 +112,19 @@ class NothingCosine(NamedTuple):
     def of_rows(
         cls, whitened_nothing: Tensor, whitened_means: Tensor
     ) -> "NothingCosine":
-        """Build the cosines, of whitened rows that are seen from the same centre.
+        """Prepare cosines with class means, apart from images that show nothing.
+
+        They are those of the inner product ``x (1 + V V^T)^-1 y^T`` of rows seen from
+        the mean of these images, with a multiple ``V V^T`` of their scatter: next to
+        nothing of their directions is left.
 
         Args:
-            whitened_nothing: ``(n, D)`` float64, images that show nothing.
-            whitened_means: ``(C, D)``, class means.
+            whitened_nothing: ``(n, D)`` float64, images that show nothing, where the
+                common covariance is 1.
+            whitened_means: ``(C, D)``, class means, seen from the same centre.
         """
         nothing_mean = whitened_nothing.mean(0)
-        # V, scaled so that the images have a mean squared length of STRENGTH.
+        # V, (D, n), scaled so that the images have a mean squared length of STRENGTH.
         spread = (whitened_nothing - nothing_mean).mT
         energy = spread.square().sum().clamp_min(TINY)
         spread = spread * (STRENGTH * spread.shape[1] / energy).sqrt()
@@ -125,9 +132,9 @@ class NothingCosine(NamedTuple):
         unit = torch.eye(len(whitened_nothing), dtype=torch.float64)
         root = torch.linalg.cholesky(unit + spread.mT @ spread)
         lift = torch.linalg.solve_triangular(root, spread.mT, upper=False).mT
-        from_nothing = (whitened_means - nothing_mean).mT
-        towards = from_nothing - lift @ (lift.mT @ from_nothing)
-        lengths = (from_nothing * towards).sum(0).clamp_min(TINY).sqrt()
+        from_nothing = (whitened_means - nothing_mean).mT  # y^T of the classes, (D, C)
+        towards = from_nothing - lift @ (lift.mT @ from_nothing)  # (1 + V V^T)^-1 y^T
+        lengths = (from_nothing * towards).sum(0).clamp_min(TINY).sqrt()  # of each y
         return cls(shift=-nothing_mean, lift=lift, towards=towards / lengths)
 
     def __call__(self, whitened: Tensor) -> Tensor:
@@ -180,15 +187,15 @@ class MeansSpan(NamedTuple):
     def _of_means(
         cls, means: Tensor, whiten: Callable[[Tensor], Tensor]
     ) -> "MeansSpan":
-        """Find the space that class means span.
+        """Find the space that class means span, and the means in it.
 
         Args:
             means: ``(C, D)`` float64.
-            whiten: maps rows to where the common covariance is 1.
+            whiten: function from ``(n, D)`` rows to where the common covariance is 1.
         """
         centre = means.mean(0)
-        whitened_means = whiten(means - centre)
-        # Principal axes of the means, from their C x C products.
+        whitened_means = whiten(means - centre)  # M
+        # With M M^T = U E U^T, the principal axes are the columns of M^T U E^-1/2.
         squares, vectors = torch.linalg.eigh(whitened_means @ whitened_means.mT)
         is_axis = above_rounding(squares)
         axes = whitened_means.mT @ (vectors[:, is_axis] / squares[is_axis].sqrt())
@@ -201,31 +208,40 @@ class MeansSpan(NamedTuple):
         )
 
     def against_background(self, nothing: Tensor | None = None) -> "MeansSpan":
-        """Return the span with the background, and with cosines apart from nothing.
+        """Return this span with what tells known classes from a background.
+
+        That is the Gaussian of images of any class, for relative distances, and cosines
+        apart from images that show nothing.
 
         Args:
-            nothing: ``(n, D)`` features of images that show nothing, ``DRAWN`` of them
-                drawn, the others shown.
+            nothing: ``(n, D)`` features of images that show nothing: first ``DRAWN``
+                drawn ones, then those that a person showed.
         """
-        squares = self.means.square().sum(0)
+        squares = self.means.square().sum(0)  # along each axis, (r,)
         span = self._replace(
+            # The inverse of the total variance: 1 within classes, and that of means.
             background=1 / (1 + squares / len(self.means)),
             apart_share=_apart_share(self.means / squares, len(self.centre)),
         )
         if nothing is None:
             return span
         whitened_nothing = self.whiten(nothing.double() - self.centre)
-        banks = [whitened_nothing[:DRAWN]]
+        # Cosines apart from the drawn images, and apart from all.
+        image_sets = [whitened_nothing[:DRAWN]]
         has_shown_images = len(nothing) > DRAWN
         if has_shown_images:
-            banks.append(whitened_nothing)
-        cosines = [NothingCosine.of_rows(bank, self.whitened_means) for bank in banks]
+            image_sets.append(whitened_nothing)
+        cosines = [
+            NothingCosine.of_rows(images, self.whitened_means) for images in image_sets
+        ]
         return span._replace(nothing_cosines=tuple(cosines))
 
     def typicality(
         self, scores: Tensor, whitened: Tensor, left_out: int | None = None
     ) -> Typicality:
-        """Compute distances and cosines, seen from the centre.
+        """Compute how typical images are of the classes, by distances and cosines.
+
+        All are seen from the centre of the class means.
 
         Of unit vectors: minus the distance to the nearest class mean within the span,
         and the cosine with the one of nearest direction.
@@ -240,9 +256,10 @@ class MeansSpan(NamedTuple):
         Args:
             scores: ``(B, C)`` of the images.
             whitened: ``(B, D)`` float64, the features minus ``centre``, whitened.
-            left_out: column of a class; the values are computed without it, too.
+            left_out: column of a class; the values are computed without it, too, as if
+                it had not been learned.
         """
-        points = whitened @ self.axes
+        points = whitened @ self.axes  # in the span of the means, (B, r)
         lengths = whitened.square().sum(1).clamp_min(TINY).sqrt()
         # (B, C) each: apart from images drawn, and from those drawn and shown.
         cosines = [nothing_cosine(whitened) for nothing_cosine in self.nothing_cosines]
@@ -267,38 +284,37 @@ class MeansSpan(NamedTuple):
     def _values_without(
         self, column: int, points: Tensor, lengths: Tensor, apart: Tensor | None
     ) -> Tensor:
-        """Compute the values of images as if one class had not been learned.
+        """Compute how typical images are, as if one class had not been learned.
 
-        They are those of ``typicality``, in the span of the other means. It takes ``C
-        r`` steps an image: nothing is solved again. The covariance of the space stays
-        as it is.
+        The values are those of ``typicality``, in the span of the other means. It takes
+        ``C r`` steps an image: nothing is solved again. The covariance of the space
+        stays as it is.
 
         Args:
             column: of the class left out.
-            points: ``(B, r)`` of the images.
-            lengths: ``(B,)`` of the images in the whitened space.
+            points: ``(B, r)``, the images in the span of all means, seen from their
+                centre.
+            lengths: ``(B,)``, of the images in the whitened space.
             apart: ``(B,)``, cosines with the other means apart from what shows nothing.
 
         Returns:
             ``(B, 3)``; see ``Typicality.values``.
         """
-        squares = self.means.square().sum(0)
-        # Rows of the transposed pseudo-inverse: each is normal to the plane of the
-        # other means.
+        squares = self.means.square().sum(0)  # along each axis, (r,)
+        # Axes are the principal ones of the means, so these are the rows of their
+        # transposed pseudo-inverse: each is normal to the plane of the other means.
         normals = self.means / squares
         normal = functional.normalize(normals[column], dim=0)
         others_span_the_same = self.means.shape[1] < len(self.means) - 1
         if others_span_the_same:
             normal = torch.zeros_like(normal)
-        # Seen from the centre of the other means.
+        # Seen from the centre of the other means, |x - c|^2 = |x|^2 - 2 x c + |c|^2.
         means = without_row(self.means, column)
         centre = means.mean(0)
-        lengths = (
-            (lengths.square() - 2 * points @ centre + centre @ centre)
-            .clamp_min(TINY)
-            .sqrt()
-        )
+        squared_lengths = lengths.square() - 2 * points @ centre + centre @ centre
+        lengths = squared_lengths.clamp_min(TINY).sqrt()
         points = points - centre
+        # Projected on the plane of the other means.
         points = points - (points @ normal).unsqueeze(1) * normal
         background = None
         apart_share = 0.0
@@ -314,10 +330,12 @@ class MeansSpan(NamedTuple):
     def _background_without(
         self, column: int, points: Tensor, squares: Tensor
     ) -> Tensor:
-        """Return squared lengths ``(B,)`` by the total covariance without a class.
+        """Return squared Mahalanobis lengths ``(B,)`` by the total covariance.
 
-        By the identity of Sherman and Morrison: without a mean ``m`` of ``C``, the
-        scatter of the others around their own mean is less by ``C / (C - 1) m m^T``.
+        It is that of images of any class but one: 1 within classes, and the covariance
+        of the class means. Without a mean ``m`` of ``C``, the scatter of the others
+        around their own mean is less by ``C / (C - 1) m m^T``; the inverse follows by
+        the identity of Sherman and Morrison.
 
         Args:
             column: of the class left out.
@@ -325,8 +343,10 @@ class MeansSpan(NamedTuple):
             squares: ``(r,)``, sums of squares of all means along the axes.
         """
         n_others = len(self.means) - 1
-        mean = self.means[column]
-        weights = 1 / (1 + squares / n_others)
+        mean = self.means[column]  # m
+        # With D = 1 + squares / n and s = C / n^2, of n = C - 1 other classes:
+        # x (D - s m m^T)^-1 x^T = x D^-1 x^T + s (x D^-1 m)^2 / (1 - s m D^-1 m)
+        weights = 1 / (1 + squares / n_others)  # D^-1
         along = weights * mean
         share = (1 + 1 / n_others) / n_others
         surplus = share * (points @ along).square() / (1 - share * (mean @ along))
@@ -352,14 +372,19 @@ class SeenPoints(NamedTuple):
     apart: Tensor | None
 
     def values(self, apart_share: float) -> Tensor:
-        """Return the values of a ``Typicality``, ``(B, 3)``; see ``MeansSpan``.
+        """Return how typical images are of the classes, by three values, ``(B, 3)``.
+
+        They are the closeness to the nearest class mean, the cosine with the mean of
+        nearest direction, and that cosine apart from images that show nothing; larger
+        ones of more typical images. With a background, the closeness is that relative
+        to a Gaussian of all classes.
 
         Args:
             apart_share: share of the cosine apart from images that show nothing in the
                 second value; the rest is the cosine within the span.
         """
         mean_squares = self.means.square().sum(1)
-        # Projections of the images on the nearest direction of a mean.
+        # Lengths of the images along the direction of the nearest mean.
         products = (self.points @ functional.normalize(self.means).mT).amax(1)
         cosine = products / self.lengths
         squares = self.points.square().sum(1)  # of the lengths within the span
@@ -371,9 +396,11 @@ class SeenPoints(NamedTuple):
         cosine_apart = cosine
         if self.apart is not None:
             cosine_apart = self.apart
+        # Squared distance to any class minus that to the nearest one (Ren et al.,
+        # 2021), in units of the root mean square length of the means.
         relative_distance = self.background - nearest
         relative = relative_distance / mean_squares.mean().clamp_min(TINY).sqrt()
-        # Constants that were chosen by measurement, see above.
+        # Constants chosen by measurement, so that it can be added to a cosine.
         closeness = DISTANCE * relative + RISE * (1 - 1 / len(self.means))
         # Doubled and shifted: a cosine of 0 within the span counts as -1.
         cosine_within = 2 * products / squares.clamp_min(TINY).sqrt() - 1

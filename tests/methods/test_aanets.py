@@ -199,8 +199,8 @@ class OuterSteps:
         sample = buffer.sample
         classify = self.model.classify
 
-        def noted_sample(*arguments):
-            self.sampled.append(sample(*arguments))
+        def noted_sample(**arguments):
+            self.sampled.append(sample(**arguments))
             return self.sampled[-1]
 
         def noted_classify(maps):
