@@ -102,7 +102,7 @@ def unpack(
         for member in chosen_members:
             if not _is_unpacked_member(member, target):
                 missing.append(member)
-        _check_ratio(archive, chosen_members)
+        _check_ratio(archive, chosen_members)  # raises for an archive bomb
         check_room(target, _total_size(missing), f"unpacking {archive}")
         remove_abandoned(target)
         n_unpacked = len(chosen_members) - len(missing)
@@ -167,7 +167,12 @@ def _check_ratio(archive: Path, members: list[Member]) -> None:
 
 @contextmanager
 def _opened_archive(archive: Path) -> Iterator[Iterator[Member]]:
-    """Open an archive, whose first bytes tell its kind; yield its members."""
+    """Open an archive, whose first bytes tell its kind; yield what lists its members.
+
+    Raises:
+        FrameTableError: If there is no such file, it is no .zip, .tar or .tar.gz file,
+            or it is damaged.
+    """
     if not archive.is_file():
         raise FrameTableError(
             f"there is no archive {archive}; give a {', '.join(ENDINGS)} file."
@@ -184,6 +189,7 @@ def _opened_archive(archive: Path) -> Iterator[Iterator[Member]]:
                 # check: `_safe_member_name` is stricter.
                 opened = tarfile.open(archive)  # noqa: SIM115
             except tarfile.TarError:
+                # A compressed file is a damaged archive; anything else is no archive.
                 if start.startswith(_COMPRESSED_STARTS):
                     raise
     if opened is None:
@@ -217,6 +223,7 @@ def _members_of_zip(file: zipfile.ZipFile) -> Iterator[Member]:
         BadZipFile: If another archive comes before it.
     """
     offsets = (info.header_offset for info in file.infolist())
+    # Before the first file stands nothing, or the marker of a split archive.
     if min(offsets, default=0) > _MARKER:
         raise zipfile.BadZipFile("another archive comes before it")
     for info in file.infolist():
@@ -311,7 +318,8 @@ def _choose_members(
     Args:
         members: Of the archive.
         archive: Its file, for errors.
-        only: See `unpack`.
+        only: Called with the name of each file; returns its path below the target, or
+            None to leave it out. None takes all files by their names.
 
     Raises:
         FrameTableError: If two files would have one path, one lies outside the target,
@@ -380,6 +388,7 @@ def _unpack_member(member: Member, target: Path) -> None:
     path = target / member.name
     path.parent.mkdir(parents=True, exist_ok=True)
     length = 0
+    # bulk: not flushed to the disk, since it can be unpacked again.
     with atomic_write(path, bulk=True) as file, member.open() as stream:
         while chunk := stream.read(_CHUNK):
             length += len(chunk)

@@ -86,6 +86,7 @@ def prepare(
                 raise
             return [*failures, str(error)]
         list_file = job.root / f"{name}.csv"
+        # The folder of the data set may lie below the root, which paths begin at.
         _with_paths_below(job.root, table).to_csv(list_file)
     except (DownloadError, BadFrameError):
         raise
@@ -136,7 +137,7 @@ def _bring_files(job: Job) -> list[str]:
 def _is_readable_in_place(job: Job) -> bool:
     """Whether the download is a folder that generators can read where it is.
 
-    Such a data set is not copied; a message names the root to use.
+    Such a data set is not copied; `job.say` gets a message that names the root to use.
     """
     if job.in_place or job.source is None or not job.source.is_dir():
         return False

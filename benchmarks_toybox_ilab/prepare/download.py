@@ -157,12 +157,12 @@ def _receive_rest(url: str, partial_file: Path, progress: Callable[..., Any]) ->
     Returns:
         The expected length of the complete file in bytes, or 0 if unknown.
     """
-    start = _bytes_arrived(partial_file)
+    start = _bytes_arrived(partial_file)  # where the rest begins
     headers = {"User-Agent": "crumb-avalanche"}
     if start:
         headers["Range"] = f"bytes={start}-"
     request = urllib.request.Request(url, headers=headers)
-    opener = urllib.request.build_opener(_NoFtp)
+    opener = urllib.request.build_opener(_NoFtp)  # refuses ftp addresses
     try:
         with opener.open(request, timeout=TIMEOUT) as answer:
             match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))

@@ -115,7 +115,7 @@ class Job:
         """
         if self._is_prepared():
             return
-        archives = self._archives_to_unpack()
+        archives = self._archives_to_unpack()  # downloads the data set's own, if any
         for archive in archives:
             if write is not None and self._is_own_archive(archive):
                 write(archive)
@@ -125,7 +125,8 @@ class Job:
             is_own_download = archive.parent.name == DOWNLOADS
             if is_own_download:
                 self.say(f"{archive} is no longer needed")
-        # Files in the root do not count if another source was given that has none.
+        # Files in the root do not count if another source was given that has none
+        # (`in_place`: the root is the source).
         has_source = bool(archives) or self.in_place
         is_found = self.data.files.find(self.root) is not None
         if not is_found or not has_source:

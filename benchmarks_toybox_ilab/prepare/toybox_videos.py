@@ -20,7 +20,7 @@ _VIDEO = re.compile(rf"(?:.*/)?(?:{toybox.IN_FOLDER}){toybox.CLIP}\.(?i:mp4)", r
 
 
 def bring_toybox(job: Job) -> list[str]:
-    """Unpack archives to `root/videos`, and extract the frames of all videos.
+    """Unpack archives of Toybox to `root/videos`; extract the frames of all videos.
 
     Frames are named `root/images/<supercategory>/<object>/<object>_<transform>_<k>.png`
     with k from 1. Finished clips are skipped.
@@ -63,6 +63,7 @@ def _unpack_videos(
             names_of_user.add(video.name.lower())
 
     def unpacked_path(name: str) -> str | None:
+        """Return where a file of an archive goes below the root; None leaves it out."""
         file_name = name.lower().rpartition("/")[2]
         if file_name in names_of_user:
             return None

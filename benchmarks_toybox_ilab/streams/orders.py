@@ -190,17 +190,20 @@ def numbered_clips(
 ) -> list[np.ndarray]:
     """Sort clips of an experience as the published code does before it shuffles them.
 
-    By number of object, session and class. Objects are numbered within their class and
-    sessions within their object, in the order of the table's rows; classes by their
-    position in `classes`. The published index files of CORe50 may number objects across
-    classes instead.
+    By number of object, then session, then class. Objects are numbered within their
+    class and sessions within their object, in the order of the table's rows; classes by
+    their position in `classes`. The published index files of CORe50 may number objects
+    across classes instead.
 
     Args:
         table: The frames.
         clips: Row numbers of each clip.
         classes: Names of all classes.
+
+    Returns:
+        The same clips in another order.
     """
-    object_numbers = _Numbers()
+    object_numbers = _Numbers()  # of names within a group, from 0
     session_numbers = _Numbers()
     sort_keys = {}  # by the first row of each clip
     for clip in sorted(clips, key=min):
@@ -233,11 +236,11 @@ class _Numbers:
 
 
 def draws_of(run: int | None, seed: int | None, reference: bool) -> PortableDraws:
-    """Return what draws the orders of a stream with a run or a seed.
+    """Return the object that draws the orders of a stream with a run or a seed.
 
     Args:
         run: Number of the run; None is 0 unless there is a seed.
-        seed: Draws classes as Avalanche does; None is without.
+        seed: Draw classes as Avalanche does with it; None draws by the run.
         reference: Draw as the paper's published code does.
 
     Raises:

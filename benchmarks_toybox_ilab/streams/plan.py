@@ -62,6 +62,9 @@ def plan_stream(
 
     Args:
         table: The frames.
+        protocol: "class_instance" (clips shuffled), "class_iid" (frames shuffled),
+            "offline" (all classes at once), or "table" (in the order of the table).
+        run: Number of the run, which seeds all draws; None is 0 unless there is a seed.
         classes_per_experience: Number of classes in one experience; the last may have
             fewer. None makes an experience of each session, in natural order of their
             names.
@@ -70,8 +73,17 @@ def plan_stream(
         reference: Draw as the paper's published code does; see `orders.ReferenceDraws`.
         test_split: The split whose rows the test experiences have; "train" tests on
             the training frames.
-        others: See `orders.StreamKeywords`; `n_experiences` goes before
+        n_experiences: Number of experiences, which goes before
             `classes_per_experience`.
+        seed: Draw the order of classes as Avalanche does with this seed.
+        fixed_class_order: Labels or names of the classes in their order, not drawn.
+        shuffle: False takes the classes in the order of their labels.
+        first_exp_with_half_classes: Put half of the classes into the first experience.
+        per_exp_classes: Number of classes by number of experience, for some of them.
+
+    Returns:
+        The labels of each experience, and the row numbers of its training and test
+        frames in their order.
 
     Raises:
         ValueError: If the protocol is unknown, a number is out of range, or two
@@ -80,7 +92,7 @@ def plan_stream(
             each class exactly once.
     """
     _check_protocol(protocol)
-    draws = draws_of(run, seed, reference)
+    draws = draws_of(run, seed, reference)  # draws all orders
     if test_split == "test":
         _check_test_frames(table)
     groups = _checked_groups(table, class_groups)
@@ -97,15 +109,15 @@ def plan_stream(
             per_exp_classes=per_exp_classes,
         )
         experiences = _experiences_by_session(
-            table, order, test_split, protocol == TABLE
+            table, order, test_split, keeps_table_order=protocol == TABLE
         )
     else:
         counts = class_counts(
-            len(order),
-            classes_per_experience,
-            n_experiences,
-            first_exp_with_half_classes,
-            per_exp_classes,
+            total=len(order),
+            size=classes_per_experience,
+            n_experiences=n_experiences,
+            half_first=first_exp_with_half_classes,
+            per_exp_classes=per_exp_classes,
         )
         experiences = _experiences_by_class(table, order, counts, test_split)
     train = experiences.train
@@ -254,6 +266,10 @@ def _experiences_by_class(
         order: Labels of the classes in order of appearance.
         counts: Number of classes of each experience.
         test_split: The split of the test experiences.
+
+    Returns:
+        `chunks`, the labels of each experience, and `train` and `test`, the ascending
+        row numbers of its frames.
     """
     chunks: list[tuple[int, ...]] = []
     train = []
@@ -279,6 +295,10 @@ def _experiences_by_session(
         test_split: The split of the test experiences.
         keeps_table_order: Whether classes appear as in the table instead: by session,
             and by label within it.
+
+    Returns:
+        `chunks`, the labels of each test experience, and `train` and `test`, the
+        ascending row numbers of the frames of each experience.
     """
     train = _rows_by_session(table, "train")
     test = _rows_by_session(table, test_split)

@@ -173,11 +173,15 @@ def make_benchmark(
     change their experiences, so make a new benchmark for each strategy.
 
     Args:
-        table, class_groups, test_split: See `plan_stream`.
+        table: The frames.
+        class_groups: Names of all classes in groups that follow one another and are
+            shuffled separately; None is one group.
         reference: Draw orders as the paper's published code does, and label classes by
             the order of their first frames, which differs between runs. By default the
             labels are the same in every run.
-        others: See `orders.StreamKeywords`.
+        test_split: The split whose rows the test experiences have; "train" tests on
+            the training frames.
+        others: See `orders.StreamKeywords`, which describes them all.
 
     Raises:
         ValueError: As `plan_stream`, or if both numberings of labels are asked for, or
@@ -201,6 +205,7 @@ def make_benchmark(
         test_split=test_split,
     )
     stream = _NumberedStream(table, plan)
+    # Each relabelling below gives another table and another plan.
     if reference:
         stream = _relabelled_stream(stream, table.labels[np.concatenate(plan.train)])
     original_classes = _labels_of_each(stream.table.labels, stream.plan.train)
@@ -278,6 +283,11 @@ def _numbered_in_each_experience(
         stream: The table and its experiences.
         excluded: Whether another setting of the stream excludes it.
 
+    Returns:
+        `labels`, the number of the class of each row of the table, `(N,)`, -1 for
+        classes that the stream leaves out; and `order`, the numbers of the classes in
+        order of appearance.
+
     Raises:
         ValueError: If it is excluded, or experiences share classes.
     """
@@ -316,6 +326,9 @@ def _relabelled_stream(
         stream: The table and its experiences.
         appearance: Labels in order of appearance, each once or more; classes that it
             lacks follow.
+
+    Returns:
+        The table with its classes in this order, and the plan with their new labels.
     """
     table = stream.table
     plan = stream.plan

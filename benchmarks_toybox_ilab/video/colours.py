@@ -59,16 +59,17 @@ def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
     Returns:
         `(H, W, 3)` `uint8`.
     """
-    light = _light_of_signals(transfer)[pixels]
+    light = _light_of_signals(transfer)[pixels]  # linear, (H, W, 3)
     if transfer == _HLG:
-        # BT.2100's light of the screen: that of the scene, times the screen's peak,
-        # times the brightness of all three channels to the power of gamma - 1.
+        # BT.2100's light of the screen, in units of white: that of the scene, times the
+        # screen's peak, times the brightness of all three channels to the power of
+        # gamma - 1.
         brightness = light @ np.array(_BT2020_LUMA, np.float32)
         gain = _HLG_PEAK / WHITE * np.maximum(brightness, 1e-6) ** _HLG_EXPONENT
         light *= gain[..., None]
     if transfer in HDR and primaries == _UNKNOWN:
         primaries = _BT2020
-    matrix = _SRGB.get(primaries)
+    matrix = _SRGB.get(primaries)  # from these primaries to those of sRGB
     if matrix is not None:
         light = light @ np.array(matrix, np.float32).T
     light_16bit = np.rint(light.clip(0, 1) * 0xFFFF).astype(np.uint16)

@@ -109,6 +109,7 @@ class Job:
         It is if all are as written, and neither the video nor the job has changed.
         """
         try:
+            # It is written after all frames.
             marker = json.loads(self._marker_file.read_text(encoding="utf-8"))
             count = marker.pop("frames")
             names = list(map(self.name, range(1, count + 1)))
@@ -184,9 +185,10 @@ class Job:
                 _save_frame(image, unfinished / name)
                 names.append(name)
             digest = self._frames_digest(unfinished, names)
-            of_other_process = self.finished_frames()
-            if of_other_process is not None:
-                return of_other_process
+            names_of_other_process = self.finished_frames()
+            if names_of_other_process is not None:
+                return names_of_other_process
+            # Frames are replaced from here on: the clip is not finished until the end.
             self._marker_file.unlink(missing_ok=True)
             # Frames of another rate or video, or left by a killed process.
             for file in self._paths_named(rf"{re.escape(self.prefix)}\d+\.png"):

@@ -86,7 +86,7 @@ def sampled_frames(
             damaged or truncated, after its good frames.
         ImportError: If PyAV is not installed.
     """
-    tolerance = min(_TIME_TOLERANCE, 0.25 / fps)
+    tolerance = min(_TIME_TOLERANCE, 0.25 / fps)  # seconds, as time stamps are rounded
     count = 0  # of the images that were yielded; the next one is that of count / fps
     time = 0.0
     try:
@@ -204,9 +204,11 @@ def picture(
 
     Args:
         frame: A frame of PyAV.
-        size: Size of the image; see `sampled_frames`.
-        matrix: As `display_matrix` returns it.
-        aspect: Width of a pixel of the frame by its height; see `pixel_aspect`.
+        size: Size of the image: None for that of the frame, the largest short side in
+            pixels, or width and height.
+        matrix: The display matrix of the video, nine 32-bit integers that rotate and
+            mirror the frame; None leaves it as it is.
+        aspect: Width of a pixel of the frame by its height.
     """
     width = frame.width
     height = frame.height
@@ -231,7 +233,8 @@ def _target_size(width: int, height: int, size: Size) -> tuple[int, int]:
 
     Args:
         width, height: Of the frame as it is shown, upright and with square pixels.
-        size: Size of the image; see `sampled_frames`.
+        size: Size of the image: None for that of the frame, the largest short side in
+            pixels, or width and height.
     """
     if size is None:
         return width, height
@@ -323,14 +326,15 @@ def upright(image: Image.Image, matrix: bytes | None) -> Image.Image:
 
     Args:
         image: The frame.
-        matrix: Nine 32-bit integers, or None, which leaves the frame as it is.
+        matrix: The display matrix, nine 32-bit integers; None leaves the frame as it
+            is.
     """
     if matrix is None:
         return image
-    turn = _Turn.from_matrix(matrix)
+    turn = _Turn.from_matrix(matrix)  # x' = ax + cy, y' = bx + dy
     across = turn.a  # how far a step to the right goes to the right
     down = turn.d  # and a step down goes down
-    if is_transposed(matrix):
+    if is_transposed(matrix):  # a step to the right goes up or down
         across = turn.c
         down = turn.b
         image = image.transpose(Image.Transpose.TRANSPOSE)
@@ -395,7 +399,7 @@ def _decoded_frames(
             frame, or at the end if it comes too early.
     """
     rate = _frames_per_second(stream)
-    clock = Clock(rate)
+    clock = Clock(rate)  # from a time stamp to seconds after the first frame
     time = 0.0  # of the last frame, in seconds after the first
     end = 0.0  # of the last packet, as a time stamp in seconds
     first_stamp: float | None = None  # of the first good frame, in seconds

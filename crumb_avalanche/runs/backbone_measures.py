@@ -43,7 +43,8 @@ def measure_backbone(
 ) -> BackboneRecord:
     """Build a backbone with random weights and measure it for half a second.
 
-    Does not change the RNG state.
+    Does not change the RNG state. Sizes are in MB (1e6 bytes), speed in images per
+    second on the CPU.
 
     Args:
         name: of the backbone.
@@ -61,11 +62,12 @@ def measure_backbone(
         images = torch.randint(
             0, 256, (IMAGES_AT_A_TIME, 3, side, side), dtype=torch.uint8
         )
-    codes = usual_codes(model)
+    codes = usual_codes(model)  # of one map, with a codebook of the usual block length
+    # Of F, and of a training step of P, for one image.
     extraction_flops, training_flops = step_flops(model)
     # A training step of P is PASSES times as much as its forward pass.
     forward_flops = extraction_flops + training_flops // PASSES
-    # What the method of the preset ``recommended`` learns from.
+    # The moments of the map that the method of the preset ``recommended`` learns from.
     moments = FeatureMoments(**RegularizedDiscriminant.moments)
     return BackboneRecord(
         backbone=name,
@@ -75,7 +77,7 @@ def measure_backbone(
         codebook_dim=codes.codebook_dim,
         code_bytes=codes.n_codes,
         trained=bytes_without_head(model, "plastic_layers.") / 1e6,
-        features=moments.length(model),
+        features=moments.length(model),  # numbers for an image
         megabytes=bytes_without_head(model) / 1e6,
         gflops=forward_flops / 1e9,
         images_per_second=images_per_second(model, images, clock),

@@ -51,7 +51,7 @@ def cache_units(
     first_cells: dict[str, RunSettings] = {}  # by the settings that decide the maps
     for cell in cells:
         if cell.feature_cache is not None:
-            plan = RunPlan.of(cell)
+            plan = RunPlan.of(cell)  # the settings with their defaults
             map_settings = repr(attributes(plan, MAP_SETTINGS))
             first_cells.setdefault(map_settings, cell)
     units = []
@@ -91,12 +91,13 @@ def fill_shard(settings: RunSettings, shard: int, shards: int) -> None:
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan)
     benchmark = stream.benchmark
+    # Without a learner: the network, which computes the maps, and the cache alone.
     with Session.build(plan, stream, learner=False) as session:
         assert session.cache is not None, "the settings have a feature_cache"
         store = session.cache.store
         for experience in (*benchmark.train_stream, *benchmark.test_stream):
             images = experience.dataset
-            rows = np.asarray(list(images.frame_row))
+            rows = np.asarray(list(images.frame_row))  # of the frame table
             blocks = np.arange(len(rows)) // FILL_BATCH
             index = np.flatnonzero(blocks % shards == shard)
             if len(index):

@@ -43,7 +43,7 @@ def tidy_if_finished(cell: RunSettings) -> bool:
         return False
     from crumb_avalanche.runs.plan import RunPlan
 
-    check_finished(folder, RunPlan.of(cell))
+    check_finished(folder, RunPlan.of(cell))  # raises for a result of other settings
     remove_checkpoints(folder)
     # The error of an earlier attempt, or of a process that was killed right after it
     # wrote the result.
@@ -115,6 +115,12 @@ def fill_caches(
     """Fill the feature caches of the runs that are not finished, in shards.
 
     A shard that fails is left to the runs, which compute what they miss.
+
+    Args:
+        cells: settings of the runs.
+        settings: of the engine whose workers fill the caches.
+        folder: that all workers see, for what the engine writes.
+        progress: whether to show a bar with the time left.
     """
     unfinished = [cell for cell in cells if not (Path(cell.output) / RESULT).exists()]
     units = cache_units(unfinished, folder / CACHES)

@@ -36,9 +36,15 @@ STRATEGIES = ("crumb", "image_replay", "finetune", "offline", "rda")
 
 
 def demonstrate(settings: DemoSettings) -> list[Path]:
-    """Pretrain and run all strategies; skip the steps that the folder already holds.
+    """Pretrain a network and run all strategies of the demo on toy shapes.
 
-    Returns the run folders.
+    Steps that the folder ``settings.output`` already holds are skipped.
+
+    Returns:
+        The folders of the runs.
+
+    Raises:
+        FileExistsError: the folder holds a file of another program.
     """
     folder = Path(settings.output)
     pretrained_file = folder / "pretrained.safetensors"
@@ -101,7 +107,10 @@ def _pretrain(
 ) -> None:
     """Train a network on shapes, then plastic layers and codebook as CRUMB does.
 
-    Both files are written.
+    Args:
+        settings: of the demo; threads, seed and whether to show bars are taken.
+        network_file: is written after the first step.
+        pretrained_file: is written after the second step.
     """
     set_up_process(settings.threads, settings.seed)
     images = shapes(pixel_transform(SIDE), settings.progress, FRAMES_PER_CLIP)
@@ -137,8 +146,14 @@ def shapes(
 ) -> TensorDataset:
     """Draw the frames of the pretraining shapes.
 
-    Returns ``(N, 3, 64, 64)`` uint8 and labels, which are also a list ``targets``, as
-    image data sets of torchvision have it.
+    Args:
+        transform: makes a ``(3, 64, 64)`` uint8 tensor of an image.
+        progress: whether to show a bar.
+        frames_per_clip: number of frames of each clip.
+
+    Returns:
+        ``(N, 3, 64, 64)`` uint8 and labels, which are also a list ``targets``, as image
+        data sets of torchvision have it.
     """
     table = ToyShapesFrames(
         classes=PRETRAINING_CLASSES, frames_per_clip=frames_per_clip, size=SIDE
@@ -156,7 +171,7 @@ def shapes(
 def train_network(
     images: TensorDataset, epochs: int = 5, progress: bool = True
 ) -> SmallCNN:
-    """Train a network from scratch on shuffled images; its leading layers become F.
+    """Train a network from scratch on shuffled images; its leading layers are F later.
 
     Args:
         images: of ``shapes``: ``(3, 64, 64)`` uint8 with a label each.
@@ -164,7 +179,7 @@ def train_network(
         progress: whether to show a bar with the loss.
     """
     network = SmallCNN(len(PRETRAINING_CLASSES)).to(memory_format=torch.channels_last)
-    loader = DataLoader(images, 64, shuffle=True)
+    loader = DataLoader(images, batch_size=64, shuffle=True)
     optimizer = torch.optim.AdamW(network.parameters(), LEARNING_RATE)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, LEARNING_RATE, total_steps=epochs * len(loader)

@@ -122,10 +122,15 @@ def engine_settings(
 ) -> EngineSettings:
     """Return the settings of an engine, with those of a YAML file.
 
+    Args:
+        engine: "processes" (of this computer), "slurm" or "ray".
+        processes: number of processes; 0 works in this one.
+        resources: path of the file, which says what jobs on a cluster need.
+
     Raises:
         ValueError: the file cannot be read, or holds anything else than ``RESOURCES``.
     """
-    settings = EngineSettings(engine, processes)
+    settings = EngineSettings(engine, processes=processes)
     if resources is None:
         return settings
     if engine == "processes":
@@ -136,7 +141,11 @@ def engine_settings(
 
 
 def read_resources(path: Path) -> dict[str, Any]:
-    """Read a file of resources; ValueError if it holds anything else."""
+    """Read a YAML file of what jobs on a cluster need, such as ``cpus`` and ``time``.
+
+    Raises:
+        ValueError: it cannot be read, or sets anything else than ``RESOURCES``.
+    """
     try:
         values = load_yaml(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):

@@ -78,7 +78,7 @@ def do_all(
         ValueError: two units share a folder, or a folder holds the result of other
             work.
     """
-    check_folders(units)
+    check_folders(units)  # raises if two units share one
     waiting = deque(unit for unit in units if not is_done(unit))
     count = len(units)
     done_before = count - len(waiting)
@@ -125,19 +125,22 @@ class _Sweep:
         self.failed: dict[Path, str] = {}
 
     def run(self) -> dict[Path, str]:
-        """Do all units; return the failed ones with their errors."""
+        """Do all units; return the error of each failed one by its folder.
+
+        An interrupt stops the workers; what to do then is printed.
+        """
         try:
             while self.waiting or self.running:
-                self._start()
+                self._start()  # as many units as the engine takes
                 for ended in self.engine.wait():
                     self.running -= 1
                     self._end(ended)
         except BaseException as error:
-            running = self.engine.stop()
+            what_goes_on = self.engine.stop()  # in words; empty if nothing does
             if isinstance(error, KeyboardInterrupt):
                 left = len(self.waiting) + self.running
                 advice = f"{left} are left, and the same command goes on"
-                tqdm.write("; ".join(filter(None, [running, advice])), sys.stderr)
+                tqdm.write("; ".join(filter(None, [what_goes_on, advice])), sys.stderr)
             raise
         return self.failed
 
@@ -153,11 +156,17 @@ class _Sweep:
         self.engine.start(units)
 
     def _end(self, ended: Ended) -> None:
-        """Note how a worker ended; let a lost unit wait for another one."""
+        """Note how a worker of the sweep ended; let a lost unit wait for another one.
+
+        Args:
+            ended: the unit, with ``text``: ``DONE`` or its traceback, or ``None`` if
+                its worker was lost, for the reason ``cause``.
+        """
         unit = ended.unit
         text = ended.text
         if text is None:
-            if self._count_loss(ended):
+            is_done_again = self._count_loss(ended)
+            if is_done_again:
                 self.waiting.append(unit)
                 return
             text = ended.cause

@@ -107,11 +107,19 @@ class Processes(Engine):
 
 
 def _in_child(answer: Connection, unit: WorkUnit) -> None:
-    """Work on a unit in a process that was started for it."""
+    """Work on a unit in a process that was started for it.
+
+    What is printed goes to ``log.txt`` in the folder of the unit.
+
+    Args:
+        answer: gets ``DONE``, or the traceback of the unit.
+        unit: the work and its folder.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None, "this is a child"
 
     def follow_the_parent() -> None:
+        """End this process as soon as its parent has ended."""
         wait([parent.sentinel])
         # The same command starts this unit again: never do it twice.
         os.kill(os.getpid(), signal.SIGKILL)
@@ -121,7 +129,8 @@ def _in_child(answer: Connection, unit: WorkUnit) -> None:
         unit.folder.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
         log = os.open(unit.folder / LOG, flags, 0o666)
-        os.dup2(log, 1)  # for libraries that write there themselves
+        # stdout and stderr, for libraries that write there themselves.
+        os.dup2(log, 1)
         os.dup2(log, 2)
     answer.send(work_on(unit))
 

@@ -64,7 +64,7 @@ def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
     Raises:
         ValueError: the paper's authors did not run the method.
     """
-    by_method = presets_file()["paper"]
+    by_method = presets_file()["paper"]  # a section of the file of presets
     if strategy not in by_method:
         raise ValueError(
             f"the paper's authors did not run {strategy}, so the family 'paper' has no "
@@ -130,7 +130,7 @@ class RunPlan(RunSettings):
                 method are out of range.
         """
         preset = settings.preset or _default_preset(settings)
-        defaults = preset_settings(preset)
+        defaults = preset_settings(preset)  # by name, for what the user left out
         strategy = settings.strategy or defaults["strategy"]
         method_defaults = defaults.pop("method").get(strategy, {})
         if settings.family == "paper":
@@ -149,6 +149,7 @@ class RunPlan(RunSettings):
             values["replay_weight"], replay_compute=values["replay_compute"]
         )
         values["replay_weight"] = replay.factor
+        # Only layers with published weights are fine-tuned.
         if values["weights"] == "none" or values["pretrained"] is not None:
             values["fine_tuning"] = False
         strategy_entry = get_strategy(strategy)
@@ -237,13 +238,18 @@ def _budget_bytes(settings: RunSettings, image_size: int) -> int:
 def default_settings(
     benchmark: str, preset: str, strategy: str | None = None
 ) -> dict[str, Any]:
-    """Return the settings of a run that is given these alone.
+    """Return the settings of a run that is given these alone, by name.
 
     Reports leave settings out that have these values. Those of the method are named
     ``method.NAME``.
 
     Defaults of the method stand in its file, whose libraries may be missing where runs
     are only reported: then they are left out.
+
+    Args:
+        benchmark: name of the benchmark; an unknown one has no defaults of its own.
+        preset: name of the preset; an unknown one has no defaults of its own.
+        strategy: name of the method; ``None`` for no settings of a method.
     """
     of_preset = presets_file()["presets"].get(preset, {})
     defaults = {**vars(RunSettings()), **DEFAULTS, **of_preset}

@@ -108,7 +108,12 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
 
 
 def _check_columns(columns: dict[str, np.ndarray]) -> None:
-    """Raise ValueError for columns of ``predictions.npz`` that no run writes."""
+    """Raise ValueError for columns of ``predictions.npz`` that no run writes.
+
+    Args:
+        columns: arrays by name, which should each be ``(N,)``: ``row``, ``label`` and
+            ``answer`` int32, and ``confidence`` float32 from 0 to 1.
+    """
     n_images = columns["row"].size
     for name, column in columns.items():
         dtype = np.float32 if name == CONFIDENCE else np.int32

@@ -64,7 +64,7 @@ def main(settings: PretrainSettings) -> None:
     output = Path(settings.output)
     if output.suffix != ".safetensors":
         raise ValueError(f"output is {output}; a pretrained file ends in .safetensors")
-    check_device(settings.device)
+    check_device(settings.device)  # raises if this computer has none
     _refuse_existing(output, settings.overwrite)
     if output.exists() and format_of(output) != FORMAT:
         raise FileExistsError(
@@ -73,7 +73,7 @@ def main(settings: PretrainSettings) -> None:
         )
     if not settings.data.startswith(TORCHVISION):
         settings = replace(settings, data=str(Path(settings.data).resolve()))
-    settings = with_defaults(settings)
+    settings = with_defaults(settings)  # those of the backbone
     set_up_process(settings.threads, settings.seed)
     folder = output.with_name(output.name + CHECKPOINTS)
     try:
@@ -126,11 +126,14 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
     chosen_images = Subset(images, rows.tolist())
     model = build_model(settings, n_classes, codebook=True).to(settings.device)
     model.set_precision(settings.precision)
+    # Sets the feature scale, and the codebook's first memory blocks.
     calibrate(model, chosen_images, settings.codebook_init, settings.seed)
+    # The same call resumes only with the same settings, images and weights.
     checkpoints = CheckpointFolder(
         output.with_name(output.name + CHECKPOINTS),
         _compared_settings(settings, images, model),
     )
+    # Those of the settings that the training loop takes.
     training_settings = PretrainingSettings(**part_for(PretrainingSettings, settings))
     # Rows count the whole data set: pretrainings on other choices of its images share
     # the cache file. Without a cache folder, maps are kept until the end: a resumed
@@ -139,10 +142,10 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
     with MapStore(
         settings.feature_cache or checkpoints.folder / "maps",
         model,
-        len(images),
-        f"{images_key} {len(images)} {transform_of(settings)!r}",
-        settings.workers,
-        settings.progress,
+        count=len(images),
+        key=f"{images_key} {len(images)} {transform_of(settings)!r}",
+        workers=settings.workers,
+        progress=settings.progress,
         half=settings.cache_precision == "fp16",
     ) as store:
         maps = store.dataset(chosen_images, rows, labels[rows].tolist())
@@ -233,6 +236,11 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
 
     It is downloaded if it is not in the folder ``root``.
 
+    Args:
+        name: of its class in torchvision, such as "CIFAR10".
+        root: folder for the download.
+        transform: makes a ``(3, H, W)`` uint8 tensor of an image.
+
     Raises:
         ValueError: there is no such data set, or it cannot be downloaded.
     """
@@ -264,7 +272,11 @@ def _open_torchvision(name: str, root: str, transform: PixelTransform) -> Any:
 
 
 def _open_folder(folder: str, transform: PixelTransform) -> Any:
-    """Open an image folder with one folder per class.
+    """Open an image folder with one folder per class, as a data set of torchvision.
+
+    Args:
+        folder: path of the image folder.
+        transform: makes a ``(3, H, W)`` uint8 tensor of an image.
 
     Raises:
         ValueError: it is no folder, or holds no class folders with images.
@@ -298,7 +310,7 @@ def load_image(path: str) -> Image:
 
 
 def choose_rows(labels: np.ndarray, per_class: int, seed: int) -> np.ndarray:
-    """Choose at random as many images of each class.
+    """Choose images at random, at most the same number of each class.
 
     Args:
         labels: ``(N,)`` of all images.

@@ -81,12 +81,17 @@ class RayEngine(Engine):
             raise
 
     def _check_nodes(self) -> None:
-        """Let a worker of each node compare itself with the call."""
+        """Let a worker of each node of the cluster compare itself with this process.
+
+        Raises:
+            EngineError: a node starts no worker in time, or its worker does not see the
+                folders, or has other versions.
+        """
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         task = self.ray.remote(check_in)
         nodes = [node for node in self.ray.nodes() if node["Alive"]]
-        answers = {}
+        answers = {}  # the node by the answer that Ray promises
         for node in nodes:
             where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
             options = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": where}
@@ -97,7 +102,7 @@ class RayEngine(Engine):
         for answer in [*done, *late]:
             name = answers[answer]["NodeManagerHostname"]
             try:
-                self.ray.get(answer, timeout=0)
+                self.ray.get(answer, timeout=0)  # raises the error of the worker
             except Exception as error:
                 reason = " ".join(str(getattr(error, "cause", error)).split())
                 if not isinstance(getattr(error, "cause", None), EngineError):

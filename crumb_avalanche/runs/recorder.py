@@ -59,7 +59,7 @@ class Recorder:
         The last ledger of ``progress`` gets the costs of the feature cache, too, and is
         returned.
         """
-        self._write_metrics(folder)
+        self._write_metrics(folder)  # metrics.csv
         experiences = session.stream.benchmark.test_stream
         rows = [np.asarray(list(test.dataset.frame_row)) for test in experiences]
         self.predictions.write(folder, np.concatenate(rows))
@@ -151,7 +151,13 @@ class ProgressPlugin(StatefulPlugin):
 
 
 def run_result(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any]:
-    """Return the values of ``result.json`` from plan, stream and progress."""
+    """Return the values of ``result.json`` of a run, by name.
+
+    Args:
+        plan: the settings of the run, with their defaults.
+        session: stream, model and strategy of the run.
+        resume: its progress: accuracies, learning rates tried, and seconds.
+    """
     progress = resume.progress
     stream = session.stream
     benchmark = stream.benchmark
@@ -169,7 +175,7 @@ def run_result(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any
         "tuning_seconds": progress.tuning_seconds,
         "run": plan.run,
         "diverged_in_experience": progress.diverged,
-        "final_accuracy": progress.accuracy_after[-1],
+        "final_accuracy": progress.accuracy_after[-1],  # percent, on all classes
         "accuracy_after": progress.accuracy_after,
         "final_accuracy_per_experience": progress.matrix[-1],
         "classes_order": class_names,
@@ -212,7 +218,10 @@ def keep_learner(folder: Path, session: Session, n_learned: int) -> None:
 
 
 def _learner_header(session: Session, n_learned: int) -> LearnerHeader:
-    """Return the header of a run's learner file after ``n_learned`` experiences."""
+    """Return the header of a run's learner file after ``n_learned`` experiences.
+
+    It says how the file is read: method, network, preprocessing, classes and budget.
+    """
     plan = session.plan
     model = session.model
     assert plan.capacity is not None, "Session.build sets it"

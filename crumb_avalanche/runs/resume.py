@@ -132,7 +132,13 @@ class Resume:
         self._start = start - self.progress.seconds
 
     def _check_notes(self, notes: dict) -> None:
-        """Raise StateError for notes that no checkpoint of this stream has."""
+        """Raise StateError for the notes of a file that no checkpoint of this run has.
+
+        Args:
+            notes: what stands beside the tensors: ``position`` in the stream,
+                ``progress`` (accuracies, ledgers, trials of the learning rate),
+                ``metrics`` and ``runtime``.
+        """
         position_type = record(
             experience=whole(0, self.experiences), epoch=whole(), step=whole(-1)
         )
@@ -230,7 +236,12 @@ class Resume:
             ) from error
 
     def _check_clock(self, strategy: StreamStrategy) -> None:
-        """Raise ValueError if the clock is not at the position of the notes."""
+        """Raise ValueError if a strategy's clock is not where the checkpoint says.
+
+        Args:
+            strategy: with the state of the checkpoint; its clock counts experiences,
+                epochs and iterations.
+        """
         clock = strategy.clock
         reached = Position(
             clock.train_exp_counter,
@@ -246,7 +257,13 @@ class Resume:
             raise ValueError(f"its clock is at {reached}, its note at {self.position}")
 
     def save(self, position: Position) -> None:
-        """Write a checkpoint of the run at a position, unless the plan wants none."""
+        """Write a checkpoint of the run at a position, unless the plan wants none.
+
+        It holds the states of strategy and RNGs, and notes of progress and metrics.
+
+        Args:
+            position: in the stream: numbers of experience and epoch, and steps done.
+        """
         self.position = position
         if not self.plan.checkpoint:
             return
@@ -280,7 +297,7 @@ def _restore_metrics(strategy: StreamStrategy, metrics: dict[str, dict]) -> None
 
 
 def check_class_numbers(state: Any, n_classes: int) -> None:
-    """Raise ValueError if a strategy's state names a class that the stream lacks.
+    """Raise ValueError if a strategy's state has a class number that the stream lacks.
 
     A file whose checksums fit may hold any numbers; those of classes are indices of the
     network's outputs, which the loss would look up in the middle of an experience.

@@ -49,7 +49,7 @@ def main(
             printed for own clips.
     """
     for name in ("output", "feature_cache"):
-        _check_is_folder(name, getattr(plan, name))
+        _check_is_folder(name, getattr(plan, name))  # raises for a file
     note = ""
     if default_preset and plan.preset == "recommended":
         note = " (default for your own clips)"
@@ -80,7 +80,13 @@ def _do_only_run(plan: RunPlan, finished: Finished | None) -> None:
 
 
 def _do_several_runs(plan: RunPlan, finished: Finished | None) -> None:
-    """Do the runs that are not finished yet; write and print a summary of all."""
+    """Do the runs that are not finished yet; write and print a summary of all.
+
+    Args:
+        plan: of all runs, which ``plan.runs`` numbers; each has a folder ``runNUMBER``
+            in ``plan.output``.
+        finished: called after each run that is done now.
+    """
     output = Path(plan.output)
     summary_mark = '"final_accuracy_mean"'  # by which the file of a summary is known
     run_folder.refuse_foreign_files(
@@ -130,6 +136,14 @@ def _numbered_run(
     """Return the result of one of the several runs of a command, by its number.
 
     The run is done unless its folder ``runNUMBER`` holds a finished one.
+
+    Args:
+        plan: of all runs; the folder of the run lies in ``plan.output``.
+        number: of the run, which seeds it.
+        finished: called after the run if it is done now.
+
+    Raises:
+        FinishedRunError: the folder holds a finished run of other settings.
     """
     folder = Path(plan.output) / f"run{number}"
     own_plan = replace(plan, run=number, runs=None, output=str(folder))
@@ -172,12 +186,15 @@ def run_once(
 def _do_steps_of_run(
     plan: RunPlan, verbose: bool, finished: Finished | None, count_divergence: bool
 ) -> dict[str, Any]:
-    """Do a run from its plan to its folder, as ``run_once`` says."""
+    """Do a run from its plan to its folder; return the content of ``result.json``.
+
+    The arguments are those of ``run_once``.
+    """
     start = time.perf_counter()
     folder = Path(plan.output)
-    run_folder.claim(folder, plan.overwrite)
-    check_device(plan.device)
-    hashes = run_folder.provenance(plan)
+    run_folder.claim(folder, plan.overwrite)  # raises if it is not to be written to
+    check_device(plan.device)  # raises if this computer has none
+    hashes = run_folder.provenance(plan)  # of the input files
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan)
     stream_values, description = describe_stream(stream)
@@ -186,6 +203,7 @@ def _do_steps_of_run(
     n_experiences = len(stream.benchmark.train_stream)
     recorder = Recorder(n_experiences, plan.progress)
     inputs = {**hashes, "frames": stream.table.content_hash()}
+    # Reads the latest checkpoint of the same plan and inputs, if there is one.
     resume = Resume(folder, plan, inputs, start, n_experiences)
     with build_session(plan, stream, recorder, resume) as session:
         plan = replace(plan, runtime=session.plan.runtime)
@@ -202,7 +220,8 @@ def _do_steps_of_run(
         keep_learner(folder, session, n_learned)
         result = run_result(plan, session, resume)
         result |= {**stream_values, "provenance": hashes}
-        result = run_folder.with_digests(folder, result)
+        result = run_folder.with_digests(folder, result)  # of the files of the run
+    # Written last: its presence means that the run is done.
     run_folder.write_json(folder / run_folder.RESULT, result)
     run_folder.remove_checkpoints(folder)
     if verbose:
@@ -236,8 +255,9 @@ def build_session(
     Args:
         plan: of the run.
         stream: of the plan.
-        recorder: its plugins and its evaluator are those of the strategy.
-        resume: gets the strategy, and the trials of the learning rate.
+        recorder: its plugins and its evaluator are those of the strategy; its ledger
+            gets the strategy's storage policy.
+        resume: gets the strategy, and the trials of the learning rate, in place.
     """
     progress = resume.progress
     is_resuming = resume.checkpoint is not None
@@ -263,6 +283,7 @@ def build_session(
         print(session.model.runtime.described, flush=True)
     if progress.trials:
         print(trials_text(progress.trials))
+    # The ledger counts the bytes of the memories in it.
     recorder.ledger.storage_policy = getattr(session.strategy, "storage_policy", None)
     if is_resuming:
         n_experiences = len(stream.benchmark.train_stream)
@@ -355,6 +376,9 @@ def evaluate(session: Session, number: int) -> SeenAccuracy:
     """Test on the classes of all experiences up to ``number``, which counts from 0.
 
     The RNG states do not change.
+
+    Returns:
+        The accuracy in percent on the test images of each experience, and on all.
     """
     assert session.strategy is not None, "it is built with its learner"
     experiences = session.stream.benchmark.test_stream

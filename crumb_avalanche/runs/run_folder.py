@@ -133,12 +133,13 @@ def read_result(folder: Path) -> dict[str, Any]:
         result = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(result, dict):
             raise ValueError("it holds no JSON object")
+        # The result holds a SHA-256 of itself, and one of each other file of the run.
         _check_digest(result.get(_RESULT_SHA256), _result_sha256(result))
         for name, digest in result[_FILES].items():
             path = folder / name
             _check_digest(digest, _file_sha256(path))
         path = folder / RESULT
-        check(RESULT_READ, result)
+        check(RESULT_READ, result)  # raises for missing values and wrong types
         _check_accuracies(result)
     except (
         AttributeError,
@@ -210,7 +211,7 @@ def claim(folder: Path, overwrite: bool) -> None:
         FinishedRunError: it holds a finished run, which is not to be replaced.
         ValueError: it holds files of another program.
     """
-    refuse_foreign_files(folder, (*RECORDS, RESULT, MISTAKES), MARKS)
+    refuse_foreign_files(folder, names=(*RECORDS, RESULT, MISTAKES), marks=MARKS)
     if (folder / RESULT).exists() and not overwrite:
         remove_checkpoints(folder)
         raise FinishedRunError(
@@ -281,7 +282,12 @@ def provenance(plan: RunPlan) -> dict[str, str]:
 def _clip_hashes(plan: RunPlan) -> dict[str, str]:
     """Hash the images of a run's clip folder: names and sizes, and contents.
 
-    Returns the hashes as ``dataset_root`` and ``images`` of ``provenance``.
+    Args:
+        plan: of the run: folder, number of the run, and how videos are read.
+
+    Returns:
+        ``sha256:`` and the hash of names and sizes as ``dataset_root``, and that of the
+        contents as ``images``.
     """
     table = get_benchmark(CLIPS).table(
         plan.dataset_root,
@@ -322,8 +328,16 @@ def _table_hash(
     catalog_entry = get_benchmark(benchmark)
     if catalog_entry.needs_root and not (root and Path(root).is_dir()):
         return None
+    # A list collects the messages of bad videos; without one they are an error.
     bad_videos: list[str] | None = [] if skips_bad_frames else None
-    table = catalog_entry.table(root, run, reference, fps, bad_videos, new_class)
+    table = catalog_entry.table(
+        root,
+        run,
+        reference=reference,
+        fps=fps,
+        bad_videos=bad_videos,
+        new_class=new_class,
+    )
     return table.content_hash()
 
 
@@ -387,7 +401,7 @@ def _weights_hash(path: str, changed: int, size: int) -> str:
 
 
 def check_finished(folder: Path, plan: RunPlan) -> None:
-    """Check that a folder holds the finished run of a plan.
+    """Raise unless a folder holds the finished run of a plan.
 
     Raises:
         DamagedRunError: see ``read_result``.
@@ -395,6 +409,7 @@ def check_finished(folder: Path, plan: RunPlan) -> None:
     """
     result = read_result(folder)
     hashes = provenance(plan)
+    # Settings that decide the result, by name.
     planned = result_settings(flat(vars(plan)))
     recorded = read_settings(folder)
     # A file is compared by its content, which may be at another path.
@@ -407,14 +422,14 @@ def check_finished(folder: Path, plan: RunPlan) -> None:
     if not result["bad_frames"]:
         frames = _table_hash(
             plan.benchmark,
-            plan.dataset_root,
-            plan.run,
-            plan.reference_stream,
-            plan.fps,
-            plan.on_bad_frame == "skip",
-            plan.new_class,
+            root=plan.dataset_root,
+            run=plan.run,
+            reference=plan.reference_stream,
+            fps=plan.fps,
+            skips_bad_frames=plan.on_bad_frame == "skip",
+            new_class=plan.new_class,
         )
-        planned[FRAMES] = frames or result[FRAMES]
+        planned[FRAMES] = frames or result[FRAMES]  # None where the images are absent
         recorded[FRAMES] = result[FRAMES]
     for name, planned_value in planned.items():
         recorded_value = recorded.get(name)

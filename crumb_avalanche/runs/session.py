@@ -60,9 +60,12 @@ class Stream:
 
 
 def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
-    """Open the stream of a run.
+    """Open the stream of a run: its table of frames, and the Avalanche benchmark of it.
 
-    ``joint`` puts all classes into one experience; by default as the strategy needs.
+    Args:
+        plan: settings of the run with their defaults.
+        joint: whether all classes come in one experience; by default as the strategy
+            needs.
 
     Raises:
         ValueError: the folder holds no such data set, or an image cannot be read and
@@ -76,8 +79,8 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     table = catalog_entry.table(
         plan.dataset_root,
         plan.run,
-        plan.reference_stream,
-        plan.fps,
+        reference=plan.reference_stream,
+        fps=plan.fps,
         bad_videos=bad_frames if skips_bad_frames else None,
         new_class=plan.new_class,
     )
@@ -86,6 +89,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         table = table.without([row for row, _ in bad_rows])
         bad_frames += [message for _, message in bad_rows]
     interpolation = preprocessing_of(plan.backbone).interpolation
+    # A method may look at several parts of an image: as a whole, and its middle.
     looks = LookTransform(looks_of_plan(plan), plan.image_size, interpolation)
     transforms = looks.transforms  # one for each look
     transform = looks if len(transforms) > 1 else transforms[0]
@@ -99,10 +103,10 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         class_groups=catalog_entry.class_groups(table, plan.reference_stream),
         reference=plan.reference_stream,
     )
-    key = _images_key(catalog_entry, table)
+    key = _images_key(catalog_entry, table)  # by which caches know the images
     return Stream(
         catalog_entry,
-        benchmark.frame_table,
+        benchmark.frame_table,  # with the labels of the benchmark
         benchmark,
         bad_frames,
         images_keys=tuple(f"{key} {look_transform!r}" for look_transform in transforms),
@@ -232,7 +236,8 @@ class Session:
 
         Args:
             plan: the plan.
-            stream, cache: open ones; default the plan's.
+            stream: an open stream; by default that of the plan is opened.
+            cache: an open cache of feature maps; by default that of the plan.
             plugins, evaluator: of the strategy; plugins are added after the cache.
             trials: trials of an earlier tuning; default tunes the learning rate if the
                 plan has none.
@@ -254,12 +259,13 @@ class Session:
         first_dataset = stream.benchmark.train_stream[0].dataset
         has_several_looks = len(stream.images_keys) > 1
         if has_several_looks:
-            first_dataset = OneLook(first_dataset, 0)
+            first_dataset = OneLook(first_dataset, 0)  # the first look of each image
         if not plan.pretrained:
             calibrate(model, first_dataset, plan.codebook_init, plan.run)
         elif model.codebook is not None:  # which has its memory blocks already
             measure_codes(model, first_dataset)
         calibration_seconds = time.perf_counter() - start
+        # What runs F from here on; "auto" has chosen it.
         runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
         plan = replace(plan, runtime=runtime)
         if learner:
@@ -285,7 +291,12 @@ class Session:
         """Tune the learning rate, and build the session's strategy.
 
         The rate is tuned where the plan has none and no ``trials`` are given. It is
-        that of the first trial, if there are trials.
+        that of the first trial, if there are trials. Sets ``strategy``, ``trials``,
+        ``tuning_seconds`` and the plan's learning rate.
+
+        Args:
+            plugins, evaluator: Avalanche's, of the strategy.
+            trials: of an earlier tuning, the chosen one first.
         """
         start = time.perf_counter()
         self.trials = rate_trials(self) if trials is None else trials
@@ -303,7 +314,13 @@ class Session:
         plugins: Sequence[Any] = (),
         evaluator: Any = None,
     ) -> StreamStrategy:
-        """Build the strategy of a plan, with the cache before other plugins."""
+        """Build the untrained strategy of a plan, with the cache before other plugins.
+
+        Args:
+            plan: with the capacity of the memory.
+            model: the network, which the strategy trains.
+            plugins, evaluator: Avalanche's, of the strategy.
+        """
         assert plan.capacity is not None, "build sets it"
         caches = [] if self.cache is None else [self.cache]
         return build_strategy(
@@ -324,16 +341,17 @@ def _open_cache(
 ) -> FeatureCache:
     """Open the cache of feature maps of a run in a folder.
 
-    It has a store for each look, whose key says how the look was made of the images.
+    It has a store for each look (the whole images, their middle), whose key says how
+    the look was made of the images.
     """
     stores = [
         MapStore(
             folder,
             model,
-            len(stream.table),
-            key,
-            plan.workers,
-            plan.progress,
+            count=len(stream.table),
+            key=key,
+            workers=plan.workers,
+            progress=plan.progress,
             half=plan.cache_precision == "fp16",
         )
         for key in stream.images_keys
@@ -421,7 +439,7 @@ def build_model(
         for name in [*tensors]:
             if name.startswith("codebook."):
                 del tensors[name]
-    check_and_load(model, tensors, pretrained)
+    check_and_load(model, tensors, pretrained)  # raises if they do not fit
     model.reset_head(n_classes)
     return model
 
@@ -499,8 +517,9 @@ def rate_trials(session: Session) -> list[Trial]:
     A joint bound, which trains on all classes at once, is tuned on the first experience
     of the stream that is not joined.
 
-    Returns the trials, the chosen one first; none if the plan has a rate, or the
-    strategy has its own or takes no gradient steps.
+    Returns:
+        The trials, the chosen one first; none if the plan has a rate, or the strategy
+        has its own or takes no gradient steps.
     """
     plan = session.plan
     strategy_entry = session.entry
@@ -510,6 +529,7 @@ def rate_trials(session: Session) -> list[Trial]:
         return []
 
     def new_learner(rate: float, evaluator: Any) -> StreamStrategy:
+        """Build an untrained strategy with a learning rate on a copy of the model."""
         # Settings of the method that save time replace the plan's in trials.
         method = {**plan.method, **strategy_entry.tuning}
         trial_plan = replace(plan, learning_rate=rate, method=method)
@@ -517,6 +537,7 @@ def rate_trials(session: Session) -> list[Trial]:
         model.runtime = session.model.runtime  # F is the same
         return session.new_strategy(trial_plan, model, evaluator=evaluator)
 
+    # `arrivals` is the small stream: parts of the experience, one after another.
     if strategy_entry.joint:
         streamed = open_stream(plan, joint=False)
         arrivals = small_stream(streamed.benchmark.train_stream[0])

@@ -95,7 +95,7 @@ for _kind, _constructor in {
 
 
 def load_yaml(text: str) -> Any:
-    """Return what a YAML text of settings holds.
+    """Return what a YAML text of settings holds: numbers, texts, lists and mappings.
 
     Raises:
         ValueError: it is no YAML, too long or too deep, or has aliases or a key twice.
@@ -319,7 +319,11 @@ class RunSettings(ranges.InRange):
         return list(dict.fromkeys(numbers))
 
     def _numbers_in(self, part: str) -> range:
-        """Return the run numbers in a part of ``runs``, such as 3 or 0-9."""
+        """Return the run numbers in a part of ``runs``, such as 3 or 0-9.
+
+        Raises:
+            ValueError: the part is no number or range, or an empty or too long range.
+        """
         first_text, dash, last_text = part.partition("-")
         first = self._run_number(first_text)
         last = self._run_number(last_text) if dash else first

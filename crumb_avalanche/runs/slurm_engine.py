@@ -110,12 +110,18 @@ class SlurmEngine(Engine):
         self._last_answer_time = time.monotonic()  # when the queue did last
 
     def _parameters(self, settings: EngineSettings, minutes: int) -> dict[str, Any]:
-        """Return the parameters of submitit's executor."""
+        """Return the parameters of submitit's executor, which SLURM's jobs get.
+
+        Args:
+            settings: of the engine: cpus, gpus, memory and partition of a job.
+            minutes: time limit of a job.
+        """
         parameters: dict[str, Any] = {
             "job_name": NAME,
             "time": minutes,
             "cpus_per_task": settings.cpus,
-            "array_parallelism": settings.at_once or ARRAY,
+            "array_parallelism": settings.at_once or ARRAY,  # jobs at a time
+            # Seconds before its end at which a job gets a signal; at most half of it.
             "signal_delay_s": min(NOTICE, 30 * minutes),
             "setup": [f"export PYTHONPATH={shlex.quote(python_path())}"],
             "additional_parameters": {"requeue": True, **settings.options},
@@ -138,8 +144,8 @@ class SlurmEngine(Engine):
         Raises:
             EngineError: SLURM refuses the jobs.
         """
-        queued = self._states() or {}
-        earlier_ids = self._recorded_ids()
+        queued = self._states() or {}  # the state of each job by its id
+        earlier_ids = self._recorded_ids()  # the id of the job of each folder
         new_units = []
         for unit in units:
             job_id = earlier_ids.get(str(unit.folder.resolve()), "")
@@ -184,7 +190,7 @@ class SlurmEngine(Engine):
             EngineError: a worker does not work, or the queue does not answer.
         """
         time.sleep(POLL)
-        self.call.raise_refusals()
+        self.call.raise_refusals()  # of workers that do not fit this process
         states = self._states()
         if states is None:
             return []
@@ -197,8 +203,17 @@ class SlurmEngine(Engine):
         return ended
 
     def _ended(self, job_id: str, unit: WorkUnit, state: str) -> Ended:
-        """Say how a unit ended, of whose job the queue says that it is over."""
-        text = result_of(unit)
+        """Say how a unit ended, of whose job the queue says that it is over.
+
+        Args:
+            job_id: SLURM's number of the job.
+            unit: what it worked on.
+            state: SLURM's word for how it ended, such as "CANCELLED", or "over".
+
+        Raises:
+            EngineError: the job left no log, so its node does not see the folder.
+        """
+        text = result_of(unit)  # ``DONE`` or a traceback, if its worker left one
         if text is not None:
             return Ended(unit, text)
         # SLURM itself opens this file on the node, in the folder as the node sees it.
@@ -258,7 +273,10 @@ def result_of(unit: WorkUnit) -> str | None:
 
 
 def usable_minutes(settings: EngineSettings) -> int:
-    """Return the time limit of the jobs, which SLURM and the partition must allow.
+    """Return the time limit of the jobs in minutes, which the partition must allow.
+
+    Args:
+        settings: of the engine; ``time`` and ``partition`` are those asked for.
 
     Raises:
         EngineError: there is no SLURM, it does not answer, it has no such partition, or
@@ -277,6 +295,7 @@ def usable_minutes(settings: EngineSettings) -> int:
     )
     if done.returncode:
         raise EngineError(f"SLURM does not answer: {_last_line(done.stderr)}")
+    # SLURM's text of the longest time, such as 1-00:00:00, by partition.
     limits = dict(line.split() for line in done.stdout.splitlines())
     names = [name.removesuffix("*") for name in limits]
     defaults = [name for name in limits if name.endswith("*")]  # SLURM marks it so
@@ -290,7 +309,7 @@ def usable_minutes(settings: EngineSettings) -> int:
             f"SLURM has no partition {partition}; its partitions are "
             f"{', '.join(names)}: give one in --resources"
         )
-    longest = minutes_of(limit)
+    longest = minutes_of(limit)  # None if there is no limit
     minutes = settings.minutes
     if longest is not None and minutes is not None and minutes > longest:
         raise EngineError(

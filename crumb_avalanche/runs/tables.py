@@ -69,6 +69,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     """Format a text table: the first column to the left, the others to the right.
 
     A cell is one line, whatever it holds.
+
+    Args:
+        header: name of each column.
+        rows: the cells of each row.
     """
     lines = []
     for row in (header, *rows):
@@ -123,7 +127,11 @@ def matrix_table(
 
 
 def ledger_table(ledger: dict[str, float]) -> str:
-    """Format bytes and seconds of a run's ledger, with the share of each step."""
+    """Format bytes and seconds of a run's ledger, with the share of each step.
+
+    Args:
+        ledger: what the run stored (bytes) and took (seconds), by name.
+    """
     rows = [["memories stored", f"{int(ledger['buffer_items']):,}"]]
     for name, label in LEDGER_BYTES.items():
         rows.append([label, f"{int(ledger[name]):,} B"])
@@ -133,7 +141,7 @@ def ledger_table(ledger: dict[str, float]) -> str:
     derived = ledger.get("derived_bytes")
     if derived:
         rows.append(["derived from the memory", f"{int(derived):,} B"])
-    total = max(ledger["train_seconds"], 1e-9)
+    total = max(ledger["train_seconds"], 1e-9)  # never 0, which shares divide by
     for name, label in LEDGER_SECONDS.items():
         seconds = ledger[name]
         share = 100 * seconds / total

@@ -102,7 +102,7 @@ def python_path() -> str:
 
 
 def work_on(unit: WorkUnit) -> str:
-    """Work on a unit in this process, which prints to its ``log.txt``.
+    """Work on a unit in this process; what it prints goes to its ``log.txt``.
 
     Returns:
         ``DONE``, or a traceback, which is also in ``error.txt`` then.

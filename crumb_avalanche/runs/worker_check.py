@@ -37,7 +37,10 @@ class Call:
 
     @classmethod
     def begin(cls, folder: Path) -> "Call":
-        """Make the folder of a new call in a private folder.
+        """Make the folder of a new call of an engine in a private folder.
+
+        Workers compare themselves with the versions of libraries that are written to
+        it.
 
         Raises:
             EngineError: others may write to the folder.
@@ -53,7 +56,7 @@ class Call:
         return call
 
     def check_in(self) -> None:
-        """Compare this worker with the process that starts workers, and answer it.
+        """Compare this worker with the process that starts workers; answer by a file.
 
         Called in the worker, which then enters the working folder. The answer is a file
         that holds the difference, empty if there is none.
