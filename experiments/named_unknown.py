@@ -15,16 +15,19 @@ ETH-80 (every fifth view) and the odd classes of --grocery (a folder with `teach
 `ask`) are reported; its even classes, --cifar100 and --tiny-imagenet are for
 development. Photos have no objects: a group of four counts as one. Writes
 `named_unknown.csv` (each seed) and `named_unknown_means.csv` to --output, and what a
-stricter or milder learner calls known as `named_unknown_curve.csv` and `.png`.
+stricter or milder learner calls known, and says of it, as `named_unknown_curve.csv` and
+`.png`.
 """
 
 import argparse
+import copy
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,7 +55,8 @@ from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import number, table
 from crumb_avalanche.system.words import counted
 
-STRICT = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95)  # confidences of a name, on the curve
+# Confidences of a name, on the curve.
+STRICT = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
 OBJECTS = (1, 2, 5)  # of a class that are taught
 HELD_OUT = 4  # objects of each class that are asked
 MOST_ASKED = 400  # images of each side
@@ -302,6 +306,22 @@ def _drawn(values: list, draws: np.random.Generator) -> list:
     return [values[index] for index in order]
 
 
+class CurvePoint(NamedTuple):
+    """What a learner that is more or less strict calls known, and what it says.
+
+    Attributes:
+        known: share of the held-out images that is called known.
+        strange_known: share of the images never taught that is called known.
+        said_refused, said_named, said_alike: the learner's own rates; see `Rates`.
+    """
+
+    known: float
+    strange_known: float
+    said_refused: float
+    said_named: float
+    said_alike: float
+
+
 @dataclass(frozen=True)
 class Measures:
     """What a trial measures; shares from 0 to 1, NaN where nothing was asked.
@@ -319,8 +339,7 @@ class Measures:
         said_refused, said_named, said_alike: the learner's own rates; see `Rates`.
         alike_held: 1 where no more than `said_alike` of the images never taught are
             called known, else 0.
-        curve: share of the held-out images and of the others that is called known, for
-            each of `STRICT`.
+        curve: a point for each of `STRICT`.
     """
 
     right: float
@@ -336,7 +355,7 @@ class Measures:
     said_named: float
     said_alike: float
     alike_held: float
-    curve: list[tuple[float, float]] = field(default_factory=list)
+    curve: list[CurvePoint] = field(default_factory=list)
 
     @property
     def values(self) -> list[float]:
@@ -385,9 +404,34 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
         said_alike=classifier.rates.named_alike,
         alike_held=alike_held,
         curve=[
-            (share_above(confidence, strict), share_above(strange_confidence, strict))
+            curve_point(classifier, strict, confidence, strange_confidence)
             for strict in STRICT
         ],
+    )
+
+
+def curve_point(
+    classifier: Classifier,
+    strict: float,
+    confidence: torch.Tensor,
+    strange_confidence: torch.Tensor,
+) -> CurvePoint:
+    """What a classifier would call known, and say, if it were so strict.
+
+    Args:
+        classifier: it is not changed.
+        strict: least confidence of a name.
+        confidence: of the held-out images.
+        strange_confidence: of the images never taught.
+    """
+    stricter = copy.copy(classifier)
+    stricter.strict = strict
+    return CurvePoint(
+        known=share_above(confidence, strict),
+        strange_known=share_above(strange_confidence, strict),
+        said_refused=stricter.rates.refused,
+        said_named=stricter.rates.named,
+        said_alike=stricter.rates.named_alike,
     )
 
 
@@ -445,9 +489,9 @@ def _mean_of_numbers(values: np.ndarray) -> float | None:
 
 def points_of(
     rows: list[tuple[list, Measures]],
-) -> dict[tuple[str, int], dict[float, list[tuple[float, float]]]]:
+) -> dict[tuple[str, int], dict[float, list[CurvePoint]]]:
     """The curves of all trials with look-alikes, by stream, objects and `STRICT`."""
-    curves_of: dict[tuple[str, int], dict[float, list[tuple[float, float]]]] = {}
+    curves_of: dict[tuple[str, int], dict[float, list[CurvePoint]]] = {}
     for (stream, objects, asked, _), measures in rows:
         if asked != "look-alikes":
             continue
@@ -459,12 +503,13 @@ def points_of(
 
 def curve_rows(rows: list[tuple[list, Measures]]) -> list[list[str]]:
     """Header and a row for each stream, number of objects and `STRICT`, of means."""
-    lines = [["stream", "objects", "strict", "known", "strange_known", "trials"]]
+    lines = [["stream", "objects", "strict", *CurvePoint._fields, "trials"]]
     for (stream, objects), points in points_of(rows).items():
         for strict, values in points.items():
-            known, strange = np.mean(values, 0)
-            figures = [f"{strict:g}", f"{known:.3f}", f"{strange:.3f}"]
-            lines.append([stream, str(objects), *figures, str(len(values))])
+            figures = [f"{mean:.3f}" for mean in np.mean(values, 0)]
+            lines.append(
+                [stream, str(objects), f"{strict:g}", *figures, str(len(values))]
+            )
     return lines
 
 

@@ -258,14 +258,48 @@ def test_rates_of_records(known, strange, refused, named):
     assert rates.named <= rates.named_alike
 
 
-def test_rates_without_records():
-    """The share of known images that is meant, and of others beyond their quantile."""
-    rates = Confidence(PRIOR).rates(STRICT, {0: 1, 1: 1}, 0.0)
-    least = NormalDist(1, 0.25).inv_cdf(REFUSED)
-    assert rates.refused == pytest.approx(REFUSED)
+@pytest.mark.parametrize(
+    ("strict", "odds"), [(0.5, 1), (0.8, 4), (0.9, 9), (0.95, 19), (0.99, 99)]
+)
+def test_rates_without_records(strict, odds):
+    """Of normal distributions, up to the closeness whose odds are those of a name.
+
+    They are 16/3 at the 15 % quantile of known images, and grow by 8 in logarithm.
+    """
+    rates = Confidence(PRIOR).rates(strict, {0: 1, 1: 1}, 0.0)
+    known = NormalDist(1, 0.25)
+    least = known.inv_cdf(REFUSED) + math.log(odds / (16 / 3)) / 8
+    assert rates.refused == pytest.approx(known.cdf(least))
     assert rates.named == pytest.approx(1 - NormalDist(0, 0.25).cdf(least))
     alike = NormalDist(0.25, 0.25)  # closer by a deviation
     assert rates.named_alike == pytest.approx(1 - alike.cdf(least))
+
+
+def named_share(closeness, strict):
+    """Share of images of a distribution of closeness that are called by a name."""
+    shares = [(index + 0.5) / 1000 for index in range(1000)]
+    images = certain(close(*map(closeness.inv_cdf, shares)))
+    confidence = Confidence(PRIOR)
+    probabilities = confidence.probabilities(images)
+    return float(confidence.known(probabilities, images, strict).double().mean())
+
+
+@pytest.mark.parametrize("strict", [0.5, 0.8, 0.9, 0.95, 0.99])
+def test_rates_are_those_of_the_answers(strict):
+    """To images without doubt between classes, as close as the prior says."""
+    rates = Confidence(PRIOR).rates(strict, {0: 10, 1: 10}, 0.0)
+    refused = 1 - named_share(NormalDist(1, 0.25), strict)
+    assert rates.refused == pytest.approx(refused, abs=0.002)
+    named = named_share(NormalDist(0, 0.25), strict)
+    assert rates.named == pytest.approx(named, abs=0.002)
+
+
+def test_rates_without_a_prior():
+    """Records count as refused below a probability of 0.1, as images do."""
+    confidence = Confidence()
+    confidence.observe(evidence_of([[0.1, 0.0]]), 0)
+    strictest = confidence.rates(0.99, {0: 10, 1: 10}, 0.0)
+    assert strictest == (0, 1, 1)
 
 
 @pytest.mark.parametrize(("known", "is_more"), [(0.3, True), (1.4, False)])
@@ -277,12 +311,20 @@ def test_what_looks_alike_stays_where_known_classes_are_less_close(known, is_mor
     assert rates.named_alike >= usual - 1e-6
 
 
-def test_stricter_learners_refuse_more_and_name_less():
-    images = {0: 1, 1: 1}
-    mild, strict = (Confidence(PRIOR).rates(s, images, 0.0) for s in (0.5, 0.95))
-    assert mild.refused < strict.refused
-    assert mild.named > strict.named
-    assert mild.named_alike > strict.named_alike
+@pytest.mark.parametrize("lessons", [0, 3, 100])
+def test_stricter_learners_refuse_more_and_name_less(lessons):
+    """Each hundredth of a stricter learner changes no rate the other way."""
+    confidence = moved(0.8, 0.4, lessons)
+    images = {0: 1, 1: 1, 2: 1}
+    refused, named, named_alike = zip(
+        *(confidence.rates(percent / 100, images, 0.0) for percent in range(1, 100))
+    )
+    assert list(refused) == sorted(refused)
+    assert list(named) == sorted(named, reverse=True)
+    assert list(named_alike) == sorted(named_alike, reverse=True)
+    assert refused[0] < refused[-1]
+    assert named[0] > named[-1]
+    assert named_alike[0] > named_alike[-1]
 
 
 # Which records count
