@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         is done but standard output could not be written; 128 and the number of the
         signal that ended the command.
     """
-    limit_openmp_spin()
+    limit_openmp_spin()  # of idle threads, which would slow down other processes
     open_standard_streams()
     if arguments is None:
         arguments = sys.argv[1:]
@@ -79,11 +79,11 @@ def main(arguments: list[str] | None = None) -> int:
         except SystemExit as end:  # of the parser; --help is an answer of any command
             if end.code:
                 raise
-            lost_code = lost_output([])
+            lost_code = code_of_lost_output([])  # 0 if nothing is lost
             if lost_code:
                 return lost_code
             raise
-        return lost_output(arguments) or code
+        return code_of_lost_output(arguments) or code
 
 
 def open_standard_streams() -> None:
@@ -115,10 +115,10 @@ def run_command(arguments: list[str]) -> int:
         with interrupted_later():
             # Here, because they take a while.
             from crumb_avalanche.cli.commands import COMMANDS
-            from crumb_avalanche.cli.parser import parsed, usable_paths
+            from crumb_avalanche.cli.parser import command_and_settings, usable_paths
 
-            name, values = parsed(arguments)
-        settings = COMMANDS[name].settings(**usable_paths(values))
+            name, values = command_and_settings(arguments)
+        settings = COMMANDS[name].settings(**usable_paths(values))  # checks them
         with short_warnings():
             command_function(name)(settings)
         return 0
@@ -138,7 +138,7 @@ def run_command(arguments: list[str]) -> int:
     ) as error:
         lost_code = 0
         if isinstance(error, OSError):
-            lost_code = lost_output(arguments)
+            lost_code = code_of_lost_output(arguments)
         if lost_code:
             return lost_code
         text = words_for(error)
@@ -159,11 +159,11 @@ def command_function(name: str) -> Callable[[Any], None]:
     return getattr(module, function_name)
 
 
-def lost_output(arguments: list[str]) -> int:
+def code_of_lost_output(arguments: list[str]) -> int:
     """Flush standard output, and return the exit code if it takes no more.
 
-    What is lost is said on stderr, but not where the reader of an answer has read
-    enough.
+    Then a line on stderr says so, but not where the reader of an answer has read enough
+    (``crumb predict ... | head``), and later output goes to the null device.
 
     Args:
         arguments: of the command line.
@@ -173,7 +173,7 @@ def lost_output(arguments: list[str]) -> int:
     """
     output: Any = sys.stdout
     try:
-        earlier_error = getattr(output, "error", None)
+        earlier_error = getattr(output, "error", None)  # of a ``SafeStream``
         if earlier_error is not None:
             raise earlier_error
         output.flush()
@@ -198,7 +198,10 @@ def lost_output(arguments: list[str]) -> int:
 
 
 def words_for(error: Exception) -> str | None:
-    """Return what to print for an error that the user can cure; ``None`` for a bug."""
+    """Return what to print for an error that the user can cure; ``None`` for a bug.
+
+    A bug is an error of Python's own, whose text says nothing to a user.
+    """
     text = str(error)
     error_class = type(error)
     is_runtime_error = error_class is RuntimeError
@@ -215,6 +218,7 @@ def words_for(error: Exception) -> str | None:
         )
     # Errors of libraries and of this package say what to do; Python's own may be bugs.
     is_of_package = error_class.__module__ != "builtins"
+    # An error in a loader process has its traceback in its text: the last line counts.
     if is_of_package and WORKER_TRACEBACK in text:
         last_line = text.strip().splitlines()[-1]
         _, _, message = last_line.partition(": ")
@@ -234,7 +238,10 @@ def words_for(error: Exception) -> str | None:
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Print warnings to the user as one line, without the line of code that warns."""
+    """Print warnings to the user as one line, in the ``with`` block.
+
+    Warnings for programmers keep their form, with the line of code that warns.
+    """
     default_format = warnings.formatwarning
 
     def short_format(

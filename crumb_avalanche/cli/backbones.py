@@ -96,6 +96,11 @@ def describe_backbone(name: str, settings: BackbonesSettings) -> str:
 
     What is recorded is read, unless the settings ask for another size or for speed.
 
+    Args:
+        name: of the backbone.
+        settings: ``measure`` asks for the speed here, ``image_size`` for that side in
+            pixels.
+
     Raises:
         ImportError: timm is needed and not installed.
         ValueError: unknown name, or a network that cannot be cut.
@@ -111,6 +116,7 @@ def describe_backbone(name: str, settings: BackbonesSettings) -> str:
         speed_of = "recorded, one thread"
     speed = f"{record.images_per_second:,.1f} images/s ({speed_of}), "
     lines = [name]
+    # Each is a label and a text, of which a long one is wrapped.
     lines += _labelled("images", f"{record.pixels} x {record.pixels} pixels")
     lines += _labelled("stored", _stored_text(record))
     lines += _labelled("trained", f"{record.trained:.1f} MB behind it, and the head")

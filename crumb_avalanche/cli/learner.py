@@ -80,7 +80,12 @@ def check_settings(settings: LearnerSettings) -> None:
 
 
 def merge(settings: LearnerSettings) -> str:
-    """Write what two learners know as a new file, and return what was done."""
+    """Write what two learners know as a new file; return what was done, in words.
+
+    Raises:
+        ValueError: both are one file, or they do not go together.
+        FileExistsError: the new file exists and is no learner.
+    """
     path = Path(settings.model)
     other_path = Path(settings.names[0])
     if other_path.resolve() == path.resolve():
@@ -94,15 +99,16 @@ def merge(settings: LearnerSettings) -> str:
 
     with output_file(output, "a learner", is_learner):
         learner = Learner.load(path, settings.weights)
-        learner.check_teachable()
-        learner.merge(Learner.load(other_path, settings.weights), settings.new_class)
-        learner.save(output, locked=True)
+        learner.check_teachable()  # raises if it can only be asked
+        other = Learner.load(other_path, settings.weights)
+        learner.merge(other, new_class=settings.new_class)
+        learner.save(output, locked=True)  # by the block
     classes = counted(len(learner.classes), "class")
     return f"{output}: {classes}, {learner.bytes:,} bytes learned"
 
 
 def change(settings: LearnerSettings) -> str:
-    """Change the learner of a file, and return what was done.
+    """Change the learner of a file as an action asks; return what was done, in words.
 
     The network is not built: what was learned changes alone.
     """
@@ -112,26 +118,30 @@ def change(settings: LearnerSettings) -> str:
     refuse_folder(path)
     with locked_file(path):
         learner = Learner.load(path, settings.weights, network=False)
-        learner.check_teachable()
+        learner.check_teachable()  # raises if it can only be asked
         text = apply_change(learner, settings)
+        # The file keeps what it holds: weights of the network, pictures of lessons.
         learner.save(path, weights=holds_weights(path), pictures=True, locked=True)
     return text
 
 
 def apply_change(learner: "Learner", settings: LearnerSettings) -> str:
-    """Change a learner as an action asks, and return what was done, in words.
+    """Change a learner in place as an action asks; return what was done, in words.
 
-    The action is rename, move, undo or forget.
+    Args:
+        learner: is changed.
+        settings: ``action`` is rename, move, undo or forget; ``names`` are the class
+            names that it needs, and ``lesson`` the number of a lesson.
     """
     action = settings.action
     names = settings.names
     if action == "rename":
         old, new = names
-        learner.rename(old, new, settings.new_class)
+        learner.rename(old, new, new_class=settings.new_class)
         return f"renamed {old} to {new}"
     if action == "move":
         old, new = names
-        learner.move(old, new, settings.lesson, settings.new_class)
+        learner.move(old, new, lesson=settings.lesson, new_class=settings.new_class)
         lesson_text = ""
         if settings.lesson is not None:
             lesson_text = f" of lesson {settings.lesson}"
@@ -183,7 +193,8 @@ def show_lessons(settings: LearnerSettings) -> None:
 def read_lessons(settings: LearnerSettings) -> tuple[list[Lesson], list[int]]:
     """Return the lessons of a learner, and the numbers of those to be taken back.
 
-    The header says both; the file is read whole for pictures, or if a run left it.
+    The header of the file says both; the file is read whole for pictures, or if a run
+    left it.
     """
     header = read_header(file_of(settings.model))
     if settings.pictures is None and not isinstance(header, LearnerHeader):
@@ -199,7 +210,15 @@ def read_lessons(settings: LearnerSettings) -> tuple[list[Lesson], list[int]]:
 
 
 def write_pictures(lessons: list[Lesson], folder: Path) -> None:
-    """Write the pictures of lessons to a folder, and print how many there are."""
+    """Write the pictures of lessons to a folder, and print how many there are.
+
+    Args:
+        lessons: each with ``picture``, the bytes of a JPEG file, or none.
+        folder: is created if missing.
+
+    Raises:
+        ValueError: no lesson has a picture.
+    """
     pictures = {}  # JPEG files by name
     for lesson in lessons:
         if lesson.picture:
@@ -230,7 +249,8 @@ def show(path: Path) -> None:
 def _lines_of_learner(header: dict[str, Any]) -> Iterator[str]:
     """Yield lines that describe a learner which ``crumb teach`` wrote.
 
-    ``header`` is that of its file.
+    Args:
+        header: that of its file, JSON: method, network, budget, names and lessons.
     """
     network = header["network"]
     arguments = network["arguments"]
@@ -300,9 +320,9 @@ def print_line(text: str) -> None:
 
 
 def export(settings: ExportSettings) -> None:
-    """Write a learner in the format of other programs.
+    """Write a learner as a file of ONNX, which other programs run.
 
-    Prints how well the result agrees with the learner.
+    Prints how well the result agrees with the learner on ``settings.images``.
     """
     import torch
 
@@ -312,7 +332,7 @@ def export(settings: ExportSettings) -> None:
     if settings.threads:
         torch.set_num_threads(settings.threads)
     learner = Learner.load(settings.model, settings.weights)
-    learner.check_teachable()
+    learner.check_teachable()  # raises if it can only be asked
     usual_path = Path(settings.model).with_suffix(f".{settings.to}")
     path = Path(settings.output or usual_path)
     with output_file(path, "an ONNX file of crumb export", is_export):

@@ -13,7 +13,7 @@ from crumb_avalanche.methods.look_shares import shares_of, text_of
 from crumb_avalanche.models.backbone_names import full_name
 
 
-def opened(settings: NewLearnerSettings, path: Path) -> Learner:
+def open_or_make_learner(settings: NewLearnerSettings, path: Path) -> Learner:
     """Load the learner of a file, or make one if there is no file.
 
     Raises:
@@ -21,14 +21,14 @@ def opened(settings: NewLearnerSettings, path: Path) -> Learner:
     """
     if path.exists():
         learner = Learner.load(path, settings.weights)
-        learner.check_teachable()
+        learner.check_teachable()  # raises if it can only be asked
         check_made_with(settings, learner, path)
         if settings.strict is not None:
             learner.set_strict(settings.strict)
         return learner
     weights: str | None = settings.weights or "torchvision"
     if weights == "none":
-        weights = None
+        weights = None  # random ones
     looks: tuple[float, ...] = LOOKS
     if settings.looks is not None:
         looks = looks_of(settings.looks)

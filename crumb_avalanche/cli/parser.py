@@ -120,7 +120,7 @@ def parser(name: str, every_flag: bool = True) -> Parser:
             flag_of(flag),
             dest=flag,
             help=help_text,
-            **_value_keywords(flag),
+            **_value_keywords(flag),  # how argparse takes its value
         )
     return command_parser
 
@@ -199,8 +199,8 @@ def overview() -> str:
     return "\n".join([*lines, "", end])
 
 
-def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
-    """Return the command that arguments name, and the settings that they give.
+def command_and_settings(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """Return the command that arguments name, and the settings that they give, by name.
 
     Raises:
         SystemExit: what ``--help``, ``--version``, ``--print-config`` or an unknown
@@ -214,7 +214,7 @@ def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     if name not in COMMANDS:
         _print_unknown_command(name)
         raise SystemExit(2)
-    words = spelled_arguments(options)
+    words = spelled_arguments(options)  # flags with dashes, each with a value
     every_flag = "--help-all" in words
     command_parser = parser(name, every_flag)
     if every_flag:
@@ -313,10 +313,10 @@ def _print_config(name: str, values: dict[str, Any]) -> None:
 
 
 def spelled_arguments(arguments: list[str]) -> list[str]:
-    """Return arguments with dashes in flags, and ``=true`` after bare ones.
+    """Return a command line with dashes in flags, and ``=true`` after bare ones.
 
-    ``--check X`` becomes ``--check=true X`` unless X is true or false: X may be a name
-    without a flag.
+    ``--dataset_root`` becomes ``--dataset-root``, and ``--check X`` becomes
+    ``--check=true X`` unless X is true or false: X may be a name without a flag.
     """
     words = []
     for argument, next_argument in zip(arguments, [*arguments[1:], ""], strict=False):
@@ -334,9 +334,14 @@ def spelled_arguments(arguments: list[str]) -> list[str]:
 def value_of(text: Any, hint: Any) -> Any:
     """Return a text of the command line as the first type of a setting that takes it.
 
-    ``null`` is ``None`` for a setting that takes no text; ``--label null`` names a
-    class. A value that is no text, from a file, and a text that no type takes are
-    returned as they are: the settings say what is wrong with them.
+    The order is None, bool, int, float, a mapping in YAML, and text. ``null`` is
+    ``None`` for a setting that takes no text; ``--label null`` names a class. A value
+    that is no text, from a file, and a text that no type takes are returned as they
+    are: the settings say what is wrong with them.
+
+    Args:
+        text: of the command line, or any value of a file.
+        hint: type of the setting, such as ``int | None``.
     """
     if not isinstance(text, str):
         return text

@@ -98,11 +98,11 @@ def main(settings: PredictSettings) -> None:
         ValueError: settings do not go together or with the learner. Or some files could
             not be read; then the answers for all others were printed.
     """
-    check_settings(settings)
-    keep_freed_memory()
+    check_settings(settings)  # raises for those that do not go together
+    keep_freed_memory()  # for the next batch of maps, which is faster
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    learner = loaded_learner(settings)
+    learner = load_learner(settings)
     if settings.watch is not None:
         watch(learner, settings)
         return
@@ -112,6 +112,7 @@ def main(settings: PredictSettings) -> None:
     start_runtime(learner, settings.runtime, *sources)
     unread: list[BadImage] = []
     if settings.html is None:
+        # `unread` receives the files that cannot be read.
         asker = Asker(settings, learner.predict_all, learner.predict, unread)
         answers = print_answers(asker.answers(), settings)
     else:
@@ -149,7 +150,7 @@ def check_settings(settings: PredictSettings) -> None:
         )
 
 
-def loaded_learner(settings: PredictSettings) -> Learner:
+def load_learner(settings: PredictSettings) -> Learner:
     """Load a learner, or what a run of any strategy learned.
 
     What to know of its answers is said on stderr.
@@ -211,7 +212,7 @@ def print_and_write_page(
     from crumb_avalanche.report.contact_sheet import ContactSheet
     from crumb_avalanche.report.page import is_page
 
-    sheet = ContactSheet(learner)
+    sheet = ContactSheet(learner)  # asks the learner, and collects answers for the page
     asker = Asker(settings, sheet.predict_all, sheet.predict_boxes, unread)
     page = Path(str(settings.html))
     with output_file(page, "a page of this program", is_page, "--html"):
@@ -222,10 +223,16 @@ def print_and_write_page(
 
 
 def read_boxes(file: Path) -> dict[str, Any]:
-    """Read the boxes of images, by path.
+    """Read the boxes of images from a JSON file.
 
-    The file is JSON with the names of images, from the folder of the file on, and lists
-    of boxes: left, top, right and bottom in pixels.
+    It holds the names of images, relative to its folder, each with a list of boxes:
+    left, top, right and bottom in pixels.
+
+    Returns:
+        The boxes of each image, by its path. They are not checked.
+
+    Raises:
+        ValueError: the file is no such JSON, or names an image twice.
     """
     try:
         boxes_by_name = json.loads(

@@ -27,11 +27,11 @@ def main(settings: RunCommandSettings) -> None:
 
     Torch is imported between, which takes seconds.
     """
-    plan = RunPlan.of(settings)
+    plan = RunPlan.of(settings)  # the settings with their defaults
     engine = engine_settings(settings.engine, settings.processes, settings.resources)
     is_here = engine.engine == "processes" and engine.processes < 2
     if not is_here:
-        check_several(settings, engine)
+        check_several(settings, engine)  # raises for a single run
     with interrupted_later():
         from crumb_avalanche.runs.run import main
 
@@ -56,7 +56,11 @@ def check_several(settings: RunCommandSettings, engine: EngineSettings) -> None:
 
 
 def do_on_engine(settings: RunCommandSettings, engine: EngineSettings) -> None:
-    """Do the runs that are not finished yet, each in its subfolder.
+    """Do the runs that are not finished yet on an engine, each in its subfolder.
+
+    Args:
+        settings: of all runs, which ``settings.runs`` numbers.
+        engine: where they are done: processes, SLURM or Ray.
 
     Raises:
         RunsFailedError: some failed.
@@ -87,7 +91,13 @@ def one_run(settings: RunSettings) -> None:
 
 
 def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
-    """Write the mistakes of a finished run on own clips as a page."""
+    """Write the mistakes of a finished run as a page, if it was on own clips.
+
+    Args:
+        folder: of the run, which holds its predictions and gets the page.
+        plan: settings of the run.
+        stream: with the table of its frames, which the page shows.
+    """
     from crumb_avalanche.report.mistakes import write_mistakes
     from crumb_avalanche.runs.predictions import read_predictions
 
@@ -97,16 +107,16 @@ def page_of_mistakes(folder: Path, plan: RunPlan, stream: "Stream") -> None:
             folder,
             stream.table,
             predictions,
-            str(plan.preset),
-            str(plan.strategy),
-            len(stream.bad_frames),
+            preset=str(plan.preset),
+            strategy=str(plan.strategy),
+            unread=len(stream.bad_frames),
         )
 
 
 def demo(settings: DemoSettings) -> None:
-    """Do the runs of the demo, report them, and say what they show.
+    """Do the runs of the demo, write a report of them, and print what they show.
 
-    It compares codes with images in the same bytes.
+    It compares a memory of codes with one of images in the same bytes.
     """
     from crumb_avalanche.report.report import WIDTH
     from crumb_avalanche.report.report import main as report

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from crumb_avalanche.cli.open_learner import opened
+from crumb_avalanche.cli.open_learner import open_or_make_learner
 from crumb_avalanche.cli.settings import ConnectSettings, ServeSettings
 from crumb_avalanche.learner.header import holds_weights, refuse_folder
 from crumb_avalanche.serve.access import (
@@ -38,16 +38,16 @@ TERMINATED = 128 + signal.SIGTERM  # the exit code, as shells have it
 
 def main(settings: ServeSettings) -> None:
     """Serve a learner over HTTP until interrupted; print the address."""
-    load_server()
+    load_server()  # raises if the extra is not installed
     from crumb_avalanche.serve.server import application  # which needs the extra
 
-    check_certificate_settings(settings)
+    check_certificate_settings(settings)  # raises for files that cannot be used
     is_reachable = settings.host not in LOOPBACK  # by other devices
     secure = is_reachable or settings.certificate is not None
     listener, origins = listen(settings.host, settings.port, secure)
     path = Path(settings.model)
     with listener, shared_learner(settings) as shared:
-        token = token_of(path)
+        token = token_of(path)  # that requests must have; kept beside the file
         certificate = settings.certificate
         if secure and certificate is None:
             certificate = own_certificate(path, settings.host)
@@ -100,10 +100,10 @@ def shared_learner(
     path = Path(settings.model)
     refuse_folder(path)
     with locked_file(path):
-        learner = opened(settings, path)
+        learner = open_or_make_learner(settings, path)
         learner.use_runtime(settings.runtime)
         if not path.exists():
-            learner.save(path, locked=True)
+            learner.save(path, locked=True)  # by this block
         shared = SharedLearner(learner, path, weights=holds_weights(path))
         try:
             yield shared

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks_toybox_ilab.tables.progress import progress_bar
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.cli.open_learner import opened, start_runtime
+from crumb_avalanche.cli.open_learner import open_or_make_learner, start_runtime
 from crumb_avalanche.cli.settings import TeachSettings
 from crumb_avalanche.images.clips import (
     check_class_folders,
@@ -35,26 +35,27 @@ SHARDS_ON_A_CLUSTER = 16
 
 def main(settings: TeachSettings) -> None:
     """Learn the source and write the learner's file; print what was learned."""
-    check_settings(settings)
+    check_settings(settings)  # raises for those that do not go together
     engine = engine_of_settings(settings)
-    check_sources(settings)
-    keep_freed_memory()
+    check_sources(settings)  # raises before the network is loaded, which takes a while
+    keep_freed_memory()  # for the next batch of maps, which is faster
     if settings.threads:
         torch.set_num_threads(settings.threads)
     path = Path(settings.model)
     refuse_folder(path)
     with locked_file(path):
-        learner = opened(settings, path)
+        learner = open_or_make_learner(settings, path)
         weights = includes_weights(settings, path)
         start_runtime(
             learner, settings.runtime, *(settings.sources or (settings.nothing,))
         )
         learner.keep_pictures = settings.keep_pictures
         if engine is None:
-            lesson = taught(learner, settings)
+            lesson = teach_here(learner, settings)
         else:
-            lesson = taught_in_shards(learner, settings, engine)
+            lesson = teach_in_shards(learner, settings, engine)
         learner.save(path, weights=weights, pictures=True, locked=True)
+        # Features of shards are not needed once the lesson is saved.
         shutil.rmtree(shards_folder(settings), ignore_errors=True)
     print_lesson(lesson, learner, path)
     print_learner(learner, path)
@@ -110,10 +111,15 @@ def shards_by_default(engine: EngineSettings) -> int:
     return SHARDS_ON_A_CLUSTER
 
 
-def taught_in_shards(
+def teach_in_shards(
     learner: Learner, settings: TeachSettings, engine: EngineSettings
 ) -> Lesson:
     """Teach a learner with features that workers compute, as one lesson.
+
+    Args:
+        learner: learns the source.
+        settings: of the command: source, label and number of shards.
+        engine: whose workers compute the features, each those of a shard of the images.
 
     Raises:
         ShardsFailedError: some failed; the learner is as it was.
@@ -184,9 +190,12 @@ def check_source(source: Any, label: str | None, new_class: bool) -> None:
 
 
 def print_level(source: Any) -> None:
-    """Say on stderr what is taken as the class, where it may be meant otherwise.
+    """Say on stderr which folder is taken as the class, where others may be meant.
 
     If the only folder of a source holds several folders, these may be the classes.
+
+    Args:
+        source: path of a folder; nothing is said of any other source.
     """
     class_and_inner = only_class_folder(source)
     if class_and_inner is None:
@@ -209,8 +218,11 @@ def includes_weights(settings: TeachSettings, path: Path) -> bool:
     return not path.exists() or holds_weights(path)
 
 
-def taught(learner: Learner, settings: TeachSettings) -> Lesson:
-    """Teach a learner what the settings name, with a progress bar."""
+def teach_here(learner: Learner, settings: TeachSettings) -> Lesson:
+    """Teach a learner what the settings name, in this process; return the lesson.
+
+    That is a source, a camera, or ``--nothing``: images of the empty scene.
+    """
     with progress_bar(None, "learning", show=settings.progress) as bar:
         if settings.nothing is not None:
             return learner.teach_nothing(
@@ -234,7 +246,13 @@ def taught(learner: Learner, settings: TeachSettings) -> Lesson:
 
 
 def print_lesson(lesson: Lesson, learner: Learner, path: Path) -> None:
-    """Print what was learned, and what speaks against a label."""
+    """Print what was learned in a lesson, and what speaks against a label.
+
+    Args:
+        lesson: with numbers of images by class, notes and doubts.
+        learner: that learned it.
+        path: of the learner's file, for the command that corrects a label.
+    """
     for name, count in lesson.images.items():
         print(f"learned {name}: {counted(count, 'image')}")
     if lesson.nothing:

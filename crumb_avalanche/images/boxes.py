@@ -50,7 +50,15 @@ def boxes_of(detected: Any) -> list[Box]:
 
 
 def _box_rows(detected: Any) -> np.ndarray:
-    """Return ``(n, columns)`` float64 of the boxes that ``boxes_of`` takes."""
+    """Return the boxes of a detector as rows, ``(n, columns)`` float64.
+
+    Args:
+        detected: one box or several, as numbers, array or tensor; a dictionary with
+            ``boxes``; a result with ``boxes.xyxy``; or a list of one of them.
+
+    Raises:
+        ValueError: it is none of these.
+    """
     boxes = detected
     is_batch_of_one = (
         isinstance(boxes, list | tuple)
@@ -94,7 +102,8 @@ def cut_out(image: Image.Image, box: Box, margin: float = MARGIN) -> Image.Image
             f"pixels; {_RULE}"
         )
     longer_side = max(right - left, bottom - top)
-    side = max(1, round((1 + 2 * margin) * longer_side))
+    side = max(1, round((1 + 2 * margin) * longer_side))  # of the square, in pixels
+    # The square has the middle of the box, unless it would leave the image.
     begin_x, end_x = _interval_inside((left + right - side) / 2, side, image.width)
     begin_y, end_y = _interval_inside((top + bottom - side) / 2, side, image.height)
     return image.crop((begin_x, begin_y, end_x, end_y))

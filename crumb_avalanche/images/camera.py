@@ -130,7 +130,8 @@ def _sampled_frames(name: str, frames: TimedFrames, fps: float) -> Frames:
 
     Args:
         name: of the camera, with which paths begin.
-        frames: all frames of the camera, with their times.
+        frames: all frames of the camera: seconds after the first one, and a function
+            that returns the image.
         fps: frames per second.
     """
     next_step = 0
@@ -165,6 +166,13 @@ def _timed_frames(
         device: as the user gave it, for errors.
         name, options: what PyAV opens it with.
         seconds: after the first frame, at which it ends.
+
+    Yields:
+        Seconds after the first frame, and a function without arguments that returns the
+        image: most frames are never converted.
+
+    Raises:
+        CameraError: the camera cannot be opened, stops, or gives no frame.
     """
     av = load_av()
     try:
@@ -177,7 +185,7 @@ def _timed_frames(
         stream = container.streams.video[0]
         clock = Clock(float(stream.average_rate or 30))
         aspect = pixel_aspect(stream)
-        # For time stamps that stand still.
+        # Ends the clip also if time stamps stand still.
         deadline = time.monotonic() + PATIENCE + seconds
         has_frames = False
         decoded_frames = _decoded_frames(container, stream, device)

@@ -187,6 +187,7 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
     for folder in classes:
         subfolders = entries_of(folder).folders
         names_below[folder.name] = [subfolder.name for subfolder in subfolders]
+    # Both raise; the first for names such as train and test.
     check_not_splits(source, names_below)  # type: ignore[arg-type]
     check_near(classes.values(), known)
 
@@ -194,7 +195,7 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
 def clips_with_distinct_labels(
     clips: Iterable[Clip], names: Sequence[str | None]
 ) -> Iterator[Clip]:
-    """Yield clips, whose labels are not nearly the names of classes taught.
+    """Yield clips, after a check that no label is nearly the name of another class.
 
     Args:
         clips: to learn.

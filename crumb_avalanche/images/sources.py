@@ -109,6 +109,7 @@ def clips_of(
     if label is not None:
         label = check_name(label)
     reader = _ClipReader(on_bad == "skip", report)
+    # `not_empty` raises at the end if there was no clip.
     if not isinstance(source, str | os.PathLike):
         clips = reader.clips_of_source(source, label, "source")
         return reader.not_empty(clips, "the source")
@@ -135,9 +136,9 @@ def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterato
     """
     folder_names = class_folders(source).values()
     class_names = {class_info.name for class_info in classes}
-    say_nothing = bool(folder_names) and class_names.isdisjoint(folder_names)
+    are_no_classes = bool(folder_names) and class_names.isdisjoint(folder_names)
     for clip in clips_of(source, **options):
-        if say_nothing:
+        if are_no_classes:
             clip = replace(clip, label=None)
         yield clip
 
@@ -190,6 +191,11 @@ class _ClipReader:
         """Yield the clips of a list or an iterator of sources.
 
         Single images that follow each other are one clip.
+
+        Args:
+            source: paths, clips, images, arrays, or lists of these.
+            label: class name of the clips, if they have one.
+            name: that stands for the path of images in memory.
         """
         named_items = ((f"{name}[{i}]", item) for i, item in enumerate(source))
         for is_frame, group in groupby(named_items, lambda pair: _is_frame(pair[1])):
@@ -230,7 +236,10 @@ class _ClipReader:
             yield self._clip_of_files(path, label, [path])
 
     def _clips_of_pattern(self, pattern: Path, label: str | None) -> Iterator[Clip]:
-        """Yield the clips of a pattern: the matching photos of each folder are one."""
+        """Yield the clips of a pattern: the matching photos of each folder are one.
+
+        Other files that match are counted in ``ignored``.
+        """
         paths, n_ignored = matching_paths(pattern)
         self.ignored += n_ignored
         # A folder that matches and a video stand for themselves, photos below their
@@ -259,6 +268,7 @@ class _ClipReader:
         """
 
         def report_unreadable(folder: Path, error: OSError) -> None:
+            """Report a folder that cannot be listed; raise where nothing is skipped."""
             reason = error.strerror or error
             self._leave_out(folder, f"the folder cannot be read: {reason}", error)
 
@@ -325,10 +335,15 @@ class _ClipReader:
         return names
 
     def _frames_of_images(self, named_images: Iterable[tuple[str, Any]]) -> Frames:
-        """Yield names and RGB images of names and undecoded images.
+        """Yield the name and the RGB image of each source of one image.
+
+        What cannot be decoded is reported and left out with ``skip``.
 
         Args:
             named_images: pairs of a name, and a path, PIL image, array or tensor.
+
+        Raises:
+            BadFrameError, ValueError: an image cannot be decoded, without ``skip``.
         """
         for name, undecoded in named_images:
             try:
@@ -437,7 +452,7 @@ def is_array(source: object) -> bool:
 
 
 def array_images(source: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the images of an array or a tensor, for `pixels_image`, one at a time.
+    """Yield the name and the pixels of each image of an array or a tensor.
 
     Args:
         source: `(H, W, C)` or `(N, H, W, C)` array, `(C, H, W)` or `(N, C, H, W)`

@@ -85,7 +85,7 @@ def _is_certificate_of(file: Path, host: str) -> bool:
     from cryptography import x509
 
     try:
-        check_certificate(str(file), None)
+        check_certificate(str(file), None)  # raises if it cannot be used
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
         names = certificate.extensions.get_extension_for_class(
             x509.SubjectAlternativeName
@@ -98,7 +98,11 @@ def _is_certificate_of(file: Path, host: str) -> bool:
 
 
 def _new_certificate(host: str) -> bytes:
-    """Return a new key and a certificate for a host, one behind the other, as PEM."""
+    """Return a new key and a certificate for a host, one behind the other, as PEM.
+
+    The certificate is signed with the key itself, and a browser has to be made to trust
+    it.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -133,7 +137,9 @@ def _new_certificate(host: str) -> bytes:
 def check_certificate(certificate: str, key: str | None) -> None:
     """Raise ValueError if a certificate and its key cannot be used.
 
-    Both may be in the same file.
+    Args:
+        certificate: PEM file.
+        key: PEM file of its key; ``None`` if both are in the same file.
     """
     for file in (certificate, key):
         if file is not None and not Path(file).is_file():

@@ -116,11 +116,17 @@ class Broker:
     def _forward_reports(self, loop: asyncio.AbstractEventLoop) -> None:
         """Let what paho reports in its own thread be done in the thread of the loop.
 
-        The functions get what paho reports but for its first two arguments, and resolve
-        the futures of ``__aenter__``.
+        The functions below get what paho reports but for its first two arguments, and
+        resolve the futures that calls wait for: of the connection, of its loss and of
+        each message that the broker confirms.
+
+        Args:
+            loop: of this connection.
         """
 
         def in_loop(function: Callable[..., None]) -> Callable[..., None]:
+            """Return a function for paho that lets the loop call this one."""
+
             def call(client: object, userdata: object, *arguments: Any) -> None:
                 loop.call_soon_threadsafe(function, *arguments)
 
@@ -128,11 +134,12 @@ class Broker:
 
         def on_connect(flags: Any, reason: Any, properties: object) -> None:
             self.session_kept = flags.session_present
-            _resolve_once(self._connected, str(reason) if reason.is_failure else "")
+            refusal = str(reason) if reason.is_failure else ""
+            _resolve_once(self._connected, refusal)
 
         def on_disconnect(flags: object, reason: Any, properties: object) -> None:
             _resolve_once(self._lost, str(reason))
-            self._arrived.put_nowait(None)
+            self._arrived.put_nowait(None)  # ends the iteration over messages
 
         def on_publish(number: int, reason: Any, properties: object) -> None:
             self._confirm(number, [reason])

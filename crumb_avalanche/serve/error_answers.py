@@ -53,7 +53,10 @@ RESPONSES["default"] = {"model": Error, "description": "The server has a bug."}
 
 
 async def answer_to(request: Request, error: Exception) -> Response:
-    """Return the answer to a request that raised an error: JSON, and a status."""
+    """Return the HTTP answer to a request that raised an error.
+
+    Its body is JSON, ``{"error": text}``; the class of the error gives the status.
+    """
     if isinstance(error, ClientDisconnect):
         return error_answer(400, "the request was broken off")  # which nobody reads
     if isinstance(error, RequestValidationError):

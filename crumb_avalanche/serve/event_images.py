@@ -26,7 +26,13 @@ class EventImages:
         self._is_address = source.startswith(("http://", "https://"))
 
     def read(self, event: dict[str, Any]) -> bytes:
-        """Return the bytes of the image of an event.
+        """Return the bytes of the image that an event names.
+
+        It is fetched from the web server, or read from the folder, that ``source``
+        names.
+
+        Args:
+            event: JSON of a message, with ``path``, or ``id`` for an address.
 
         Raises:
             ValueError: the event names no image, or one that is elsewhere, or too
@@ -75,7 +81,8 @@ class EventImages:
     def _fetch(self, address: str) -> bytes:
         """Return the bytes of an image that a web server sends.
 
-        Of a larger one than ``MOST_BYTES`` a part is returned, which has more.
+        Of a larger one than ``MOST_BYTES``, a part is returned that has more bytes: the
+        caller refuses it.
 
         Raises:
             OSError: the server does not send all of it in time.
@@ -92,9 +99,8 @@ class EventImages:
                     content += chunk
                     if time.monotonic() > deadline:
                         raise TimeoutError(f"it takes more than {SECONDS:g} s")
-                n_missing = (
-                    response.length
-                )  # bytes that were announced and did not come
+                # Bytes that the server announced and did not send.
+                n_missing = response.length
                 if n_missing and len(content) <= MOST_BYTES:
                     raise OSError(f"{n_missing:,} bytes of it are missing")
         except (HTTPException, OSError) as error:

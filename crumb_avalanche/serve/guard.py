@@ -101,13 +101,19 @@ class Guard:
         return None
 
     def _wrong_token(self, scope: Any, headers: Mapping[str, list[str]]) -> str | None:
-        """Return why the token of a request is wrong; ``None`` if it is right."""
+        """Return why the token of a request is wrong; ``None`` if it is right.
+
+        Args:
+            scope: of the request, as ASGI has it: ``path`` and ``query_string``.
+            headers: values of each header, by name.
+        """
         if scope["path"] == "/health":
             return None
         tokens = headers[TOKEN_HEADER]
-        if scope["path"] == "/" and not tokens:
+        if scope["path"] == "/" and not tokens:  # the page, opened by its address
             query = parse_qs(scope["query_string"].decode("latin-1"))
             tokens = query.get("token", [])
+        # The time of the comparison does not tell how much of a token is right.
         is_right = len(tokens) == 1 and hmac.compare_digest(
             tokens[0].encode(), self.token.encode()
         )

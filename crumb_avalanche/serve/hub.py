@@ -87,7 +87,7 @@ def push_to_hub(
         token: of the hub; default the one that was logged in with.
         upload_options: see ``huggingface_hub.HfApi.upload_folder``.
     """
-    learner.check_teachable()
+    learner.check_teachable()  # raises if it can only be asked
     hub = HfApi(token=token)
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -133,7 +133,7 @@ def render_model_card(learner: Learner, name: str) -> str:
         name: of the repository, ``owner/name``.
     """
     environment = jinja2.Environment(keep_trailing_newline=False)
-    environment.filters["plain"] = plain
+    environment.filters["plain"] = plain  # escapes what Markdown would take for its own
     template = environment.from_string(CARD.read_text(encoding="utf-8"))
     recognised = Share(
         answered=sum(lesson.answered for lesson in learner.lessons),

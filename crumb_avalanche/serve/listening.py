@@ -118,15 +118,18 @@ class Listener(socket.socket):
         Returns:
             Whether one was ended; none is if all are at work or have just begun.
         """
+        # Number of connections of each address.
         counts = Counter(connection.address for connection in self.connections.values())
         now = time.monotonic()
 
         def gives_way(connection: Connection) -> bool:
+            """Whether a connection may be ended for the new one."""
             has_more = counts[connection.address] > counts[address]
             just_began = now - connection.waits_since < SECONDS_OF_GRACE
             return connection.waits_for_client and (has_more or not just_began)
 
         def precedence(connection: Connection) -> tuple[int, float]:
+            """Sort key by which the first one is ended."""
             return -counts[connection.address], connection.waits_since
 
         candidates = filter(gives_way, self.connections.values())
@@ -162,7 +165,7 @@ def load_server() -> Any:
 
 
 def listen(host: str, port: int, secure: bool) -> tuple[Listener, list[str]]:
-    """Open a port, and return the addresses at which browsers reach it.
+    """Open a port; return its socket and the addresses at which browsers reach it.
 
     Args:
         host: name or address of this computer.
@@ -242,7 +245,7 @@ def run(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    loop = _ListenerLoop()
+    loop = _ListenerLoop()  # accepts connections by ``Listener.accept``
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(uvicorn.Server(config).serve(sockets=[listener]))
@@ -292,6 +295,9 @@ def _protocol_class(listener: Listener) -> type:
     """Return uvicorn's HTTP protocol with a time to ask and a time to read.
 
     Only methods of ``asyncio.Protocol`` are overridden.
+
+    Args:
+        listener: notes of each connection since when, and for what, it waits.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 

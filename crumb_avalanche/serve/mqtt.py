@@ -132,13 +132,13 @@ class Bridge:
         entry = self.journal.find(message.key)
         if entry is None or entry.state == "begun":
             entry = await self._carry_out(message, entry)
-        if entry.state == "sent":
+        if entry.state == "sent":  # the broker has the answer already
             if message.command:
                 self.log(f"{message.topic} {message.id} was answered before")
         else:
             await self._send(broker, entry)
         if message.command:
-            await self.announce(broker)
+            await self.announce(broker)  # the classes may have changed
 
     async def _send(self, broker: Any, entry: JournalEntry) -> None:
         """Publish the answer to a message, and note in the journal that it arrived."""
@@ -175,7 +175,8 @@ class Bridge:
         delivered again, and refused ones, have a key of their own.
 
         Args:
-            received: see ``answer``.
+            received: message with ``topic``, ``payload``, ``qos``, ``mid`` (number of
+                the packet) and ``retain``, as paho has it.
         """
         topic = _topic_of(received)
         data = bytes(received.payload or b"")
@@ -265,7 +266,15 @@ class Bridge:
     ) -> dict[str, Any]:
         """Change the learner as a command asks, unless that was done before a stop.
 
-        Returns the members of the answer's JSON.
+        Args:
+            message: with the command: teach, correct, undo or forget.
+            begun_entry: entry of the journal, if the message was begun before a stop.
+
+        Returns:
+            The members of the answer's JSON.
+
+        Raises:
+            ValueError: the command cannot be carried out.
         """
         if message.retained:
             raise ValueError(
@@ -320,6 +329,12 @@ class Bridge:
 
         The message names the event of the answer, or means the last answer.
 
+        Args:
+            message: with the label in its topic or text, and perhaps an event.
+
+        Returns:
+            Label, bytes of the image, and box in pixels or ``None``.
+
         Raises:
             ValueError: the image is no longer held.
         """
@@ -347,6 +362,9 @@ class Bridge:
         """Announce to Home Assistant a sensor of the last answer and a list of classes.
 
         Choosing a class of the list corrects the answer.
+
+        Args:
+            broker: what publishes, as ``Broker``.
         """
         answer_topic = f"{self.name}/answer"
         sensor = {
@@ -445,9 +463,17 @@ async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
 async def _serve(
     bridge: Bridge, topics: Sequence[str], broker: Broker, address: Address
 ) -> None:
-    """Answer the messages of a connection to the broker until it ends."""
+    """Answer the messages of a connection to the broker until it ends.
+
+    Args:
+        bridge: takes the messages.
+        topics: of snapshots and events.
+        broker: the open connection.
+        address: of the broker, for a second connection.
+    """
 
     async def has_arrived(entry: JournalEntry) -> bool:
+        """Whether the broker has an answer that an earlier process sent."""
         return await _retained_message(address, entry.topic) == entry.text.encode()
 
     await bridge.send_unsent(broker, has_arrived)

@@ -9,9 +9,9 @@ PAGE = Path(__file__).parent / "page"
 
 
 def page() -> tuple[str, str]:
-    """Return the page with its style, script and texts in it, and its policy.
+    """Return the HTML of the page of ``crumb serve``, and its Content-Security-Policy.
 
-    The policy (Content-Security-Policy) allows this style and this script alone.
+    Style, script and texts are in the page, and the policy allows these alone.
     """
     html = _part_of_page("page.html")
     style = _part_of_page("page.css")

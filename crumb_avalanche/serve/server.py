@@ -138,7 +138,7 @@ async def predict(
         raise ValueError(
             f"predict takes at most {MOST_ASKED} images, of one clip, not {len(images)}"
         )
-    return await shared.predict(images, box, all)
+    return await shared.predict(images, box, all_classes=all)
 
 
 @api.post(
@@ -154,10 +154,13 @@ async def teach(
     source: Source = "",
     box: Box = None,
 ) -> Learned:
-    """Learn the images of the body."""
+    """Learn the images of the body as one lesson of a class."""
     if not new_class:  # the label is checked before the upload is read
         check_near([label], [info.name for info in shared.learner.classes])
-    return await shared.teach(label, await read_images(request), new_class, source, box)
+    images = await read_images(request)
+    return await shared.teach(
+        label, images, new_class=new_class, source=source, box=box
+    )
 
 
 @api.post(
@@ -214,7 +217,7 @@ async def move(
 ) -> Changed:
     """Move images from one class to another."""
     return await shared.changed(
-        lambda learner: learner.move(old, new, lesson, new_class)
+        lambda learner: learner.move(old, new, lesson=lesson, new_class=new_class)
     )
 
 
@@ -285,10 +288,10 @@ class Health(BaseModel):
 
 
 def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
-    """Return the ASGI application.
+    """Return the ASGI application of ``crumb serve``.
 
     Args:
-        shared: what it serves.
+        shared: the learner that it serves.
         token: that requests must have.
         origins: addresses at which it is reached, such as ``http://127.0.0.1:8000``.
     """
@@ -329,4 +332,5 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
     )
     for error_class in (*framework_errors, *STATUS, Exception):
         app.add_exception_handler(error_class, answer_to)
+    # It refuses requests without the token, or from pages of other origins.
     return Guard(app, token, origins, policy)

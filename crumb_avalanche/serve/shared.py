@@ -105,8 +105,8 @@ class SharedLearner:
         return self._answering
 
     def classes(self) -> Classes:
-        """Describe what was learned."""
-        learner = self._answering
+        """Describe what was learned: classes, bytes, lessons, and the version of it."""
+        learner = self._answering  # the last saved state
         return Classes(
             classes=[Class.model_validate(info) for info in learner.classes],
             bytes=learner.bytes,
@@ -145,9 +145,11 @@ class SharedLearner:
 
         Raises:
             NothingTaughtError: nothing was taught.
-            ImageError, TooLargeError: see ``decoded``.
+            ImageError: an image cannot be read.
+            TooLargeError: an image has too many pixels.
             BusyError: too many calls are waiting.
         """
+        # In the thread of answers, after those that wait.
         return await self._answers(self._predict, images, box, all_classes)
 
     def _predict(self, images: NamedImages, box: Box, all_classes: bool) -> Found:
@@ -176,14 +178,15 @@ class SharedLearner:
         Args:
             label: name of the class; ``None`` for images of the empty scene.
             images: of one clip.
-            new_class: see ``Learner.teach``.
+            new_class: take the label also if it is nearly the name of another class.
             source: what the images are from, such as ``mug.mp4``; default their number.
-            box: where the object is in the only image; see ``boxes_of``.
+            box: where the object is in the only image: left, top, right, bottom.
 
         Raises:
-            ValueError: see ``Learner.teach``.
+            ValueError: the label is no name of a class, or nearly that of another one.
             ImageError, TooLargeError: an image cannot be read; nothing was learned.
-            SaveError, BusyError: see the classes.
+            SaveError: the learner cannot be saved; nothing was learned.
+            BusyError: too many calls are waiting.
         """
         if label is not None:
             label = check_name(label)
@@ -284,7 +287,10 @@ class SharedLearner:
     def _change(self, action: Callable[[Learner], Result]) -> Change[Result]:
         """Change the learner that is taught; let it answer once it is saved.
 
-        In the thread of changes; see ``change``.
+        Runs in the thread of changes. If it fails, the learner is as it was.
+
+        Args:
+            action: changes the learner, and returns a result.
         """
         try:
             result = action(self._working)
@@ -292,7 +298,7 @@ class SharedLearner:
                 # Solves the statistics here, not in the next answer.
                 self._working.predict(Image.new("RGB", (8, 8)))
             answering = _copy_learner(self._working, self._answering_network)
-            self._check_running()
+            self._check_running()  # raises after ``close``
             self._save()
         except BaseException:
             with self._answer_lock:
@@ -315,7 +321,7 @@ class SharedLearner:
             ) from error
 
     async def open(self, path: Path) -> Changed:
-        """Put the learner of a file in the place of this one; see ``revert``.
+        """Put the learner of a file in the place of this one; ``revert`` undoes it.
 
         Args:
             path: a file that ``Learner.save`` wrote, with the same network.

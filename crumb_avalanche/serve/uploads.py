@@ -65,8 +65,9 @@ def decoded(name: str, data: bytes) -> tuple[Image.Image, list[str]]:
         f"{', '.join(FORMATS)}"
     )
     try:
+        # Raises if decoding takes too long.
         image = open_image(_TimedBytes(data), MOST_PIXELS, formats=FORMATS)
-        _check_scans(image, data)
+        _check_scans(image, data)  # raises for too many scans of a progressive JPEG
         reason = "it is damaged; send it again, or another one"
         unused = other_images_in_words(
             image

@@ -41,7 +41,7 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
             header = read_header(file)
     except (FormatError, OSError) as error:
         raise incomplete_file_error(path, error) from error
-    check_digest(path, header)
+    check_digest(path, header)  # raises if the metadata are damaged
     return header.metadata
 
 

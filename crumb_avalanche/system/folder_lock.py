@@ -26,7 +26,7 @@ class FolderInUseError(RuntimeError):
 
 @contextlib.contextmanager
 def locked(folder: Path, flag: str = "--output") -> Iterator[None]:
-    """Hold the lock of a folder, which is created if absent.
+    """Hold the lock of a folder in the ``with`` block; the folder is created if absent.
 
     The operating system releases the lock when the process ends, even if it is killed;
     a process that was forked meanwhile does not hold it. Where the system has no locks,
@@ -107,6 +107,7 @@ def in_use(folder: Path) -> bool:
 
     The lock file of a process that was killed is removed.
     """
+    # A marker stands for a lock where the system has none.
     has_lock_file = (folder / LOCK).exists() or (folder / MARKER).exists()
     if not has_lock_file:
         return False

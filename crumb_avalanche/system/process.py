@@ -37,7 +37,11 @@ KEPT_BYTES = 512 * 2**20
 
 
 def check_device(name: str) -> None:
-    """Raise ValueError if torch does not see a device, or it is no cpu or cuda."""
+    """Raise ValueError unless a device is ``cpu``, or a ``cuda`` that torch sees.
+
+    Args:
+        name: of the device, such as ``cuda`` or ``cuda:1``.
+    """
     import torch
 
     try:
@@ -150,6 +154,10 @@ def set_rng_state(state: dict) -> None:
     """Restore what ``get_rng_state`` returned.
 
     States of GPUs that are absent are skipped with a warning.
+
+    Args:
+        state: states of the RNGs ``python``, ``numpy``, ``torch``, and of each GPU in
+            the list ``cuda``.
     """
     import numpy as np
     import torch

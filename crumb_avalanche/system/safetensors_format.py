@@ -63,7 +63,7 @@ def write_safetensors(
         if tensor.dtype not in DTYPE_NAMES:
             raise FormatError(f"tensor {name!r} is of type {tensor.dtype}")
     names = sorted(tensors, key=lambda name: (_DTYPE_RANKS[tensors[name].dtype], name))
-    entries = []
+    entries = []  # of the header: where each tensor lies, in bytes behind it
     start = 0
     for name in names:
         tensor = tensors[name]
@@ -95,7 +95,7 @@ def read_tensors_of(file: BufferedReader, header: Header) -> dict[str, Tensor]:
     for entry in header.entries:
         tensor = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
         file.seek(header_end + entry.start)
-        memory = bytes_of(tensor)  # shared with the tensor
+        memory = bytes_of(tensor)  # a view of its bytes, so it is filled in place
         n_read = file.readinto(memory.data)
         if n_read != len(memory):
             raise FormatError(f"it ends in tensor {entry.name!r}")

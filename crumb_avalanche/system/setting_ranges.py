@@ -50,7 +50,11 @@ class Range:
     below: bool = False
 
     def problem(self, value: float) -> str:
-        """Say which values are accepted, if this one is not; else return ``""``."""
+        """Say which values are accepted if a number is out of range; else ``""``.
+
+        The range goes from ``least`` to ``most``, of which ``above`` excludes the first
+        and ``below`` the second.
+        """
         if not math.isfinite(value):
             return "a finite number"
         highest = self._highest(value)
@@ -131,7 +135,9 @@ class _OtherKindError(Exception):
 
 
 def checked_setting(name: str, value: Any, hint: Any) -> Any:
-    """Return the value of a setting, a whole number for a fraction as ``float``.
+    """Return the value of a setting after a check of its type and range.
+
+    A whole number that stands for a fraction becomes a ``float``.
 
     Args:
         name: of the setting, for the error.
@@ -162,6 +168,11 @@ def checked_setting(name: str, value: Any, hint: Any) -> Any:
 def _checked_for_option(name: str, value: Any, option: Any) -> Any:
     """Return the value of a setting, checked for one option of its type.
 
+    Args:
+        name: of the setting, for the error.
+        value: to check.
+        option: a type, a ``Literal``, or one of the ``Annotated`` with a ``Range``.
+
     Raises:
         _OtherKindError: the value is of another kind; another option may take it.
         ValueError: it is of this kind, but outside its range.
@@ -183,7 +194,7 @@ def _checked_for_option(name: str, value: Any, option: Any) -> Any:
     if not is_number:
         raise _OtherKindError(KIND_NAMES[option])
     number = option(value)
-    accepted_values = number_range.problem(number)
+    accepted_values = number_range.problem(number)  # in words; empty if it is in range
     if accepted_values:
         raise ValueError(f"{name} is {value}; give {accepted_values}")
     return number

@@ -74,6 +74,7 @@ def write_tensors(
     tensors = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
     checksums = {name: checksum(name, tensor) for name, tensor in tensors.items()}
     metadata = {**metadata, CHECKSUMS: json.dumps(checksums)}
+    # It covers the checksums of the tensors, and so all of the file.
     metadata[DIGEST] = metadata_digest(metadata)
     if announce is not None:
         announce(metadata[DIGEST])
@@ -101,7 +102,7 @@ def read_tensors(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict[str, 
     try:
         with open(path, "rb") as file:
             header = read_header(file)
-            check_digest(path, header)
+            check_digest(path, header)  # raises if the metadata are damaged
             tensors = read_tensors_of(file, header)
     except (FormatError, OSError) as error:
         raise incomplete_file_error(path, error) from error
@@ -178,7 +179,15 @@ class _Flattening:
         self.tensors: dict[str, Tensor] = {}
 
     def node(self, value: Any, path: str) -> Any:
-        """Return the node of the JSON tree for a value at a path of the state."""
+        """Return the node of the JSON tree for a value; put its tensors aside by path.
+
+        Args:
+            value: a part of the nested state.
+            path: keys and indices of the part in the state, which names its tensors.
+
+        Raises:
+            StateError: a file cannot hold a value of this type.
+        """
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, Tensor):

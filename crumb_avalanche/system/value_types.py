@@ -132,7 +132,9 @@ def _dtype_name(dtype: "torch.dtype") -> str:
 
 
 def record(further: bool = False, **kinds: Any) -> Any:
-    """Return the type of a dictionary with these keys.
+    """Return the type of a dictionary with these keys, for ``check``.
+
+    As in ``record(name=str, size=int)``.
 
     Args:
         further: whether it may have other keys as well.
@@ -161,7 +163,7 @@ def real(low: float, high: float) -> Any:
 
 
 def text(most: int = 300, rule: Callable[[str], object] = str) -> Any:
-    """Return the type of a text of at most ``most`` characters.
+    """Return the type of a text of at most ``most`` characters, for ``check``.
 
     Args:
         most: number of characters.
@@ -210,7 +212,7 @@ def array(
     high: float = LARGEST,
     but: float | None = None,
 ) -> Any:
-    """Return the type of a tensor whose values lie in a range and are finite.
+    """Return the type of a tensor of finite values in a range, for ``check``.
 
     As in ``array(torch.float32, None, 3, low=0)``: a float32 tensor of three columns,
     any number of rows, and no negative values.
@@ -228,6 +230,7 @@ def array(
     rule = f"{dtype_names} ({sizes})"  # ``check`` writes "has to be" before it
 
     def check_tensor(tensor: Any) -> "torch.Tensor":
+        """Return a tensor of this type; raise ValueError for any other."""
         if not _is_tensor(tensor, allowed_dtypes) or not _has_shape(tensor, shape):
             raise ValueError(rule)
         ranged_values = tensor
@@ -287,7 +290,7 @@ MOST_LEVELS = 6  # of lists and dictionaries in each other
 
 
 def _check_plain(value: Any, levels: int = MOST_LEVELS) -> Any:
-    """Return a value, or raise ValueError unless it is what JSON holds.
+    """Return a value that JSON can hold; raise ValueError for any other.
 
     Args:
         value: of ``None``, bool, int, float, str, list, tuple and dict.

@@ -26,7 +26,7 @@ from crumb_avalanche.cli import (
     words_for,
 )
 from crumb_avalanche.cli.commands import COMMANDS
-from crumb_avalanche.cli.parser import flag_of, parsed, usable_paths
+from crumb_avalanche.cli.parser import command_and_settings, flag_of, usable_paths
 from crumb_avalanche.models import backbone_names
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.models.split_backbone import split_backbone
@@ -372,7 +372,7 @@ def test_a_file_of_settings(tmp_path, text, value):
     path = tmp_path / "mine.yaml"
     name = "weights" if value in (None, "null") else "threads"
     path.write_text(f"{name}: {text}")
-    _, settings = parsed(["predict", "MODEL", "--config", str(path)])
+    _, settings = command_and_settings(["predict", "MODEL", "--config", str(path)])
     assert settings[name] == value
 
 
@@ -401,13 +401,15 @@ def test_null_is_text(name, setting):
         if nargs in (None, "+")
     ]
     arguments = ["show" if word == "action" else word for word in arguments]
-    assert parsed([name, *arguments])[1][setting] == "null"
+    assert command_and_settings([name, *arguments])[1][setting] == "null"
 
 
 def test_null_is_no_number(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("batch_size: 7")
-    _, settings = parsed(["run", "--config", str(path), "--batch-size", "null"])
+    _, settings = command_and_settings(
+        ["run", "--config", str(path), "--batch-size", "null"]
+    )
     assert settings["batch_size"] is None
 
 

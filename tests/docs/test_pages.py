@@ -23,7 +23,7 @@ from site_parts import (
 )
 
 from crumb_avalanche.cli.commands import COMMANDS
-from crumb_avalanche.cli.parser import parsed
+from crumb_avalanche.cli.parser import command_and_settings
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs.plan import RunPlan
 
@@ -231,7 +231,7 @@ def test_commands_of_crumb_parse(texts, page):
         if words[0] != "crumb":
             continue
         try:
-            command, values = parsed(words[1:])
+            command, values = command_and_settings(words[1:])
             settings = COMMANDS[command].settings(**values)
             if command == "run":
                 RunPlan.of(settings)
