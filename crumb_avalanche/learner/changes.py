@@ -64,7 +64,7 @@ class ChangeableLearner(Predictor):
         Raises:
             ValueError: it is not from 0.01 to 0.99.
         """
-        self.check_teachable()
+        self.check_teachable()  # raises if it can only be asked
         if not LEAST_STRICT <= strict <= MOST_STRICT:
             raise ValueError(
                 f"strict is {strict}; give a confidence from {LEAST_STRICT} to "
@@ -104,7 +104,7 @@ class ChangeableLearner(Predictor):
         Raises:
             ValueError: there is no class of this name.
         """
-        self.check_teachable()
+        self.check_teachable()  # raises if it can only be asked
         with self._lock:
             state = self._state
             new_state = state.without_class(name)
@@ -128,7 +128,7 @@ class ChangeableLearner(Predictor):
         Raises:
             ValueError: there is no such lesson, or it can no longer be taken back.
         """
-        self.check_teachable()
+        self.check_teachable()  # raises if it can only be asked
         with self._lock:
             state = self._state
             taken_back = state.history.undoable_lesson(lesson)
@@ -149,7 +149,7 @@ class ChangeableLearner(Predictor):
             ValueError: there is no such lesson or image, or it can no longer be
                 removed; or it is the only image of the lesson: see ``undo``.
         """
-        self.check_teachable()
+        self.check_teachable()  # raises if it can only be asked
         with self._lock:
             state = self._state
             changed = state.history.undoable_lesson(lesson)
@@ -225,10 +225,11 @@ class ChangeableLearner(Predictor):
                     "a learner cannot be merged with itself; give two that were taught "
                     "apart"
                 )
-            self.network.check_same(other.network)
+            self.network.check_same(other.network)  # raises
+            # With the features of drawn images, which the first lesson computes.
             state = self._state_with_nothing()
             added = other._state  # once: another thread may teach it meanwhile
-            state.check_mergeable(added)
+            state.check_mergeable(added)  # raises
             if not new_class:
                 names = [info.name for info in added.classifier.classes]
                 check_near(names, self._names)

@@ -133,29 +133,32 @@ class Classifier:
         alone if the statistics of ``CLASSES`` classes would exceed the budget.
 
         Args:
-            method, budget_bytes, looks: see the class.
-            model: a model.
+            method: name of a closed form.
+            model: the network, which decides the number of features.
+            budget_bytes: most bytes of the statistics.
             moments: arguments of ``FeatureMoments``; see above for the default.
+            looks: parts of an image that are looked at: the whole, and middle parts.
         """
         form = form_of(method)
         assert form is not None
         arguments = form.moments if moments is None else moments
         views = ViewFeatures(FeatureMoments(**arguments), looks)
-        length = views.length(model)
+        length = views.length(model)  # features of a view
         head_length = views.of_head().length(model)
         if moments is None:
             trial = form.for_budget(length, budget_bytes, head_length)
+            # Says what so many classes would have to give up; empty if they fit.
             if trial.narrow(CLASSES, budget_bytes, head_length):
                 views = views.of_head()
                 length = head_length
         return cls(
             method,
-            views.moments,
-            length,
-            budget_bytes,
-            head_length,
-            looks,
-            model.backbone,
+            features=views.moments,
+            length=length,
+            budget_bytes=budget_bytes,
+            head_length=head_length,
+            looks=looks,
+            backbone=model.backbone,
         )
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
@@ -200,15 +203,22 @@ class Classifier:
         return self.names.index(name)
 
     def number_of(self, name: str) -> tuple[int, str]:
-        """Return a class's number, a new one if need be, and what is given up for it.
+        """Return the number of a class, which is added if it is new.
+
+        Args:
+            name: of the class.
+
+        Returns:
+            The number, and in words what the learner gives up for a new class, such as
+            features; empty if nothing.
 
         Raises:
             BudgetError: a class more does not fit into the budget.
         """
         if name in self.names:
             return self.names.index(name), ""
-        note = self._make_room(len(self.taught) + 1)
-        if None in self.names:
+        note = self._make_room(len(self.taught) + 1)  # in the budget
+        if None in self.names:  # the number of a class that was forgotten
             number = self.names.index(None)
         else:
             number = len(self.names)
@@ -271,12 +281,13 @@ class Classifier:
         Features of views of other looks than these are 0.
 
         Args:
-            model: a model.
-            pixels: a batch of what ``LookTransform`` returns for ``n`` images.
-            shares: of the transform: ``shares`` of this classifier, or of before looks
-                were given up.
+            model: the network.
+            pixels: uint8 of ``n`` images in each look, as ``LookTransform`` returns
+                them.
+            shares: of the looks, sides in units of those of the image: ``shares`` of
+                this classifier, or of before looks were given up.
         """
-        self.draw_nothing(model)
+        self.draw_nothing(model)  # once: features of images that show no class
         used = [self.looks.shares.index(share) for share in shares]
         return self._views(model, looks_of(pixels), used)
 
@@ -346,7 +357,7 @@ class Classifier:
         """Keep some of ``n`` images of a clip as what shows nothing.
 
         Args:
-            features: as ``compute`` returns them.
+            features: ``(n, V * D)``, as ``compute`` returns them.
 
         Raises:
             ValueError: the method has no use for them.
@@ -357,6 +368,7 @@ class Classifier:
                 "slda can"
             )
         count = min(len(features), EACH_LESSON)
+        # Images at equal distances in the clip, of which neighbours are alike.
         spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
         spread_features = features[spread.round().long()]
         views = self._computed_views(spread_features)
@@ -382,7 +394,7 @@ class Classifier:
         An earlier copy of the statistics answers; see ``EarlierForm``.
 
         Args:
-            features: as ``compute`` returns them.
+            features: ``(n, V * D)``, as ``compute`` returns them.
             number: of the clip's class.
 
         Returns:
@@ -411,16 +423,19 @@ class Classifier:
     def _losses_of(
         self, of_views: Evidence, views: Sequence[int], number: int
     ) -> Tensor:
-        """Return what a clip adds to the losses of ``LookWeights``; 0 of a new class.
+        """Return what a clip adds to the losses of each weighting of the looks.
 
         Args:
             of_views: evidence of its images, a row for each view.
             views: numbers of the views.
-            number: of its class.
+            number: of its class; for a new one all are 0.
+
+        Returns:
+            ``(weightings,)`` float64.
         """
         if number not in of_views.labels:
             return torch.zeros_like(self.look_weights.losses)
-        scores = of_views.scores.unflatten(0, (-1, len(views)))
+        scores = of_views.scores.unflatten(0, (-1, len(views)))  # (n, V', C)
         column = int((of_views.labels < number).sum())
         return self.look_weights.losses_of(scores, column)
 
@@ -460,7 +475,9 @@ class Classifier:
             runners_up: most classes besides the first.
 
         Returns:
-            ``n + 1`` rankings, the last one for the clip.
+            ``n + 1`` rankings, the last one for the clip: names and probabilities of
+            the best classes in order, and whether the first one is named (else the
+            answer is unknown).
         """
         of_frames = self.confidence.probabilities(evidence)
         of_clip = self.confidence.of_clip(evidence)
@@ -489,7 +506,7 @@ class Classifier:
                 return values
             return (values.unflatten(0, (-1, len(weights))) * weights[:, None]).sum(1)
 
-        apart = of_views.apart
+        apart = of_views.apart  # (n * V',), None if nothing was shown as nothing
         if apart is not None:
             apart = mean(apart.unsqueeze(1)).squeeze(1)
         left_out = of_views.left_out
@@ -530,6 +547,7 @@ class Classifier:
         target = self.find(new)
         labels = {number: number for number in self.taught}
         labels[source] = target
+        # Statistics are merged into empty ones, in which both classes have one number.
         statistics = self.statistics.like(self.statistics.state_dict())
         statistics.merge(self.statistics, labels)
         confidence = self._empty_confidence()
@@ -540,7 +558,7 @@ class Classifier:
         for counts in (self.images, self.clips):
             counts[target] += counts[source]
             counts[source] = 0
-        self._earlier_form.forget()
+        self._earlier_form.forget()  # the copy of the earlier statistics
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
@@ -553,7 +571,7 @@ class Classifier:
         self._earlier_form.forget()
 
     def check_mergeable(self, other: "Classifier") -> None:
-        """Raise ValueError for one of another method or of other features."""
+        """Raise ValueError if a classifier has another method or other features."""
         if other.method != self.method:
             raise ValueError(
                 f"a learner of method {other.method} cannot be merged into one of "
@@ -571,7 +589,7 @@ class Classifier:
             )
 
     def merge(self, other: "Classifier") -> list[str]:
-        """Add what another learned; classes of the same name are one.
+        """Add what another classifier learned; classes of the same name are one.
 
         Args:
             other: it is not changed.
@@ -590,6 +608,7 @@ class Classifier:
             self.images[mine] += other.images[theirs]
             self.clips[mine] += other.clips[theirs]
             notes.append(note)
+        # Features that were given up on one side are given up on both.
         self._merge_statistics(other, labels)
         notes.append(self._make_room(len(self.taught)))
         self._merge_nothing(other.nothing)

@@ -19,14 +19,14 @@ def explanation(
 ) -> Tensor:
     """Attribute the margin of an answer to the locations of an image.
 
-    It is a sum over the views of the image, weighted as their scores are; see
-    ``attributed_to_layers``.
+    The margin is the score of the answer minus that of the runner-up. It is a sum over
+    the views of the image, weighted as their scores are; so is the attribution.
 
     Args:
         classifier: what answers.
         model: the network.
-        pixels: what ``LookTransform`` returns for an image, ``(1, ...)``.
-        shares: of the transform.
+        pixels: uint8 of one image in each look, as ``LookTransform`` returns them.
+        shares: of the looks, sides in units of those of the image.
 
     Returns:
         ``(h, w)`` float64, of the whole image.
@@ -44,6 +44,7 @@ def explanation(
             if view in weight_of_view and share in pixels_of_look:
                 look = pixels_of_look[share]
                 of_view = attributed_to_view(classifier, model, moments, look)
+                # The part of the whole image that the look shows, in place.
                 _add_to_middle(attribution, weight_of_view[view] * of_view, share)
             view += 1
     return attribution
@@ -69,7 +70,7 @@ def attributed_to_view(
         before_head, averaged_by_network = unpooled_head_input(model, maps)
         maps = model.patch_grid(maps)
     layers = [before_head]
-    if moments.maps:
+    if moments.maps:  # features of the maps themselves, too
         layers = [maps, before_head]
     layers = [values.double().requires_grad_() for values in layers]
     # The network's own average has no deviations.
@@ -78,6 +79,7 @@ def attributed_to_view(
     attribution = torch.zeros(1, 1, *maps.shape[2:], dtype=torch.float64)
     for of_layer in attributed_to_layers(scores, layers):
         if of_layer.dim() == 4:  # a last layer without locations says nothing of them
+            # Its sum stays the same on a grid of another size.
             scale = of_layer.numel() / attribution.numel()
             attribution += scale * functional.interpolate(
                 of_layer, size=attribution.shape[2:], mode="bilinear"

@@ -125,8 +125,8 @@ def export_onnx(
             otherwise than the learner; no file is written, and an existing one is
             unchanged.
     """
-    _, onnxruntime = _onnx_modules()
-    learner.check_teachable()
+    _, onnxruntime = _onnx_modules()  # raises if they are not installed
+    learner.check_teachable()  # raises if it can only be asked
     with learner._lock:
         if not learner.classes:
             raise NothingTaughtError(
@@ -144,7 +144,7 @@ def export_onnx(
         session = onnxruntime.InferenceSession(
             graph, providers=["CPUExecutionProvider"]
         )
-        never_freed_in_forks(session)
+        never_freed_in_forks(session)  # which would wait for threads of the parent
         if images is None:
             images = _noise_images(network.image_size)
         parity = compare(learner, session, images)
@@ -230,11 +230,20 @@ class Resize(nn.Module):
         return _shifted(self._weights(images.shape[1], images.device, 1) @ pixels)
 
     def _weights(self, length: int, device: torch.device, axis: int) -> Tensor:
-        """Compute ``2**22`` times the weights of the filter along an axis.
+        """Compute the weights with which an image is resized along an axis, as Pillow.
 
-        They lead from the middle of ``length`` pixels to ``size`` pixels, and are not
-        transposed afterwards: ONNX Runtime before 1.20 has no product with a transposed
-        matrix of doubles.
+        They are ``2**22`` times the values of the filter, in whole numbers, as Pillow
+        has them for 8 bits. They lead from the middle of ``length`` pixels to ``size``
+        pixels, and are not transposed afterwards: ONNX Runtime before 1.20 has no
+        product with a transposed matrix of doubles.
+
+        Args:
+            length: of the image along the axis, in pixels.
+            device: of the result.
+            axis: of the result along which the ``length`` pixels lie.
+
+        Returns:
+            ``(length, size)`` float64 for axis 0, ``(size, length)`` for axis 1.
         """
         positions = torch.arange(length, device=device).double()
         # From the tensor, because exporters trace it; of one axis, because they take
@@ -302,10 +311,16 @@ def _constant(value: Any) -> Any:
 def _solve_triangular(
     graph, root: Any, values: Any, upper: Any, left: Any, unitriangular: Any
 ) -> Any:
-    """Make a product of ``linalg.solve_triangular`` with a constant ``root``.
+    """Make ONNX's product for ``linalg.solve_triangular`` with a constant ``root``.
 
-    The other arguments are those of torch's operator. In single precision, because the
-    inverse of a covariance's root is most of the file.
+    ONNX cannot solve, so the values are multiplied by the inverse. In single precision,
+    because the inverse of a covariance's root is most of the file.
+
+    Args:
+        graph: of torch's exporter, which the operations are added to.
+        root: ``(D, D)`` triangular matrix, constant in the graph.
+        values: ``(n, D)`` or ``(D, n)`` float64.
+        upper, left, unitriangular: the other arguments of torch's operator.
     """
     inverse = graph.op("Constant", value_t=torch.linalg.inv(_constant(root)).float())
     values = graph.op("Cast", values, to_i=torch.onnx.TensorProtoDataType.FLOAT)
@@ -346,7 +361,7 @@ def more_operators() -> Iterator[None]:
 
 
 def onnx_graph(learner: Learner) -> bytes:
-    """Convert a learner to an ONNX graph.
+    """Convert a learner to an ONNX graph; return the bytes of its file.
 
     Raises:
         ExportError: the method has an operation that ONNX lacks.
@@ -399,7 +414,7 @@ class _Difference:
 
 
 def compare(learner: Learner, session: Any, images: Any) -> Parity:
-    """Compare a learner with an ONNX Runtime session of its graph.
+    """Compare the answers of a learner with those of its graph in ONNX Runtime.
 
     Args:
         learner: the learner.
@@ -431,6 +446,11 @@ def _difference(learner: Learner, session: Any, image: Image.Image) -> _Differen
 
     Scores and probabilities are compared on the image as the learner resizes it; label
     and known on the image itself, which the graph resizes.
+
+    Args:
+        learner: the learner.
+        session: of ONNX Runtime, with its graph.
+        image: RGB, of any size.
     """
     network = learner.network
     whole = PixelTransform(network.image_size, network.interpolation)
@@ -481,7 +501,11 @@ def _largest(differences: np.ndarray) -> float:
 
 
 def _noise_images(size: int) -> list[Image.Image]:
-    """Draw images of coloured blots in several sizes."""
+    """Draw images of coloured blots in several sizes and shapes.
+
+    Args:
+        size: side of the network's images in pixels, which the sizes are around.
+    """
     random = np.random.default_rng(0)
     sizes = [
         (size, size),

@@ -93,9 +93,9 @@ def write_learner(
 
     Args:
         path: the file; an existing one is replaced.
-        network: its description is stored, and its weights if ``weights`` is true.
+        network: its description is stored.
         state: what ``State.state_dict`` returned.
-        weights: see above.
+        weights: whether the file holds the network's weights.
         expect: called with the checksum of the file before it is written.
 
     Returns:
@@ -106,8 +106,8 @@ def write_learner(
             value is not finite; an existing file is unchanged.
         OSError: the file cannot be written; an existing one is unchanged.
     """
-    header = _header(network, state, weights)
-    stored = _without_header(network, state, weights)
+    header = _header(network, state, weights)  # plain values, JSON
+    stored = _without_header(network, state, weights)  # what has tensors
     try:
         check_header(header)
         check_state(header, stored)
@@ -182,7 +182,17 @@ def read_learner(
 def _read(
     path: Path, weights: str | os.PathLike | None, build: bool
 ) -> LearnerContent | RunAnswers:
-    """Read a learner; the header is checked before its tensors are read."""
+    """Read a learner file; its header is checked before its tensors are read.
+
+    Args:
+        path: of the file.
+        weights: the weight file, or ``torchvision``, for a file without weights.
+        build: whether the network is built.
+
+    Raises:
+        StateError, TensorFileError: the file is damaged, or no learner.
+        NetworkError, WeightsError: the weights are absent or others.
+    """
     metadata = read_metadata(path)
     header = header_of(path, metadata)
     if isinstance(header, LearnerHeader) and cannot_be_taught(header):
@@ -192,7 +202,7 @@ def _read(
         return _read(path, weights, build)  # replaced by another process meanwhile
     if isinstance(header, LearnerHeader):
         return _of_run(header, stored)
-    check_state(header, stored)
+    check_state(header, stored)  # raises
     stored_weights = stored.pop("network")
     network: FrozenNetwork | StoredNetwork
     if build:
@@ -214,8 +224,13 @@ def _network(
         path: of the file, for errors.
         described: what ``FrozenNetwork.header`` returned.
         stored_weights: by name, if the file holds them.
-        weights: see ``read_learner``. Published ones are not fetched where weights are
-            stored, as they have to be the same.
+        weights: the weight file, or ``torchvision`` and the like, for a file without
+            weights. Published ones are not fetched where weights are stored, as they
+            have to be the same.
+
+    Raises:
+        LearnerError: stored weights do not fit the network, or none are given.
+        NetworkError: the weights are others than those of the learner.
     """
     if stored_weights is not None and weights in (None, *PUBLISHED):
         try:
@@ -231,7 +246,7 @@ def _network(
             "crumb)"
         )
     network = FrozenNetwork.of_arguments(described["arguments"], weights)
-    network.check_hash(described["weights_sha256"])
+    network.check_hash(described["weights_sha256"])  # raises for other weights
     return network
 
 
@@ -263,7 +278,13 @@ def _of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
 
 
 def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
-    """Build the network of a run, whose F and P are stored apart; see ``_of_run``."""
+    """Build the network of a run, whose F and P are stored apart, without its head.
+
+    Args:
+        header: of the run's file; ``network`` holds arguments of ``split_backbone``.
+        stored: tensors by name: those of F in ``feature_extractor``, and those of P in
+            ``strategy`` as ``model``.
+    """
     arguments = dict(header.network)
     del arguments["n_classes"]
     weights = {}
@@ -283,9 +304,17 @@ def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
 def _state_of_run(
     header: LearnerHeader, stored: Any, network: FrozenNetwork
 ) -> dict[str, Any]:
-    """Return the state of a learner whose only lesson was the run; see ``_of_run``.
+    """Return the state of a learner whose only lesson was a run in closed form.
 
     Its confidence is that of a learner before the first lesson.
+
+    Args:
+        header: of the run's file: classes, images, method and budget.
+        stored: what the file holds besides; ``strategy`` has the statistics.
+        network: of the run.
+
+    Returns:
+        What ``State.state_dict`` returns.
     """
     # The label is the number of the class in the statistics.
     names = {learned["label"]: learned["name"] for learned in header.classes}

@@ -188,11 +188,12 @@ def cannot_be_taught(header: LearnerHeader) -> str:
 
 
 def check_header(header: dict[str, Any]) -> None:
-    """Raise ``StateError`` if plain values are not those of a learner.
+    """Raise ``StateError`` if the header of a learner file is not one that is written.
 
     The error names the path, what is there, and the rule.
     """
-    check(HEADER, header)
+    check(HEADER, header)  # types and ranges of all values
+    # `require` raises StateError unless its first argument is true.
     require(len(header["looks"]) > 0, "looks", "at least one")
     names = [name for name in header["names"] if name is not None]
     require(_differ(names), "names", "different ones")
@@ -226,7 +227,15 @@ def _check_lesson(lesson: dict[str, Any], names: list[str], path: str) -> None:
 def _check_doubt(
     doubt: dict[str, Any], images: dict[str, int], names: list[str], path: str
 ) -> None:
-    """Check that a doubt is of images of the lesson, and of classes that exist."""
+    """Raise StateError unless a doubt is of images of its lesson and existing classes.
+
+    Args:
+        doubt: from the header: ``label``, ``other`` (the class that its images look
+            like), and numbers of images.
+        images: number of images of each class in the lesson.
+        names: of all classes.
+        path: where the doubt stands, for the error.
+    """
     label = doubt["label"]
     nearest = doubt["other"]
     require(label in images, path, "of a class that the lesson shows")

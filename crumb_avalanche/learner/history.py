@@ -111,7 +111,7 @@ class History:
             before_recent = copy.deepcopy(self.classifier_before)
             assert before_recent is not None
             for lesson_features in recent[:n_dropped]:
-                lesson_features.repeat(before_recent)
+                lesson_features.repeat(before_recent)  # learns them again, in place
         return History(self.room, lessons, before_recent, tuple(recent[n_dropped:]))
 
     def with_merged(self, lessons: Iterable[Lesson]) -> "History":
@@ -139,7 +139,11 @@ class History:
         raise ValueError(self._why_not(number))
 
     def _why_not(self, number: int | None) -> str:
-        """Say why a lesson cannot be taken back: that of a number, or the last one."""
+        """Say why a lesson cannot be taken back.
+
+        Args:
+            number: of the lesson; ``None`` is the last one.
+        """
         can_be = "none can be"
         if self.undoable:
             can_be = f"only {', '.join(map(str, self.undoable))} can be"
@@ -167,6 +171,9 @@ class History:
         Args:
             changed: one that can be taken back.
             features: what is learned in its place; ``None`` leaves it out.
+
+        Returns:
+            The new history, and the classifier after all lessons.
         """
         classifier = copy.deepcopy(self.classifier_before)
         assert classifier is not None
@@ -223,11 +230,12 @@ class History:
             else:
                 classifier_before.rename(old, new)
         features: list[LessonFeatures | None] = []
-        two_become_one = self._shows(new)
+        two_become_one = self._shows(new)  # a lesson shows the class of that name, too
         for lesson_features in self.features:
             if lesson_features is not None:
                 lesson_features = lesson_features.renamed(old, new)
                 if two_become_one:
+                    # What was predicted of the two classes says nothing of the one.
                     lesson_features = lesson_features.unobserved()
             features.append(lesson_features)
         lessons = [lesson.renamed(old, new) for lesson in self.lessons]
@@ -290,7 +298,7 @@ class History:
         """Load lessons and what ``state_dict`` returned.
 
         Args:
-            room: see the class.
+            room: most bytes of features of lessons that can be taken back.
             lessons: all lessons.
             state: what ``state_dict`` returned: ``before``, what was learned before
                 the lessons that can be taken back; ``kept``, the features of each of

@@ -151,11 +151,13 @@ class Learner(ChangeableLearner):
         moments: dict[str, Any] | None = None,
         looks: Sequence[float] = (1.0,),
     ) -> None:
-        """Begin without classes.
+        """Begin without classes: set the network, and a state that knows nothing.
 
         Args:
-            method, budget_bytes: see the class.
+            method: name of a closed form.
             network: what computes the features.
+            budget_bytes: most bytes of what is learned; ``None`` is those of the
+                network.
             moments: arguments of ``FeatureMoments``; default those of the method.
             looks: sides of the middle parts of an image that are looked at.
         """
@@ -234,7 +236,12 @@ class Learner(ChangeableLearner):
         def labelled_clips(
             names: Sequence[str | None], report: Report
         ) -> LabelledClips:
-            """Yield the clips of the source with their labels; see ``_teach_clips``."""
+            """Return the class name and the clip of each clip of the source.
+
+            Args:
+                names: of the classes, which grow as clips are learned.
+                report: called with each file that cannot be read.
+            """
             clips: Iterator[Clip]
             clips = clips_of(source, label, on_bad=on_bad, report=report)
             if box is not None:
@@ -283,7 +290,12 @@ class Learner(ChangeableLearner):
         def labelled_clips(
             names: Sequence[str | None], report: Report
         ) -> LabelledClips:
-            """Yield the clips of the source as nothing; see ``_teach_clips``."""
+            """Return each clip of the source with ``NOTHING`` as its class name.
+
+            Args:
+                names: of the classes; not needed here.
+                report: called with each file that cannot be read.
+            """
             clips = clips_of(source, "nothing", on_bad=on_bad, report=report)
             return ((NOTHING, clip) for clip in clips)
 
@@ -299,17 +311,24 @@ class Learner(ChangeableLearner):
         """Compute the features of clips, and learn them as one lesson.
 
         Args:
-            source, on_bad, progress: see ``teach``.
+            source: what is shown, for the lesson's name.
+            on_bad: ``raise`` an error at an image that cannot be used, or ``skip`` it.
+            progress: called with the number of images after each batch.
             labelled_clips: function that yields clips with their class names; its
                 arguments are the names of the classes, which grow as clips are learned,
                 and a function that is called with each file that cannot be read.
         """
-        strip = PictureStrip()
+        strip = PictureStrip()  # for the picture that the lesson keeps of its images
 
         def features_of(
             names: Sequence[str | None], unread: list[BadImage]
         ) -> FeaturesOfClips:
-            """Yield the features of the clips; see ``_teach_features``."""
+            """Yield the class name of each clip, and its features in batches.
+
+            Args:
+                names: of the classes, which grow as clips are learned.
+                unread: receives the files that cannot be read.
+            """
             clips = labelled_clips(names, unread.append)
             if self.keep_pictures:
                 clips = _with_pictures(clips, strip)
@@ -354,7 +373,8 @@ class Learner(ChangeableLearner):
         """Learn the features of clips as one lesson.
 
         Args:
-            source, progress: see ``teach``.
+            source: what was shown, for the lesson's name.
+            progress: called with the number of images after each batch.
             features_of: returns the class name of each clip and its batches; its
                 arguments are the names of the classes, which grow as clips are learned,
                 and a list to which files that cannot be read are added.
@@ -362,18 +382,19 @@ class Learner(ChangeableLearner):
         """
         unread: list[BadImage] = []
         with self._lock:
-            self._take_fastest_runtime()
+            self._take_fastest_runtime()  # unless the user has chosen one
+            # With the features of drawn images, which the first lesson computes.
             state = self._state_with_nothing()
             classifier = copy.deepcopy(state.classifier)
-            recorder = FeatureRecorder(state.history.room)
+            recorder = FeatureRecorder(state.history.room)  # for ``undo``
             lesson = learn(
                 classifier,
                 features_of(classifier.names, unread),
                 unread,
                 progress,
-                recorder.record,
+                on_piece=recorder.record,
             )
-            check_not_empty(lesson)
+            check_not_empty(lesson)  # raises
             picture = strip.picture()
             lesson = replace(
                 lesson,
@@ -452,7 +473,7 @@ class Learner(ChangeableLearner):
         path = path_of(path)
         lock = contextlib.nullcontext() if locked else locked_file(path)
         with self._lock, lock:
-            self._files.check(path)
+            self._files.check(path)  # raises if another program replaced it
             self._write(path, weights, pictures)
 
     def _write(self, path: Path, weights: bool, pictures: bool) -> None:
@@ -510,7 +531,7 @@ class Learner(ChangeableLearner):
             answers: Any = content
             state = State(answers, History(room=0))
             learner._begin(content.header.strategy, content.network, state)
-            return learner
+            return learner  # which can be asked alone
         try:
             learner._load_state(content.network, content.state)
         except (RuntimeError, ValueError) as error:
@@ -537,9 +558,9 @@ class Learner(ChangeableLearner):
             self._set_up(
                 state["method"],
                 network,
-                state["budget_bytes"],
-                state["features"],
-                state["looks"],
+                budget_bytes=state["budget_bytes"],
+                moments=state["features"],
+                looks=state["looks"],
             )
         if state["head_length"] != self._classifier.head_length:
             raise ValueError("head_length is not that of the network")

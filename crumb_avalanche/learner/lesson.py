@@ -91,6 +91,7 @@ class _Tally:
         self.unknown += not prediction.known
         evidence = prediction.evidence
         of_label = evidence.labels == number
+        # Probability of the label for each image.
         shares = evidence.scores.softmax(1)[:, of_label].flatten().tolist()
         nearest = evidence.labels[evidence.scores.argmax(1)].tolist()
         guesses = self.guesses.setdefault(label, [])
@@ -132,16 +133,16 @@ def learn(
     progress: Progress | None = None,
     on_piece: Callable[[ClipPiece], object] = lambda piece: None,
 ) -> Lesson:
-    """Learn clips as one lesson, which may be empty; see ``check_not_empty``.
+    """Learn clips as one lesson, which may be empty.
 
     Args:
-        classifier: changed in place.
+        classifier: learns them, in place.
         clips: of each clip the class name, or ``NOTHING``, and its batches of features.
         unread: files that could not be read; filled while ``clips`` are read.
         progress: called with the number of images after each batch.
         on_piece: called with each piece after it is learned.
     """
-    tally = _Tally()
+    tally = _Tally()  # counts images and predictions
     classifier.begin_lesson()
     for label, batches in clips:
         for index, features in enumerate(_features_of_pieces(batches, progress)):
@@ -220,8 +221,12 @@ def doubt_of(label: str, guesses: Sequence[Guess]) -> Doubt | None:
     the label nor against it.
 
     Args:
-        label: see above.
-        guesses: what each image looked like, at least one.
+        label: name of the class that images were given as.
+        guesses: what each image looked like, at least one: the name of a class, or
+            ``None`` where no class explains its clip, and the probability of the label.
+
+    Returns:
+        The doubt; ``None`` if nothing speaks against the label.
     """
     of_known = [guess for guess in guesses if guess.name is not None]
     counts = Counter(str(guess.name) for guess in of_known)

@@ -119,7 +119,13 @@ class LessonFeatures:
         return LessonFeatures(clips, observed=False)
 
     def without_image(self, number: int) -> "LessonFeatures":
-        """Return the lesson without one of its images, by its number from 0."""
+        """Return the features of the lesson without one of its images.
+
+        They count as unobserved: what was predicted of its clips no longer holds.
+
+        Args:
+            number: of the image in the lesson, from 0.
+        """
         clips = []
         start = 0  # number of the first image of a piece
         for clip in self.clips:
@@ -147,9 +153,10 @@ class LessonFeatures:
     def state_dict(self) -> dict[str, Any]:
         """Return plain values, and the features of all clips in one tensor.
 
-        ``pieces`` are numbers of frames of each piece of each clip; ``records`` are
-        numbers of records of each clip, 0 for one that was not predicted: the records
-        themselves are those of ``observations``.
+        ``labels`` are class names of the clips; ``pieces`` numbers of frames of each
+        piece of each clip; ``records`` numbers of records of each clip, 0 for one that
+        was not predicted: the records themselves are those of ``observations``.
+        ``observed`` says whether what was predicted of the clips still holds.
         """
         pieces = self._pieces()
         if pieces:
@@ -199,7 +206,7 @@ def _repeat_piece(
 
     Args:
         classifier: in the state that it was in when the piece was learned.
-        clip: that the piece is of.
+        clip: that the piece is of, with its label and what was observed of it then.
         piece: ``(n, V * D)`` features.
         is_first: whether it is the first piece of the clip.
     """

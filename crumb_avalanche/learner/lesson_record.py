@@ -87,7 +87,12 @@ class Lesson:
     id: int = field(default=0, compare=False)
 
     def renamed(self, old: str, new: str) -> "Lesson":
-        """Return the lesson with another name of a class, maybe a second one's."""
+        """Return the lesson with another name of a class.
+
+        Args:
+            old: name of the class.
+            new: its new name; if a class has it already, the two become one.
+        """
         images: Counter[str] = Counter()
         for name, count in self.images.items():
             if name == old:

@@ -79,7 +79,16 @@ class FrozenNetwork:
     ) -> "FrozenNetwork":
         """Build a network with published weights or those of a file.
 
-        See ``split_backbone`` for the arguments, and for what is raised.
+        Args:
+            backbone: name of the backbone.
+            weights: ``torchvision``, ``timm`` or ``package`` for published ones, or a
+                weight file; ``None`` draws them.
+            image_size: side of the images in pixels; default that of the backbone.
+            cut_layer: where features are taken; default that of the backbone.
+
+        Raises:
+            ImportError: timm is needed and not installed.
+            ValueError: an argument is unknown, or the weights do not fit the network.
         """
         expected = preprocessing_of(backbone)
         if image_size is None:
@@ -103,7 +112,7 @@ class FrozenNetwork:
         """Build a network from the ``arguments`` of another.
 
         Args:
-            arguments: see the class.
+            arguments: of ``split_backbone``: ``name``, ``image_size`` and others.
             weights: a name in ``PUBLISHED``, or a weight file; ``None`` draws them.
         """
         if weights is None:
@@ -119,7 +128,12 @@ class FrozenNetwork:
     def of_state(
         cls, header: dict[str, Any], state: dict[str, Tensor]
     ) -> "FrozenNetwork":
-        """Rebuild a network from ``header()``, maybe without a hash, and ``state()``.
+        """Rebuild a network from its description and its weights.
+
+        Args:
+            header: what ``header`` returned: ``arguments``, ``source``, and
+                ``weights_sha256``, which is ``None`` if it is not known.
+            state: what ``state`` returned: weights by name.
 
         Raises:
             NetworkError: the weights are not those that the header names.
@@ -135,7 +149,7 @@ class FrozenNetwork:
         model.load_state_dict(state, strict=False)
         network = cls._of(model, arguments, header["source"])
         if header["weights_sha256"] is not None:
-            network.check_hash(header["weights_sha256"])
+            network.check_hash(header["weights_sha256"])  # raises for other weights
         return network
 
     @classmethod

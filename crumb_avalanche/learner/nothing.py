@@ -66,19 +66,24 @@ def with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
 def _shapes(draws: np.random.Generator) -> np.ndarray:
     """Draw ellipses and rectangles, many of them small, that cover each other.
 
+    Args:
+        draws: random numbers.
+
     Returns:
         ``(SIDE, SIDE, 3)`` float64, from 0 to 255.
     """
     rows, columns = np.indices((SIDE, SIDE))
     image = np.zeros((SIDE, SIDE, 3))
     common_colour = draws.uniform(0, 255, 3)
+    # Half widths in pixels with a heavy tail, the largest first: the last are on top.
     for width in sorted(0.02 * SIDE / draws.random(SHAPES) ** 0.7, reverse=True):
         width = min(width, 0.6 * SIDE)
         height = width * draws.uniform(0.4, 1)
         x, y = draws.uniform(0, SIDE, 2)
         across = np.abs(columns - x) / width
         down = np.abs(rows - y) / height
-        if draws.random() < 0.5:
+        is_ellipse = draws.random() < 0.5
+        if is_ellipse:
             inside = np.hypot(across, down) < 1
         else:
             inside = np.maximum(across, down) < 1
@@ -87,7 +92,10 @@ def _shapes(draws: np.random.Generator) -> np.ndarray:
 
 
 def _noise(draws: np.random.Generator) -> np.ndarray:
-    """Draw noise whose amplitudes fall with the frequency.
+    """Draw noise whose amplitudes fall with the frequency f as 1 / f^a.
+
+    Args:
+        draws: random numbers.
 
     Returns:
         ``(SIDE, SIDE, 3)`` float64, around the middle of 0 to 255.
@@ -100,4 +108,6 @@ def _noise(draws: np.random.Generator) -> np.ndarray:
     image /= image.std((0, 1))
     # Channels of photos are much alike.
     mixing = 0.4 * np.eye(3) + 0.2 + draws.normal(size=(3, 3)) * 0.1
-    return image @ mixing * draws.uniform(25, 60) + draws.uniform(60, 190, 3)
+    contrast = draws.uniform(25, 60)  # standard deviation in levels of 0 to 255
+    brightness = draws.uniform(60, 190, 3)  # mean of each channel
+    return image @ mixing * contrast + brightness

@@ -28,9 +28,12 @@ class Picture:
     shows: tuple[int, ...] = ()
 
     def without(self, number: int) -> "Picture":
-        """Return the picture of the lesson without its image of a number.
+        """Return the picture of a lesson without one of the lesson's images.
 
         Later images of the lesson are numbered anew.
+
+        Args:
+            number: of the image in the lesson, which the picture may not show.
         """
         if not self.jpeg:
             return Picture()

@@ -270,10 +270,11 @@ class Predictor:
         """Answer for each box of an image, all of which pass the network together.
 
         Args:
-            source, on_bad: see ``predict``.
-            detector: returns the boxes of the image.
+            source: one image, of any kind that ``teach`` takes.
+            on_bad: ``raise`` an error if it cannot be read, or ``skip`` it.
+            detector: returns the boxes of the RGB image; see ``boxes_of``.
         """
-        self._check_taught()
+        self._check_taught()  # raises
         clips = clips_of(source, on_bad=on_bad)
         images = chain.from_iterable(clip.frames for clip in clips)
         first_two = list(islice(images, 2))
@@ -316,7 +317,7 @@ class Predictor:
             NothingTaughtError: nothing was taught.
             OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
         """
-        self._check_taught()
+        self._check_taught()  # raises
         # Another runtime takes a second to load: not for a single photo.
         if self._was_asked or not _is_photo(source):
             self._take_fastest_runtime()
@@ -378,8 +379,8 @@ class Predictor:
                 f"window is {window} and fps {fps}; give seconds from 0, and an fps "
                 "above 0 or None"
             )
-        self._check_taught()
-        self._take_fastest_runtime()
+        self._check_taught()  # raises
+        self._take_fastest_runtime()  # unless the user has chosen one
         path, frames = frames_of(source, bgr, live, fps)
         frames_in_window = Window(window)
         changes = Changes(window)
@@ -422,6 +423,9 @@ class Predictor:
             clip: names the path and the true class.
             batches_of_clip: paths of frames, and what ``_compute`` returned of them.
             runners_up: most classes that an answer names besides the first.
+
+        Returns:
+            ``frames``, an answer for each, and ``together``, the answer for the clip.
         """
         paths: list[str] = []
         features = []
@@ -462,6 +466,7 @@ class Predictor:
             NothingTaughtError: nothing was taught.
             ValueError: the source has several images.
         """
+        # Both raise: what a run left can only be asked.
         self.check_teachable()
         self._check_taught()
         pixels = []
@@ -503,6 +508,7 @@ class Predictor:
             try:
                 features = compute(pixels)
             except BadFeaturesError:
+                # Each image by itself, to leave out those that cannot be used.
                 usable = []
                 for row, path in enumerate(paths):
                     image = pixels[row, None]
@@ -549,14 +555,19 @@ class Predictor:
         """Compute the features that are learned or asked, or a run's outputs.
 
         Args:
-            pixels, shares: see ``Classifier.compute``.
+            pixels: uint8 of images in each look, as ``LookTransform`` returns them.
+            shares: of the looks, sides in units of those of the image.
+
+        Returns:
+            A row for each image.
 
         Raises:
             BadFeaturesError: a value is not finite or too large.
         """
         with self._lock:  # the network's hooks serve one batch at a time
             features = self._classifier.compute(self.network.model, pixels, shares)
-        if not bool((features.abs() <= LARGEST_FEATURE).all()):  # false for NaN
+        are_usable = bool((features.abs() <= LARGEST_FEATURE).all())  # false for NaN
+        if not are_usable:
             raise BadFeaturesError(
                 f"features must be finite and at most {LARGEST_FEATURE:g} in absolute "
                 "value: leave the image out; if there are many, look at the weights",

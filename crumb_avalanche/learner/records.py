@@ -74,6 +74,7 @@ class Records(NamedTuple):
             lesson: its number.
         """
         count = min(len(evidence.scores), PER_LESSON)
+        # Images at equal distances in the lesson.
         spread = torch.linspace(0, len(evidence.scores) - 1, count, dtype=torch.float32)
         rows = spread.round().long()
         scores = evidence.scores[rows]
@@ -84,11 +85,12 @@ class Records(NamedTuple):
             images = evidence.counts[own_column].expand(count)
             left_out = _without_class(evidence)[rows].float()
             gaps = (scores - scores[:, own_column]).float()
-            gaps[:, own_column] = -torch.inf
+            gaps[:, own_column] = -torch.inf  # the true class is no rival
         else:
             images = torch.zeros(count, dtype=torch.int64)
             left_out = typicality
             gaps = (scores - scores.amax(1, keepdim=True)).float()
+        # The rivals of an image are the other classes with the largest scores.
         largest = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
         is_rival = largest.values > -torch.inf
         rivals = torch.where(is_rival, evidence.labels[largest.indices], -1)
@@ -107,7 +109,7 @@ class Records(NamedTuple):
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Records":
-        """Return copies of records.
+        """Return records from their columns in a state, which are copied.
 
         Args:
             state: the columns of the records, by name of the attribute.
@@ -176,7 +178,7 @@ class Records(NamedTuple):
         records = Records(*map(torch.cat, old_and_new_columns))
         while len(records.labels) > capacity:
             labels, counts = records.labels.unique(return_counts=True)
-            of_fullest = records.labels == labels[counts.argmax()]
+            of_fullest = records.labels == labels[counts.argmax()]  # with most records
             rows = of_fullest.nonzero().flatten()
             if len(rows) > 1:
                 rows = rows[1::2]

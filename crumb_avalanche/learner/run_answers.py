@@ -81,7 +81,8 @@ class RunAnswers:
 
         Args:
             model: not used; ``Classifier.compute`` has it.
-            pixels: a batch of what ``LookTransform`` returns for ``B`` images.
+            pixels: uint8 of ``B`` images in each look, as ``LookTransform`` returns
+                them.
             shares: not used either: the whole image is looked at.
 
         Raises:
@@ -89,6 +90,7 @@ class RunAnswers:
         """
         from crumb_avalanche.training.avalanche_fixes import unlabelled_experience
 
+        # The outputs are collected by a plugin of the strategy.
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "No loggers specified")
             try:
@@ -117,7 +119,14 @@ class RunAnswers:
     ) -> list[tuple[list[tuple[str, float]], None]]:
         """Rank the classes for each frame, and for all together by their mean outputs.
 
-        See ``Classifier.ranked``.
+        Args:
+            outputs: ``(n, classes)`` of the strategy for ``n`` frames.
+            runners_up: most classes besides the first.
+
+        Returns:
+            ``n + 1`` rankings, the last one for all frames: names and probabilities of
+            the best classes in order, and ``None``: whether an image is known cannot be
+            said.
         """
         outputs = torch.cat([outputs, outputs.mean(0, keepdim=True)])
         shares = probabilities(self._strategy, outputs)[:, self._labels]

@@ -129,11 +129,12 @@ STATE = record(
 
 
 def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
-    """Raise if a learner is not one that ``Learner`` writes.
+    """Raise unless the state of a learner file is one that ``Learner`` writes.
 
     Args:
-        header: plain values that ``check_header`` took.
-        state: what else ``write_learner`` stores.
+        header: plain values of the file that ``check_header`` took.
+        state: what else the file holds: statistics, confidence, history of lessons,
+            pictures, and weights of the network or ``None``.
 
     Raises:
         StateError: names the first path with another value, what it is, and the rule.
@@ -153,7 +154,12 @@ def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
 def _check_pictures(
     pictures: list[Tensor | None], lessons: list[dict[str, Any]]
 ) -> None:
-    """Check the pictures of lessons."""
+    """Raise StateError unless pictures are JPEG files, one or none for each lesson.
+
+    Args:
+        pictures: bytes of each file, ``(n,)`` uint8.
+        lessons: from the header; ``pictured`` are numbers of the images in a picture.
+    """
     require(len(pictures) == len(lessons), "pictures", "one or none for each lesson")
     for index, picture in enumerate(pictures):
         if picture is None:
@@ -170,12 +176,14 @@ def _check_pictures(
 
 
 def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
-    """Check what is kept of the last lessons, and what was learned before them.
+    """Raise StateError unless what takes lessons back agrees with the lessons.
 
     Args:
-        history: what ``History.state_dict`` returned.
+        history: what ``History.state_dict`` returned: features of the last lessons, and
+            what was learned before them.
         header: of the learner.
     """
+    # `require` raises unless its first argument is true.
     before = history["before"]  # what was learned before the last lessons
     recent = history["kept"]  # features of the last lessons
     lessons = header["lessons"]
@@ -201,7 +209,13 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
 
 
 def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None:
-    """Check what was observed of the lessons that are kept; see ``_check_history``."""
+    """Raise StateError unless observations are of the clips of the last lessons.
+
+    Args:
+        history: what ``History.state_dict`` returned; ``observations`` holds columns of
+            records, and losses of each clip that was predicted.
+        header: of the learner.
+    """
     observations = history["observations"]
     path = "history.observations"
     records_of_clips: list[int] = []  # number of records of each clip with some
@@ -240,7 +254,7 @@ def _check_features(
     length: int,
     path: str,
 ) -> None:
-    """Check the features of a lesson.
+    """Raise StateError unless features are those of the images of a lesson.
 
     Args:
         features: what ``LessonFeatures.state_dict`` returned.
@@ -276,10 +290,11 @@ def _check_learned(
     lessons: list[dict[str, Any]],
     path: str,
 ) -> None:
-    """Check the names, statistics and confidence of a learner that had some lessons.
+    """Raise StateError unless what was learned agrees with the lessons.
 
     Args:
-        learned: see ``KNOWN``, with the names.
+        learned: names, images, clips, statistics, confidence, weights of looks, and
+            features of what shows nothing.
         header: of the learner.
         lessons: those that it had.
         path: where it stands, for errors; ends with a point.
@@ -309,7 +324,7 @@ def _check_learned(
 
 
 def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None:
-    """Check the settings of statistics, and the types of their tensors.
+    """Raise StateError unless statistics have known settings, and tensors that fit.
 
     Args:
         statistics: what ``ClosedForm.state_dict`` returned.
@@ -342,7 +357,7 @@ def _check_look_weights(look_weights: dict[str, Any], looks: Looks, path: str) -
 def _check_statistics(
     statistics: dict[str, Any], images: list[int], looks: Looks, path: str
 ) -> None:
-    """Check that statistics are of so many images of each class.
+    """Raise StateError unless statistics are of so many images of each class.
 
     Args:
         statistics: what ``ClosedForm.state_dict`` returned.
@@ -372,7 +387,14 @@ def _check_statistics(
 def _check_confidence(
     confidence: dict[str, Any], names: list[str | None], path: str
 ) -> None:
-    """Check that records of answers are of classes that exist."""
+    """Raise StateError unless records of answers are of classes that exist.
+
+    Args:
+        confidence: columns of ``Records`` by name, and ``next``, the number of the next
+            lesson.
+        names: of the classes by number; ``None`` for one that was forgotten.
+        path: where they stand, for errors.
+    """
     records = Records.of_state(confidence)
     fits = len(records.labels) <= Confidence().capacity
     # By number of the class; the last one is for the number -1, which stands for none.

@@ -90,6 +90,7 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
             new = labels[~np.isin(labels, self.classes_)]
             all_labels = np.concatenate([self.classes_, new])
             statistics = self.statistics_
+        # Gives up features if the classes would not fit into the budget else.
         statistics.make_room(len(all_labels), self.budget_bytes, length)
         statistics.grow(len(all_labels))
         feature_batches = torch.tensor(features).split(AT_A_TIME)

@@ -134,7 +134,7 @@ class Shard:
                 f"in {runtime} here: give all nodes the same environment"
             )
         unread: list[BadImage] = []
-        clips = self.source.clips(unread)[self.start : self.stop]
+        clips = self.source.clips(unread)[self.start : self.stop]  # those of this shard
         # Each worker lists the whole source: the command reports its unread folders.
         unread.clear()
         report = unread.append if self.source.on_bad == "skip" else None
@@ -207,14 +207,16 @@ class ShardedLesson:
             count: number of shards, at least 1; at most one for each clip.
             folder: that all workers see; what other features are left in has another
                 subfolder there.
-            new_class: see ``Learner.teach``.
+            new_class: take names as they are given, also if one is nearly that of
+                another class.
             threads: CPU threads of each worker.
 
         Raises:
-            DoubtfulNameError: see ``Learner.teach``.
+            DoubtfulNameError: a name is nearly that of another class, and ``new_class``
+                is false.
             ValueError: there is nothing to learn.
         """
-        learner.check_teachable()
+        learner.check_teachable()  # raises if it can only be asked
         unread: list[BadImage] = []
         clips = source.clips(unread)
         if not new_class and source.label != NOTHING:
@@ -272,6 +274,12 @@ def _lesson_key(
     """Return a folder name that changes with all that decides a lesson's features.
 
     Features that were computed for another source, network or runtime are not taken.
+
+    Args:
+        learner: its network and features count.
+        clips: of the source; paths, sizes and times of their files count.
+        source: its label and what is done with bad images count.
+        runtime: name and version of what runs the network.
     """
     files = [file for clip in clips for file in clip.files]
     parts = [

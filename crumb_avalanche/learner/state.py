@@ -186,7 +186,7 @@ class State:
         }
 
     def loaded(self, state: dict[str, Any], lessons: Sequence[Lesson]) -> "State":
-        """Return the state whose ``state_dict`` was called.
+        """Return the state that a ``state_dict`` describes.
 
         Args:
             state: what ``state_dict`` returned, of a classifier with the same settings

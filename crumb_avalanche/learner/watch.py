@@ -96,7 +96,7 @@ def same_classes(evidence: Any, other: Any) -> bool:
 
 
 def together(frames: list[Any]) -> Any:
-    """Return the evidence of frames as that of a clip.
+    """Join the evidence of frames to that of a clip.
 
     Args:
         frames: evidence of each frame, or outputs of ``RunAnswers``.
@@ -148,7 +148,16 @@ def frames_of(
     Each frame comes with its seconds, and the number of frames dropped before it.
 
     Args:
-        source, bgr, live, fps: see ``Predictor.watch``.
+        source: number or name of a camera, path of a video, address of a stream,
+            function that returns a frame, or iterator of frames.
+        bgr: whether the channels of arrays are blue, green and red.
+        live: whether frames that come too fast are dropped; ``None`` decides by the
+            source.
+        fps: most frames for a second; ``None`` is no limit.
+
+    Returns:
+        The name; and for each frame the seconds since the first, the image, and the
+        number of frames dropped before it.
     """
     is_single_array = is_array(source) and source.ndim == 3
     if is_single_array or isinstance(source, bool | Image.Image):
@@ -176,7 +185,18 @@ def frames_of(
 def _frames_of_device(
     source: int | str | os.PathLike, live: bool | None, fps: float | None
 ) -> tuple[str, Iterator[tuple[float, Image.Image, int]]]:
-    """Return the name and the frames of a camera, a stream or a video."""
+    """Return the name and the frames of a camera, a stream or a video.
+
+    Args:
+        source: number or name of a camera, path of a video, or address of a stream.
+        live: whether frames that come too fast are dropped; a video then plays at its
+            own speed. ``None`` is false for videos alone.
+        fps: most frames for a second; ``None`` is no limit.
+
+    Returns:
+        The name; and for each frame the seconds since the first, the image, and the
+        number of frames dropped before it.
+    """
     from crumb_avalanche.images.camera import camera_frames, shown_device
 
     device = source if isinstance(source, int) else os.fsdecode(source)
@@ -204,7 +224,14 @@ def _timed(images: Iterable[Any], bgr: bool) -> Timed:
 
     Args:
         images: ``(H, W, C)`` arrays, or PIL images.
-        bgr: see ``Predictor.watch``.
+        bgr: whether the channels of arrays are blue, green and red.
+
+    Yields:
+        Seconds since the first frame, and a function that returns the RGB image: frames
+        that are dropped are never converted.
+
+    Raises:
+        TypeError: a frame is neither.
     """
     begin = time.monotonic()
     for number, image in enumerate(images):
@@ -338,7 +365,12 @@ def _sampled(
 ) -> Iterator[tuple[float, Image.Image, int]]:
     """Yield the images of at most ``fps`` frames for a second of their time.
 
-    Only these are converted to images. ``None`` is no limit.
+    Only these are converted to images.
+
+    Args:
+        frames: for each, its seconds, a function that returns the image, and the number
+            of frames dropped before it.
+        fps: ``None`` is no limit.
     """
     next_tick = 0  # in units of 1 / fps; frames before are dropped
     dropped = 0
