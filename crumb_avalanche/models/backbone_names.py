@@ -68,18 +68,23 @@ def import_timm() -> ModuleType:
 
 
 @lru_cache(maxsize=64)
-def config_of(backbone: str) -> Any:
-    """Return timm's ``PretrainedCfg`` of ``timm:NAME``.
+def timm_config(backbone: str) -> Any:
+    """Return timm's ``PretrainedCfg`` of a network: its weights and preprocessing.
+
+    Args:
+        backbone: ``timm:NAME``, maybe with a tag of weights (``resnet18.a1_in1k``).
 
     Raises:
         ImportError: timm is not installed.
-        ValueError: it has no such network.
+        ValueError: it has no such network, or no such weights.
     """
     timm = import_timm()
     name = backbone.removeprefix(PREFIX)
     network = name.partition(".")[0]  # without the tag of its weights
     if not timm.is_model(name):
-        near_names = difflib.get_close_matches(network, timm.list_models(), 5, 0.5)
+        near_names = difflib.get_close_matches(
+            network, timm.list_models(), n=5, cutoff=0.5
+        )
         hint = "none is near"
         if near_names:
             hint = f"the nearest names are {', '.join(near_names)}"
@@ -98,22 +103,26 @@ def full_name(backbone: str) -> str:
     """Return ``timm:NETWORK.TAG`` of ``timm:NETWORK``, and other names as they are.
 
     Which weights are the default of a network may change with timm's version; the tag
-    names them. Errors are those of ``config_of``.
+    names them. Errors are those of ``timm_config``.
     """
     if not is_timm(backbone) or "." in backbone:
         return backbone
-    tag = config_of(backbone).tag
+    tag = timm_config(backbone).tag
     return f"{backbone}.{tag}" if tag else backbone
 
 
 def preprocessing_of(backbone: str) -> Preprocessing:
-    """Return what a backbone expects of its images, as timm says for its own.
+    """Return what a backbone expects of its images: size, mean, deviation, resizing.
 
-    Errors are those of ``config_of``.
+    Args:
+        backbone: one of ``BACKBONES``, or ``timm:NAME``, for which timm says it.
+
+    Raises:
+        ImportError, ValueError: as for ``timm_config``, of a network of timm.
     """
     if not is_timm(backbone):
         return PREPROCESSING.get(backbone, Preprocessing())
-    config = config_of(backbone)
+    config = timm_config(backbone)
     from timm.data import resolve_data_config
 
     resolved = resolve_data_config({}, pretrained_cfg=config.to_dict())
@@ -169,10 +178,15 @@ def default_backbone(weights: Any = "torchvision") -> str:
 
 
 def source_of(backbone: str, weights: str = "torchvision") -> str:
-    """Say where published weights of a backbone come from, with their licence.
+    """Say in words where published weights of a backbone come from, and their licence.
 
-    ``weights`` is one of ``PUBLISHED``; ``"torchvision"`` also stands for the one that
-    has them. Errors are those of ``config_of``.
+    Args:
+        backbone: one of ``BACKBONES``, or ``timm:NAME``.
+        weights: one of ``PUBLISHED``; ``"torchvision"`` also stands for whichever of
+            them has the backbone.
+
+    Raises:
+        ImportError, ValueError: as for ``timm_config``, of a network of timm.
     """
     if weights == "torchvision":
         weights = published_by(backbone)
@@ -182,7 +196,7 @@ def source_of(backbone: str, weights: str = "torchvision") -> str:
         return f"ImageNet weights of the package {PACKAGE} (Apache-2.0)"
     if not is_timm(backbone):
         return f"timm's weights of {timm_name(backbone)} (Apache-2.0)"
-    licence = config_of(backbone).license
+    licence = timm_config(backbone).license
     if not licence:
         return f"timm's weights of {backbone}"
     return f"timm's weights of {backbone} ({licence})"

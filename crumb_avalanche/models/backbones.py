@@ -44,11 +44,13 @@ class Backbone(NamedTuple):
 def squeezenet_ends(
     network: Any, relu_logits: bool = False, head_kernel: int = 1
 ) -> Ends:
-    """Build SqueezeNet's layers behind its ``features``.
+    """Build SqueezeNet's layers behind its ``features``, by name.
 
     Args:
-        network: SqueezeNet of ``NETWORKS``.
-        relu_logits, head_kernel: see ``split_backbone``.
+        network: SqueezeNet, whose dropout and last convolution are taken over.
+        relu_logits: whether a ReLU stands between the last convolution and the pool.
+        head_kernel: kernel of the last convolution: 1 as in torchvision, or 3 with
+            random weights.
     """
     # torchvision's classifier: dropout, 1x1 convolution, ReLU, global average pool. The
     # reference code has a 3x3 convolution and keeps the ReLU, so its logits are never

@@ -90,12 +90,16 @@ def calibrate(
     if measured_images is None:
         measured_images = FITTED_IMAGES if is_fitted else IMAGES
     measured_indices = spread_indices(images, measured_images)
-    head_inputs: list[torch.Tensor] = []
-    map_batches = _features_of(model, batches_of(images, measured_indices), head_inputs)
+    head_inputs: list[torch.Tensor] = []  # filled as the maps are computed
+    map_batches = _maps_with_head_inputs(
+        model, batches_of(images, measured_indices), head_inputs
+    )
     first_maps = next(map_batches)
     n_locations = FITTED_LOCATIONS if is_fitted else LOCATIONS
+    # (N, C, 1, L): some locations of all maps
     locations = sampled_locations(chain([first_maps], map_batches), n_locations)
     with without_autocast(device):
+        # From now on the model multiplies its maps by the factor.
         factor = model.fold_feature_scale(locations, first_maps)
         head = model.plastic_layers.get_submodule(model.head)
         if isinstance(head, CentredLinear):
@@ -105,7 +109,7 @@ def calibrate(
             initialise = INITIALISERS[codebook_init]
             locations.mul_(factor)
             group_channels_(codebook, locations)
-            initialise(codebook, locations, generator)
+            initialise(codebook, locations, generator)  # sets its rows
             _fit_filter(model, codebook, images, measured_indices)
     model.calibrated = True
     if codebook is not None:
@@ -120,18 +124,21 @@ def usual_init(codebook: Codebook | None) -> str:
     return "matched"
 
 
-def _features_of(
+def _maps_with_head_inputs(
     model: SplitModel,
     batches: Iterable[torch.Tensor],
     head_inputs: list[torch.Tensor],
 ) -> Iterator[torch.Tensor]:
-    """Yield the maps of batches of images.
+    """Yield the feature maps of batches of images, and list the inputs of the head.
 
     Args:
-        model: computes them.
+        model: computes both.
         batches: of images, ``(b, 3, h, w)``.
-        head_inputs: receives the inputs of the head, ``(b, D)`` of each batch, where it
-            is a ``CentredLinear``, which centres them.
+        head_inputs: a list to which the inputs of the head are appended, ``(b, D)`` of
+            each batch, where the head is a ``CentredLinear``, which centres them.
+
+    Yields:
+        ``(b, C, H, W)`` float32.
     """
     head = model.plastic_layers.get_submodule(model.head)
     for batch in batches:
@@ -163,17 +170,18 @@ def measure_codes(
     measured: Sequence[int] = (),
     most: int = HELD_OUT,
 ) -> float:
-    """Measure the squared error of the codes, in units of the energy of the maps.
+    """Measure how much of the feature maps is lost by encoding them.
 
-    It is 0 where codes keep all of a map, 1 where they say as little as zeros, and more
-    where they harm. Warns above a half.
+    It is the sum of squared errors of decoded maps, divided by the sum of squares of
+    the maps: 0 where codes keep all of a map, 1 where they say as little as zeros, and
+    more where they harm. Warns above ``LOSSY``, a half.
 
     Args:
         model: with a codebook; its ``codes_error`` is set.
-        images: as for ``calibrate``.
+        images: a data set of items ``(image, ...)``, images ``(3, h, w)``.
         measured: indices of images that the codebook was fitted to. Others are taken,
             evenly spread; these only where there are no others.
-        most: largest number of images.
+        most: largest number of images to take.
 
     Returns:
         The error.
@@ -240,8 +248,8 @@ def batches_of(images: Dataset, indices: Sequence[int]) -> Iterator[torch.Tensor
     """Yield images of a data set in batches, ``(b, 3, h, w)``.
 
     Args:
-        images: items ``(image, ...)``.
-        indices: of the images, in order; ``CHUNK`` make a batch.
+        images: a data set of items ``(image, ...)``, images ``(3, h, w)``.
+        indices: of the images in it, in order; ``CHUNK`` (4) make a batch.
 
     Raises:
         TypeError: the images are not tensors.

@@ -11,16 +11,18 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
     """Put channels that are correlated in one group, where the codebook asks for it.
 
     A group begins with the channel of the largest variance that is left, and takes the
-    channel that is most correlated with its members, time and again. Rows of a few
-    values describe correlated channels better.
+    channel that is most correlated with its members, time and again, until it has
+    ``codebook_dim`` channels. Rows of a few values describe correlated channels better.
 
     Args:
-        codebook: with ``grouping="correlated"``; others are left as they are.
-        maps: ``(B, C, H, W)``.
+        codebook: with ``grouping="correlated"``; its ``channel_order`` is set, the
+            channels group by group. Others keep the order of the maps.
+        maps: ``(B, C, H, W)``, on which correlations are measured.
     """
     channels = maps.shape[1]
     codebook.for_channels(channels)
-    if codebook.channel_order is None:
+    is_grouped = codebook.channel_order is not None
+    if not is_grouped:
         return
     values_cl = maps.detach().float().transpose(0, 1).flatten(1)  # (C, B * H * W)
     variances = values_cl.var(dim=1)

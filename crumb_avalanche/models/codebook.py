@@ -158,7 +158,11 @@ class Codebook(nn.Module):
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
     def groups(self, channels: int) -> int:
-        """Return the number ``G`` of codes per location of a map with ``channels``.
+        """Return ``C / d``, the number ``G`` of codes for each location of a map.
+
+        Args:
+            channels: number ``C`` of channels of the map, a multiple of
+                ``codebook_dim``, ``d``.
 
         Raises:
             ValueError: ``codebook_dim`` does not divide ``channels``.
@@ -219,7 +223,7 @@ class Codebook(nn.Module):
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of
                 ``codebook_dim``.
-            usable: whether the map is finite (see ``extraction.usable``), a bool on its
+            usable: whether the map is finite (see ``maps_are_usable``), a bool on its
                 device; default it is checked here, which waits for a GPU once more.
 
         Returns:
@@ -245,8 +249,9 @@ class Codebook(nn.Module):
         )
         rows_by_table = rows.split(self.codebook_size)
         is_filled_by_table = is_filled.split(self.codebook_size)
+        # Each group of channels is searched for in its own table of rows.
         for table, groups in enumerate(self._groups_by_table()):
-            slices = self._slices_of_groups(maps_lc, groups)
+            slices = self._slices_of_groups(maps_lc, groups)  # (locations * groups, d)
             indices_of_slices = self._search_rows(
                 slices, rows_by_table[table], is_filled_by_table[table], all_filled
             )
@@ -265,10 +270,10 @@ class Codebook(nn.Module):
         return codes_bhwg.permute(0, 3, 1, 2)
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Concatenate the rows of the codes, not those at unit length (eq. 2).
+        """Make maps of codes: a location has the rows of its codes in a line (eq. 2).
 
-        Only these rows get a gradient. Where the codebook has a filter, the map passes
-        it.
+        The rows are those of the codebook, not scaled to unit length; only these get a
+        gradient. Where the codebook has a filter, which smooths maps, they pass it.
 
         Args:
             codes: ``(B, G, H, W)`` integers in ``[0, n)``.
@@ -287,8 +292,12 @@ class Codebook(nn.Module):
     def concatenate(self, codes: Tensor) -> Tensor:
         """Concatenate the rows of codes as ``decode`` does, but without the filter.
 
+        Each location gets the rows of its codes in a line, whose values are then put in
+        the order of the maps' channels.
+
         Args:
-            codes: ``(B, G, H, W)`` integers in ``[0, n)``.
+            codes: ``(B, G, H, W)`` integers in ``[0, n)``, indices in the table of rows
+                of each group.
 
         Returns:
             ``(B, G * d, H, W)`` float32, channels-last in memory.
@@ -306,6 +315,7 @@ class Codebook(nn.Module):
             first_rows = self.table_of_group.int() * self.codebook_size
             codes_bhwg = codes_bhwg + first_rows
         if codes.device.type == "cpu":
+            # An embedding whose gradient takes a quarter of the time on a CPU.
             slices_bhwgd = RowLookup.apply(self.blocks, codes_bhwg)
         else:
             slices_bhwgd = functional.embedding(codes_bhwg.int(), self.blocks)
@@ -351,13 +361,16 @@ class Codebook(nn.Module):
         return torch.int16
 
     def slices(self, maps_bchw: Tensor) -> Tensor:
-        """Cut maps into slices, each group's channels in the codebook's order.
+        """Cut the channels of each location into slices, as long as a codebook row.
+
+        A slice has the channels of a group, in the codebook's order of channels.
 
         Args:
             maps_bchw: ``(B, C, H, W)`` float.
 
         Returns:
-            ``(B * H * W, G, d)`` float32.
+            ``(B * H * W, G, d)`` float32: ``G = C / d`` slices of ``d`` values for each
+            location.
 
         Raises:
             ValueError: ``codebook_dim`` does not divide ``C``.
@@ -374,15 +387,19 @@ class Codebook(nn.Module):
 
         Args:
             maps_lc: channels of each location, ``(B * H * W, C)``.
-            groups: as of ``_groups_by_table``.
+            groups: numbers of the groups, int64, or ``slice(None)`` for all.
+
+        Returns:
+            float32, location by location: ``N`` is their number times that of the
+            groups.
         """
-        if isinstance(groups, slice) and self.channel_order is None:
+        if isinstance(groups, slice) and self.channel_order is None:  # all, in order
             return maps_lc.reshape(-1, self.codebook_dim)
         if self.channel_order is None:
             order = torch.arange(maps_lc.shape[1], device=maps_lc.device)
         else:
             order = self.channel_order.int()
-        columns = order.view(-1, self.codebook_dim)[groups].flatten()
+        columns = order.view(-1, self.codebook_dim)[groups].flatten()  # of the maps
         return maps_lc.index_select(1, columns).view(-1, self.codebook_dim)
 
     def _groups_by_table(self) -> list[slice | Tensor]:
@@ -401,7 +418,10 @@ class Codebook(nn.Module):
     def _search_rows(
         self, slices: Tensor, rows: Tensor, is_filled: Tensor, all_filled: bool
     ) -> Tensor:
-        """Return the row of a table for each slice, -1 where a slice is not finite.
+        """Return the index of a table's row for each slice, by the setting ``search``.
+
+        By distance it is that of the nearest row; by direction, that of the largest dot
+        product with the row at unit length, all-zero rows left out.
 
         Args:
             slices: ``(N, d)`` float32.
@@ -410,18 +430,18 @@ class Codebook(nn.Module):
             all_filled: whether no row of any table is all zero.
 
         Returns:
-            ``(N,)`` int64.
+            ``(N,)`` int64; -1 where a slice is not finite.
         """
         if self.search == "distance":
             return nearest_rows(slices, rows)
         if all_filled:
             return most_similar_rows(slices, functional.normalize(rows, dim=1))
-        candidates = is_filled.nonzero().squeeze(1)
+        candidates = is_filled.nonzero().squeeze(1)  # indices of rows
         unit_rows = functional.normalize(rows[candidates], dim=1)
         candidate_indices = most_similar_rows(slices, unit_rows)
         is_finite = candidate_indices >= 0
         row_indices = candidates.index_select(0, candidate_indices.clamp_min(0))
-        return row_indices.where(is_finite, candidate_indices)
+        return row_indices.where(is_finite, candidate_indices)  # -1 elsewhere
 
     def _check_channels(self, channels: int) -> None:
         """Raise ValueError for maps of other channels than those of ``for_channels``.
@@ -443,12 +463,13 @@ class Codebook(nn.Module):
     ) -> tuple[bool, bool | None]:
         """Check the rows, and return whether all are filled and the map is usable.
 
-        A GPU is waited for once, for all questions.
+        All questions are answered in one transfer, so that a GPU is waited for once.
 
         Args:
-            rows: ``(n, d)`` float32.
+            rows: ``(n, d)`` float32, of all tables.
             is_filled: ``(n,)`` bool, which of them are not all zero.
-            usable: as for ``encode``.
+            usable: whether the map that is to be encoded is finite, a bool on its
+                device; ``None`` if that is not known yet.
 
         Returns:
             Whether all rows are filled; and ``usable`` as a Python bool, or ``None`` if
@@ -491,7 +512,9 @@ def _check_name(setting: str, name: str, known: Collection[str]) -> None:
 
 
 def prepare_codebook(codebook: Codebook | None, channels: int) -> None:
-    """Make room in a codebook for maps with a number of channels.
+    """Check a codebook, and make room in it for maps with a number of channels.
+
+    That is room for what depends on this number: tables, order of channels, filter.
 
     Args:
         codebook: changed in place; nothing is done for ``None``.

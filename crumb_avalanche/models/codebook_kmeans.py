@@ -24,10 +24,16 @@ ASSIGNED_LOCATIONS = 2000  # by whose error groups choose
 
 @torch.no_grad()
 def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Set the rows to k-means centres of the slices of ``(B, C, H, W)`` maps.
+    """Set the rows of a codebook to k-means centres of the slices of maps.
 
-    All-zero slices do not count if rows are chosen by direction. Of several tables,
-    each group gets the one that has the least error for it.
+    A slice is the values of a group of channels at a location. All-zero slices do not
+    count if rows are chosen by direction. Of several tables, each group of channels
+    gets the one that has the least error for it.
+
+    Args:
+        codebook: its rows, and the tables of its groups, are changed.
+        maps: ``(B, C, H, W)``.
+        generator: of the sample of slices and the seed of k-means.
 
     Raises:
         ValueError: there are fewer slices than rows.
@@ -43,15 +49,20 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
 
 @torch.no_grad()
 def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Set the rows to means of slices of one direction, of ``(B, C, H, W)`` maps.
+    """Set the rows of a codebook to means of the slices of maps with one direction.
 
     Directions are grouped by a spherical k-means, and each row is the mean of the
     slices in a group. The search compares directions alone (eq. 1), so centres of
     directions make it choose better rows than those of ``init_kmeans_``, and the mean
     of the chosen slices is the row with the least squared error.
 
+    Args:
+        codebook: its rows are changed.
+        maps: ``(B, C, H, W)``.
+        generator: of the sample of slices and the seed of k-means.
+
     Raises:
-        ValueError: see ``init_kmeans_``; or there are several tables.
+        ValueError: there are fewer slices than rows, or several tables.
     """
     if codebook.tables > 1:
         raise ValueError(
@@ -61,7 +72,7 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
     directions = functional.normalize(slices)
     centres = _kmeans_centres(codebook, directions, generator, spherical=True)
     unit_centres = functional.normalize(centres)
-    nearest_of_tiles = []
+    nearest_of_tiles = []  # in tiles, for their products with all centres take memory
     for tile in directions.split(NEAREST_TILE):
         cosines = tile @ unit_centres.mT
         nearest_of_tiles.append(cosines.argmax(dim=1))
@@ -75,13 +86,15 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
 
 
 def _sampled_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> Tensor:
-    """Return a random sample of the slices of maps: ``(N, d)``.
+    """Return a random sample of the slices of maps: ``(N, d)`` float32 on the CPU.
 
-    Where rows are chosen by direction, all-zero slices are left out: any row serves
-    them alike.
+    There are at most ``MOST_SLICES_PER_CENTRE`` for each row of the codebook. Where
+    rows are chosen by direction, all-zero slices are left out: any row serves them
+    alike.
 
     Args:
-        codebook: cuts the maps into slices.
+        codebook: cuts the maps into slices of ``d`` channels; it is prepared for their
+            number of channels.
         maps: ``(B, C, H, W)``.
         generator: draws the sample.
 
@@ -105,8 +118,11 @@ def _sampled_locations(
 ) -> Tensor:
     """Return the slices of a random sample of locations, ``(L, G, d)`` on the CPU.
 
+    There are at most ``MOST_SLICES_PER_CENTRE`` locations for each row of a table.
+
     Args:
-        codebook: cuts the maps into slices.
+        codebook: cuts the channels of a location into ``G`` slices of ``d``; it is
+            prepared for their number.
         maps: ``(B, C, H, W)``.
         generator: draws the sample.
 
@@ -170,12 +186,12 @@ def _assign_tables(
 ) -> None:
     """Give each group of channels one of the tables of a codebook.
 
-    Groups of slices of similar length share one at first. Then tables are fitted to
-    their groups and groups take the table of least error, in turns, as in k-means. The
-    caller fits the tables once more.
+    Groups whose slices are of similar mean length share a table at first. Then tables
+    are fitted to their groups and groups take the table of least error, in turns, as in
+    k-means, until no group takes another. The caller fits the tables once more.
 
     Args:
-        codebook: gets ``table_of_group``.
+        codebook: its ``table_of_group``, ``(G,)`` uint8, and its rows are changed.
         slices_lgd: slices by location, group and value, ``(L, G, d)``.
         generator: of the k-means of the tables.
     """
@@ -204,8 +220,14 @@ def _fit_tables(
 ) -> None:
     """Set the rows of each table of a codebook to k-means centres of slices.
 
-    They are those slices of ``(L, G, d)`` whose group has the table. A table of no
-    group, or of too few slices for its rows, is left as it is.
+    They are the slices whose group has the table. A table of no group, or of too few
+    slices for its rows, is left as it is.
+
+    Args:
+        codebook: its rows are changed.
+        slices_lgd: slices by location, group and value, ``(L, G, d)``, on the CPU.
+        generator: of the seeds of k-means.
+        iterations: of k-means.
     """
     assert codebook.table_of_group is not None, "only with several tables"
     table_of_group = codebook.table_of_group.cpu()
@@ -219,7 +241,9 @@ def _fit_tables(
 
 
 def _errors_of_tables(codebook: Codebook, slices_lgd: Tensor) -> Tensor:
-    """Return the mean squared error of each table for each group, ``(T, G)``.
+    """Return the mean squared error of each of ``T`` tables for each group, ``(T, G)``.
+
+    It is that of slices of which the nearest row of the table takes the place.
 
     Args:
         codebook: with several tables of rows.

@@ -82,17 +82,18 @@ def extract_in_parts(
     same_alone: dict[tuple, bool],
     circumstances: tuple,
 ) -> Tensor:
-    """Compute maps of images on a CPU, without gradients.
+    """Compute feature maps of images on a CPU, a few at a time, without gradients.
 
-    An image has the same bits in any batch.
+    The map of an image has the same bits in any batch. An image that is left alone is
+    computed twice in a pair, where a pass of one image rounds differently.
 
     Args:
-        extract: computes maps; treats each image of a batch of 2 to
-            ``IMAGES_AT_A_TIME`` alike.
+        extract: function of images that computes maps; treats each image of a batch of
+            2 to ``IMAGES_AT_A_TIME`` alike.
         images: ``(B, 3, h, w)``.
-        same_alone: whether an image that passes F alone gets the same bits as in a
-            pair, by shape and circumstances; entries that are missing are measured and
-            added.
+        same_alone: whether an image that passes ``extract`` alone gets the same bits as
+            in a pair, by shape and circumstances; entries that are missing are measured
+            and added.
         circumstances: what else the bits depend on, such as the number of threads.
 
     Returns:
@@ -127,13 +128,14 @@ def _has_same_bits_alone(
 
 
 def classify_in_parts(layers: nn.Module, maps: Tensor, training: bool) -> Tensor:
-    """Compute P's outputs of maps, a part of the batch at a time on a CPU.
+    """Compute the logits of maps, on a CPU a part of the batch at a time.
 
-    All maps pass P at once on a GPU, or where batch norm mixes images in training.
+    Parts of at most ``MAPS_AT_A_TIME`` fit its cache. All maps pass at once on a GPU,
+    or where batch norm mixes images in training.
 
     Args:
-        layers: P.
-        maps: ``(B, C, H, W)``.
+        layers: the plastic layers P.
+        maps: ``(B, C, H, W)`` feature maps.
         training: whether P is in training mode.
 
     Returns:
@@ -166,8 +168,10 @@ class BadFeaturesError(ValueError):
         self.images = images
 
 
-def usable(maps: Tensor) -> Tensor:
+def maps_are_usable(maps: Tensor) -> Tensor:
     """Return whether maps are finite and at most 1e12 in absolute value.
+
+    Sums of squares of larger values overflow float32.
 
     Args:
         maps: ``(B, C, H, W)``.
@@ -184,16 +188,16 @@ def usable(maps: Tensor) -> Tensor:
 
 
 def check_maps(maps: Tensor, images: Tensor) -> None:
-    """Raise unless the maps of all images are ``usable``.
+    """Raise unless the maps of all images are finite and at most ``LARGEST_FEATURE``.
 
     Args:
         maps: ``(B, C, H, W)``.
-        images: ``(B, ...)``, whose maps they are.
+        images: ``(B, ...)``, whose maps they are; the error has the bad ones.
 
     Raises:
-        BadFeaturesError: some maps are not usable; has their images.
+        BadFeaturesError: some maps hold NaN, infinite or too large values.
     """
-    if usable(maps):
+    if maps_are_usable(maps):
         return
     values = maps.flatten(1)
     is_bad_value = ~(values.abs() <= LARGEST_FEATURE)  # comparisons with NaN are false
@@ -219,7 +223,7 @@ def warn_of_range(images: Tensor, mean: Tensor, std: Tensor) -> None:
         mean, std: ``(1, 3, 1, 1)``, of the normalisation that is meant.
     """
     low, high = map(float, images.aminmax())
-    # The values that black and white pixels would have.
+    # The values that black and white pixels would have, if normalised as is meant.
     black = float((-mean / std).min())
     white = float(((1 - mean) / std).max())
     brightest_pixel = float((images * std + mean).max())  # where white is 1
@@ -294,9 +298,10 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Add the time of the ``with`` block to ``name``.
+        """Add the seconds of the ``with`` block to ``name``.
 
-        It is not added if an outer block is being measured.
+        They are not added within a block that is measured already. On a GPU, whose
+        calls return early, events are recorded in its queue; their time is added later.
         """
         if self._is_measuring:
             yield
@@ -310,7 +315,7 @@ class Stopwatch:
             if on_gpu:
                 block = _GpuBlock(name=name, start=start, end=self._gpu_event())
                 self._gpu_blocks.append(block)
-                self._add_gpu_blocks(wait=False)
+                self._add_gpu_blocks(wait=False)  # those that are done already
             else:
                 self._seconds[name] += time.perf_counter() - start
             self._is_measuring = False

@@ -55,9 +55,10 @@ class ImageInput(nn.Module):
     def set_normalization(self, mean: Sequence[float], std: Sequence[float]) -> Self:
         """Set how float images are normalised that the model is given.
 
-        The default is ImageNet's mean and deviation. Stored ``uint8`` images are
-        normalised with it again at replay. Images of ``ToTensor`` alone have mean 0 and
-        standard deviation 1, images from 0 to 255 mean 0 and standard deviation 1/255.
+        They are ``(pixel - mean) / std`` of pixels from 0 to 1. The default is
+        ImageNet's mean and deviation. ``uint8`` images are normalised by the model
+        itself. Images of ``ToTensor`` alone have mean 0 and standard deviation 1,
+        images from 0 to 255 mean 0 and standard deviation 1/255.
 
         Args:
             mean, std: one number for each of the three channels, or one for all, in
@@ -102,6 +103,10 @@ class ImageInput(nn.Module):
 
     def require_images(self, images: Tensor) -> None:
         """Raise unless a tensor holds images, and warn once if they are not normalised.
+
+        Args:
+            images: to be ``(B, 3, h, w)``, ``uint8`` or normalised floats; of floats,
+                the range of the first batch is looked at.
 
         Raises:
             TypeError: the images are neither ``uint8`` nor floats.

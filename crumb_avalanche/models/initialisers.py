@@ -35,7 +35,15 @@ class MapStatistics:
 
     @staticmethod
     def measure(maps: Tensor) -> "MapStatistics":
-        """Measure ``(B, C, H, W)`` maps.
+        """Measure the values of feature maps, to draw a codebook like them.
+
+        Args:
+            maps: ``(B, C, H, W)``.
+
+        Returns:
+            ``scale``, the standard deviation of all values, or of the positive ones
+            where none is negative; ``sparsity``, the share of zeros; and ``signed``,
+            whether some are negative.
 
         Raises:
             ValueError: all values are equal, so that no scale can be measured.
@@ -57,10 +65,15 @@ class MapStatistics:
 
 @torch.no_grad()
 def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Draw entries from ``|N(0, 5/3 s)|``, or from ``N(0, s)`` for signed maps.
+    """Draw the rows of a codebook from ``|N(0, 5/3 s)|``, or ``N(0, s)``.
 
-    The scale ``s`` is measured on ``(B, C, H, W)`` maps (Table 4, "Dense matched
-    init.").
+    The scale ``s`` is that of the maps; the latter is for maps with negative values
+    (Table 4, "Dense matched init.").
+
+    Args:
+        codebook: its rows are changed.
+        maps: ``(B, C, H, W)``, on which the scale is measured.
+        generator: of the draws.
     """
     statistics = MapStatistics.measure(maps)
     values = torch.randn(

@@ -165,10 +165,10 @@ def check_float32(network: nn.Module) -> None:
 
 
 def head_outputs(layers: nn.Module, name: str) -> int:
-    """Return the number of outputs of the head.
+    """Return the number of outputs of the head, which is that of classes.
 
     Args:
-        layers: P.
+        layers: the plastic layers.
         name: of the head among them, qualified.
 
     Raises:
@@ -236,13 +236,14 @@ def feature_scale_of(
 ) -> float:
     """Return the factor by which maps are scaled to ``REFERENCE_SCALE``.
 
-    Networks whose maps have other scales then learn at the same rates. It is 1 if the
-    input of the head does not scale as the maps do.
+    Their positive values then have this standard deviation, so that networks whose maps
+    have other scales learn at the same rates. It is 1 if the input of the head does not
+    scale as the maps do, when the biases of the layers below it are scaled, too.
 
     Args:
         maps: ``(B, C, H, W)``, any locations of maps.
-        layers: P.
-        head: its name among them.
+        layers: the plastic layers; they stay as they are.
+        head: qualified name of the head among them.
         complete_maps: ``(B, C, H, W)``, all locations of maps, of which 4 are tried.
 
     Raises:
@@ -262,10 +263,10 @@ def feature_scale_of(
     trial_layers = copy.deepcopy(layers).cpu().eval()
     trial_model = SimpleNamespace(plastic_layers=trial_layers, head=head)
     trial_maps = complete_maps[:4].cpu()
-    input_before = head_input(trial_model, trial_maps, trial_layers)
+    input_before = head_input(trial_model, trial_maps, classify=trial_layers)
     multiply_biases(trial_layers, head, factor)
-    input_after = head_input(trial_model, trial_maps * factor, trial_layers)
-    tolerance = 1e-4 * float(input_after.abs().max())
+    input_after = head_input(trial_model, trial_maps * factor, classify=trial_layers)
+    tolerance = 1e-4 * float(input_after.abs().max())  # of rounding
     head_input_scales = torch.allclose(
         input_after, input_before * factor, rtol=1e-3, atol=tolerance
     )
@@ -291,10 +292,17 @@ PASSES = 3  # a backward pass computes two products where the forward pass has o
 # The counter cannot follow a pool by attention without gradients.
 @torch.enable_grad()
 def step_flops(model: nn.Module) -> tuple[int, int]:
-    """Count operations for one image: of F, and of a training step of P.
+    """Count floating-point operations for one image: of F, and of a training step of P.
 
     The backward pass counts twice its forward pass. Counts convolutions and matrix
-    products of a ``SplitModel``; codes, losses and the optimiser are left out.
+    products; codes, losses and the optimiser are left out.
+
+    Args:
+        model: a ``SplitModel``; the feature extractor F runs forward only, the plastic
+            layers P are trained.
+
+    Returns:
+        The operations of F, and those of a step of P.
     """
     side = model.input_side
     with evaluating(model):

@@ -94,14 +94,18 @@ class FilterEquations:
     def solve(self, map_filter: MapFilter) -> None:
         """Set the weights and constants of a filter to the least-squares solution.
 
-        Of each channel it solves ``(products + ridge I) w = targets + ridge w0``, where
-        ``w0`` is the filter that leaves a map as it is.
+        Of each channel it solves ``(products + ridge I) w = targets + ridge w0``: nine
+        weights of the locations of a 3 x 3 window, and a constant. ``w0`` is the filter
+        that leaves a map as it is, to which the ridge pulls.
+
+        Args:
+            map_filter: changed in place.
         """
-        diagonals = self.products.diagonal(dim1=1, dim2=2)
+        diagonals = self.products.diagonal(dim1=1, dim2=2)  # (C, 10)
         ridges = RIDGE * diagonals.mean(dim=1, keepdim=True) + SMALLEST_RIDGE
         products = self.products + torch.diag_embed(ridges.expand_as(diagonals))
         identity_filter = torch.zeros_like(self.targets)
-        identity_filter[:, TAPS // 2] = 1
+        identity_filter[:, TAPS // 2] = 1  # the middle of the window
         targets = self.targets + ridges * identity_filter
         solution = torch.linalg.solve(products, targets)
         weights = solution[:, :TAPS].view(-1, 1, SIDE, SIDE)

@@ -202,12 +202,13 @@ class MapStore:
     ) -> MapDataset:
         """Return the maps of a data set of images, ``(C, H, W)`` each.
 
-        Those that are missing or damaged are computed.
+        Those that are missing in the file or damaged are computed and written first.
 
         Args:
             images: items ``(image, ...)``, images as for ``SplitModel.extract``.
-            rows: ``(len(images),)`` int64 row numbers, below ``count``.
-            labels: of each item.
+            rows: ``(len(images),)`` int64, number of the map of each image in the
+                store, below ``count``.
+            labels: class of each item.
 
         Raises:
             FeatureCacheError: the disk has too little room, or a map does not fit into
@@ -240,7 +241,13 @@ class MapStore:
             )
 
     def read(self, row: int) -> Tensor:
-        """Read and verify the map of a row, ``(C, H, W)``.
+        """Read the map of a row from the file, and verify its checksum.
+
+        Args:
+            row: number of the map in the store.
+
+        Returns:
+            ``(C, H, W)`` float32 or float16.
 
         Raises:
             FeatureCacheError: it was damaged since ``dataset``.
@@ -249,7 +256,8 @@ class MapStore:
         n_read = self._read_into(values, self._offset(row))
         if n_read < self.bytes_per_map:
             raise self._change_error("truncated", row)
-        # 0 if this process has not verified the map; then the file says.
+        # An entry has the checksum of a map. It is 0 if this process has not verified
+        # the map; then the file says.
         expected_entry = self._verified_entries[row]
         if not expected_entry:
             expected_entry = self._entries(np.array([row]))[0]
@@ -265,12 +273,16 @@ class MapStore:
         )
 
     def _discard_damaged(self, rows: np.ndarray) -> None:
-        """Verify the maps of rows; damaged ones count as missing from then on.
+        """Verify the checksums of stored maps; damaged ones count as missing then.
 
-        Maps that this process has verified before are not read again.
+        Maps that this process has verified before are not read again. Warns of damaged
+        ones.
+
+        Args:
+            rows: ``(n,)`` int64, numbers of the maps in the store.
         """
-        values = np.empty(self.shape, self.dtype)
-        entries = self._all_entries()
+        values = np.empty(self.shape, self.dtype)  # of one map, read again and again
+        entries = self._all_entries()  # checksums; 0 of a map that is missing
         is_stored = entries[rows] != 0
         is_unverified = self._verified_entries[rows] == 0
         n_damaged = 0
@@ -280,7 +292,7 @@ class MapStore:
                 self._verified_entries[row] = entries[row]
             else:
                 n_damaged += 1
-                self._set_entry(row, 0)
+                self._set_entry(row, 0)  # missing
         if n_damaged:
             self.damaged += n_damaged
             warnings.warn(
@@ -290,13 +302,13 @@ class MapStore:
             )
 
     def _fill(self, images: Dataset, rows: np.ndarray) -> None:
-        """Compute the maps of images and write them to the store.
+        """Compute the maps of images and write them to the store, in a random order.
 
         Maps that other processes write meanwhile are left out.
 
         Args:
-            images: as for ``dataset``.
-            rows: ``(len(images),)`` row numbers of their maps.
+            images: items ``(image, ...)``, images as for ``SplitModel.extract``.
+            rows: ``(len(images),)`` int64, numbers of their maps in the store.
         """
         drawn_rows: deque[np.ndarray] = deque()  # of batches that the loader drew
         # A loader draws a seed; with a generator of its own, filling leaves the global
@@ -309,7 +321,7 @@ class MapStore:
         )
         with progress_bar(len(rows), "feature cache", show=self.progress) as bar:
             for batch, *_ in loader:
-                batch_rows = drawn_rows.popleft()
+                batch_rows = drawn_rows.popleft()  # batches come in the order drawn
                 maps = self._maps_to_store(batch)
                 for row, values in zip(batch_rows, maps, strict=True):
                     self._write_map(int(row), np.ascontiguousarray(values))
@@ -347,14 +359,16 @@ class MapStore:
     ) -> Iterator[list[int]]:
         """Yield batches of images whose maps are missing when the batch is drawn.
 
-        A batch is a list of positions in ``rows``.
-
         Batches come in a random order, so processes that fill one store at the same
         time share the work; the same images make a batch in each.
 
         Args:
-            rows: ``(n,)`` row numbers.
-            drawn_rows: receives the rows of each batch.
+            rows: ``(n,)`` int64, numbers of the maps of all images in the store.
+            drawn_rows: a queue to which the numbers of the maps of each batch are
+                appended.
+
+        Yields:
+            Positions of the images of a batch in ``rows``.
         """
         starts = np.arange(0, len(rows), FILL_BATCH)
         for start in np.random.default_rng().permutation(starts):
@@ -383,9 +397,16 @@ def _entry_of_map(values: np.ndarray) -> int:
 
 
 def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
-    """Return the name of a file of maps, which everything that decides them changes.
+    """Return the name of a file of stored maps: a hash of all that decides them.
 
-    It is 24 hexadecimal digits of a SHA-256. The arguments are those of ``MapStore``.
+    It is 24 hexadecimal digits of a SHA-256, over weights and layers of F, its runtime
+    and precision, device, normalisation and number format.
+
+    Args:
+        model: computes the maps.
+        count: number of maps.
+        key: text that stands for the images.
+        half: whether maps are stored as float16.
     """
     network = model.feature_extractor
     # Layers and code of traced parts, besides weights, whose hash does not cover layers
@@ -415,6 +436,9 @@ def files_key(paths: Iterable[str | os.PathLike]) -> str:
 
     It covers names below their common folder, sizes and modification times, in the
     order of the files.
+
+    Args:
+        paths: of the files, which have to exist.
     """
     files = [Path(path) for path in paths]
     common_folder = os.path.commonpath(files) if files else ""
@@ -460,9 +484,12 @@ class FeatureMemo:
     def maps(self, images: Tensor, extract: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the maps of images, computing those that are not cached.
 
+        Images are told apart by their content. The least recently used maps beyond the
+        capacity are dropped.
+
         Args:
             images: ``(B, 3, h, w)`` ``uint8``.
-            extract: F.
+            extract: function of images that computes maps, the feature extractor F.
 
         Returns:
             ``(B, C, H, W)``, channels-last in memory.
@@ -492,15 +519,16 @@ class FeatureMemo:
         images: Tensor,
         extract: Callable[[Tensor], Tensor],
     ) -> None:
-        """Compute and cache the maps of images of a batch.
+        """Compute the maps of images of a batch, and put them into the cache.
 
         Args:
-            keys: of all images of the batch.
+            keys: of the content of all images of the batch, by which maps are cached.
             positions: of the images in the batch whose maps are missing.
             images: ``(B, 3, h, w)`` ``uint8``, the whole batch.
-            extract: F.
+            extract: function of images that computes maps, the feature extractor F.
         """
         index = torch.tensor(positions, dtype=torch.int64)
+        # One at a time on a CPU: its map needs no copy.
         batch_size = 1 if images.device.type == "cpu" else len(index)
         for batch in index.split(batch_size):
             for position, feature_map in zip(batch.tolist(), extract(images[batch])):

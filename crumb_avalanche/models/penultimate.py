@@ -31,12 +31,12 @@ class HeadInput:
         self._is_recording = False
 
     def attach(self, model: nn.Module, images: Tensor | None = None) -> None:
-        """Record the next pass of a ``SplitModel``.
+        """Record what enters the head of a ``SplitModel`` from now on, until ``take``.
 
         Args:
-            model: the model.
-            images: the very tensor whose latest pass is recorded; default any pass of
-                P.
+            model: gets hooks.
+            images: the very tensor whose latest pass through the model is recorded;
+                default any pass of its plastic layers.
         """
         self.take()  # ends a recording that nobody took
         head = model.plastic_layers.get_submodule(model.head)
@@ -94,10 +94,12 @@ def head_input(
 ) -> Tensor:
     """Compute the input of a ``SplitModel``'s head, in the model's mode.
 
+    The plastic layers run on the maps, and a hook records what enters the head.
+
     Args:
         model: the model.
-        maps: ``(B, C, H, W)``.
-        classify: P, which is called with the maps; default ``model.classify``.
+        maps: ``(B, C, H, W)`` feature maps.
+        classify: the plastic layers, called with the maps; default ``model.classify``.
 
     Returns:
         ``(B, D, ...)``, with gradients.
@@ -119,13 +121,18 @@ def penultimate(model: nn.Module, maps: Tensor) -> Tensor:
 def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
     """Compute the input of the head, before it is averaged over locations if it is.
 
+    Args:
+        model: a ``SplitModel``.
+        maps: ``(B, C, H, W)`` feature maps, which enter its plastic layers.
+
     Returns:
         ``(B, D, H, W)`` and ``True`` if it is averaged before the head, else ``(B,
         D)`` and ``False``.
     """
-    inputs_of_pool: list[Tensor] = []  # P may take a batch in parts
+    inputs_of_pool: list[Tensor] = []  # the layers may take a batch in parts
 
     def record_input(pool: nn.Module, arguments: tuple) -> None:
+        """Note what enters the pool: a hook before its pass."""
         inputs_of_pool.append(arguments[0])
 
     last_pool = None  # others, of squeeze-and-excitation, come before it
@@ -141,6 +148,7 @@ def unpooled_head_input(model: nn.Module, maps: Tensor) -> tuple[Tensor, bool]:
         if handle is not None:
             handle.remove()
     if values.dim() == 2 and inputs_of_pool:
+        # The pool averages the head's input only if their values agree.
         unpooled = torch.cat(inputs_of_pool).float()
         means = averaged(unpooled)
         has_same_shape = means.shape == values.shape

@@ -57,7 +57,11 @@ def recorded_backbones() -> dict[str, BackboneRecord]:
 
 
 def _record_of(row: dict[str, str]) -> BackboneRecord:
-    """Return the backbone that a row of ``backbones.csv`` describes."""
+    """Parse a row of ``backbones.csv``: what was measured of a backbone.
+
+    Args:
+        row: texts by the name of their column.
+    """
     accuracy = row["eth80"]  # empty if it was not measured
     return BackboneRecord(
         backbone=row["backbone"],

@@ -15,11 +15,12 @@ def largest_divisor(channels: int, limit: int) -> int:
 def row_length(
     map_shape: tuple[int, int, int], image_size: int, memories_per_image: float
 ) -> int:
-    """Return the longest codebook rows whose memories are not smaller than wanted.
+    """Return the length of codebook rows at which memories are not too small.
 
-    Longer rows make fewer codes of a map: more memories in the same bytes, with a
-    larger error. A map of few values keeps too little of itself in long rows, so the
-    length follows from the bytes.
+    A map of ``C * H * W`` values has a code for each ``length`` of them. Longer rows
+    make fewer codes: more memories in the same bytes, with a larger error. A map of few
+    values keeps too little of itself in long rows, so the length follows from the
+    bytes.
 
     Args:
         map_shape: ``(C, H, W)``.

@@ -22,11 +22,12 @@ class RowLookup(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         """Sum the gradients of the slices that have each row's code.
 
-        The slices of a row are added in their order.
+        The slices of a row are added in their order, so that the sum has the same bits
+        as that of torch's embedding.
 
         Args:
-            ctx: of ``forward``.
-            gradient: of the rows that were looked up, ``(..., d)``.
+            ctx: of ``forward``, which saved the codes and the number of rows.
+            gradient: of the slices, the rows that were looked up, ``(..., d)``.
 
         Returns:
             The gradient of the table, ``(n, d)``, and ``None`` for the codes.

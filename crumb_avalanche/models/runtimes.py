@@ -84,9 +84,12 @@ def onnx_bytes(
 
     Args:
         network: in evaluation mode.
-        example: its input.
-        axes: names of input and outputs, in order, with the axes of any size and their
-            names.
+        example: an input of it, whose pass is traced.
+        axes: by the names of input and outputs, in order, the axes that may have any
+            size, with their names, as in ``{"images": {0: "batch"}, ...}``.
+
+    Returns:
+        The content of an ONNX file.
     """
     input_name, *output_names = axes
     graph = io.BytesIO()
@@ -106,11 +109,12 @@ def onnx_bytes(
 
 
 def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
-    """Build a function of images to maps that runs in ONNX Runtime.
+    """Build a function of images to feature maps that runs in ONNX Runtime.
 
     Args:
-        network: F.
-        example: images, ``(B, 3, h, w)`` on the CPU; it takes any number of them.
+        network: the feature extractor F.
+        example: images, ``(B, 3, h, w)`` float32 on the CPU, whose pass is traced; the
+            function takes any number of them.
     """
     import onnxruntime
 
@@ -127,6 +131,7 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     never_freed_in_forks(session)
 
     def extract(images: Tensor) -> Tensor:
+        """Compute maps ``(B, C, H, W)`` of ``(B, 3, h, w)`` images."""
         maps = session.run(None, {"images": images.contiguous().numpy()})[0]
         return torch.from_numpy(maps).clone(memory_format=torch.channels_last)
 
@@ -144,13 +149,13 @@ RUNTIMES = ("torch", *BUILDERS)
 
 
 def use_runtime(model: Split, name: str) -> Runtime:
-    """Let a runtime run the F of a model from now on, and return it.
+    """Let a runtime compute a model's feature maps from now on, and return it.
 
-    A copy of the model runs torch again. Call it when F has its weights, the model its
-    precision and device, and torch its threads.
+    It runs the feature extractor F. A copy of the model runs torch again. Call it when
+    F has its weights, the model its precision and device, and torch its threads.
 
     Args:
-        model: the model.
+        model: its ``runtime`` is set.
         name: one of ``RUNTIMES``; or ``auto``: what the environment names in
             ``CRUMB_RUNTIME``, else ONNX Runtime where it is installed and can run F,
             else torch.
@@ -172,14 +177,21 @@ def use_runtime(model: Split, name: str) -> Runtime:
 
 @torch.no_grad()
 def open_runtime(model: Split, name: str) -> Runtime:
-    """Open a runtime for the F of a model, and compare it with torch on noise.
+    """Open a runtime for a model's feature extractor, and compare it with torch.
+
+    Both compute the maps of two images of noise.
 
     Args:
         model: stays as it is.
         name: one of ``RUNTIMES``.
 
+    Returns:
+        The runtime, whose ``run`` computes maps ``(B, C, H, W)`` of images; torch where
+        the extractor is empty.
+
     Raises:
-        RuntimeRefusedError, ValueError: see ``use_runtime``.
+        RuntimeRefusedError: it is not installed, cannot run F or computes other maps.
+        ValueError: the name is unknown.
     """
     if name not in RUNTIMES:
         raise ValueError(f"runtime is {name!r}; use one of auto, {', '.join(RUNTIMES)}")
@@ -212,7 +224,7 @@ def open_runtime(model: Split, name: str) -> Runtime:
         raise RuntimeRefusedError(
             f"runtime {name} cannot run F ({reason}): give --runtime torch"
         ) from error
-    largest_value = torch_maps.abs().max().clamp_min(1e-30)
+    largest_value = torch_maps.abs().max().clamp_min(1e-30)  # no division by 0
     difference = float((maps - torch_maps).abs().max() / largest_value)
     if not difference <= TOLERANCE[model.precision]:
         raise RuntimeRefusedError(

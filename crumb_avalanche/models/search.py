@@ -37,7 +37,7 @@ def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
     Returns:
         ``(N,)`` int64 indices below ``K``.
     """
-    if not _suits_faiss(slices):
+    if not _suits_faiss(slices):  # which searches on a CPU
         return _best_by_products(slices, unit_rows)
     # Among unit rows the L2-nearest one has the largest dot product. Squared distances
     # of long slices would lose the last digits of the dot product, so slices are first
@@ -46,7 +46,7 @@ def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(slices, dim=1, keepdim=True)
     exponents = torch.frexp(lengths.clamp_min(_SHORTEST)).exponent
     factors = torch.exp2(-exponents)
-    index = _faiss_index(unit_rows)
+    index = _faiss_index(unit_rows)  # faiss's structure of the rows, to search in
     indices_of_tiles = []
     for tile, scale in zip(slices.split(FAISS_TILE), factors.split(FAISS_TILE)):
         indices_of_tiles.append(_nearest_by_faiss(tile * scale, index))
@@ -129,11 +129,14 @@ def _faiss_index(rows: Tensor) -> Any:
 
 
 def _nearest_by_faiss(vectors: Tensor, index: Any) -> Tensor:
-    """Return the L2-nearest row of faiss's index for each vector.
+    """Return the index of the L2-nearest row for each vector, searched by faiss.
+
+    A few vectors are padded with zeros up to the number from which faiss searches in
+    one fused pass; with fewer it is six times slower.
 
     Args:
-        vectors: ``(N, d)`` float32 in CPU memory; padded up to the fused pass.
-        index: of ``_faiss_index``.
+        vectors: ``(N, d)`` float32 in CPU memory.
+        index: faiss's index of the rows, of ``_faiss_index``.
 
     Returns:
         ``(N,)`` int64 in CPU memory.

@@ -115,7 +115,11 @@ def _check_not_dynamic(network: nn.Module) -> None:
 def last_layer(network: nn.Module, image_size: int) -> str:
     """Return the name of the linear or convolutional layer that a network uses last.
 
-    The network is set to evaluation mode.
+    It is found by a pass of a black image, in which hooks note each call.
+
+    Args:
+        network: a classifier of ``(B, 3, h, w)`` images; set to evaluation mode.
+        image_size: side of the image in pixels.
 
     Raises:
         CutError: it uses no such layer.
@@ -149,19 +153,21 @@ def split_after(
     image_size: int = 224,
     layout: Layout | None = None,
 ) -> SplitModel:
-    """Cut a network after a node.
+    """Cut a network after a node of its traced graph, and give it a new head.
 
-    F has its operations up to the node, P all others, as ``body`` and ``head``. ``(B,
-    N, C)`` tokens become a map. Without prefix tokens it is the grid of patches, ``(B,
-    C, H, W)``. Class token and registers are further locations: the map is ``(B, C, N,
-    1)`` then, they come first, P gets them as the network gave them, and
-    ``SplitModel.patch_grid`` returns the grid without them.
+    The feature extractor F has its operations up to the node, the plastic layers P all
+    others, as ``body``, ``head`` and maybe ``tail``. ``(B, N, C)`` tokens become a map.
+    Without prefix tokens it is the grid of patches, ``(B, C, H, W)``. Class token and
+    registers are further locations: the map is ``(B, C, N, 1)`` then, they come first,
+    P gets them as the network gave them, and ``SplitModel.patch_grid`` returns the grid
+    without them.
 
     Args:
         network: a classifier of ``(B, 3, h, w)`` images.
         node: name of the last module or operation of F; ``None`` leaves F empty.
         head: name of the last linear or convolutional layer, which gets ``n_classes``
             outputs.
+        n_classes: outputs of the new head.
         image_size: side of the images in pixels.
         layout: of what modules return; default ``(B, C, H, W)``, or tokens of patches
             only.
@@ -172,8 +178,9 @@ def split_after(
     """
     network = network.eval()
     names_to_trace = [head] if node is None else [node, head]
-    operations = _traced_operations(network, names_to_trace)
+    operations = _traced_operations(network, names_to_trace)  # with their names
     order = list(operations)
+    # The parts of the network begin and end at these operations, fx nodes.
     images = next(operation for operation in order if operation.op == "placeholder")
     cut = images if node is None else _last_operation_of(node, operations)
     head_call = _head_call_after(cut, head, order)
@@ -183,17 +190,22 @@ def split_after(
     extractor: nn.Module = nn.Sequential()
     map_layout = MapLayout()
     if cut is not images:
-        unchanged = _part(network, operations, images, cut)
+        # Made twice: what it returns is known only when it runs.
+        unchanged = _part_between(network, operations, images, cut)
         map_layout = _map_layout_of(unchanged, image_size, layout or Layout())
-        extractor = _part(
+        extractor = _part_between(
             network, operations, images, cut, output_calls=map_layout.to_map
         )
     head_input = head_call.all_input_nodes[0]
-    body = _part(network, operations, cut, head_input, input_calls=map_layout.from_map)
+    body = _part_between(
+        network, operations, cut, head_input, input_calls=map_layout.from_map
+    )
     layers = OrderedDict(body=body, head=network.get_submodule(head))
     if logits is not head_call:
-        layers["tail"] = _part(network, operations, head_call, logits)
-    model = SplitModel(extractor, nn.Sequential(layers), "head", image_size=image_size)
+        layers["tail"] = _part_between(network, operations, head_call, logits)
+    model = SplitModel(
+        extractor, nn.Sequential(layers), head="head", image_size=image_size
+    )
     model.token_grid = map_layout.token_grid
     model.stages = () if node is None else (node,)
     model.reset_head(n_classes)
@@ -201,10 +213,10 @@ def split_after(
 
 
 def _last_operation_of(name: str, operations: dict[fx.Node, str]) -> fx.Node:
-    """Return the last operation of a node to cut after.
+    """Return the last operation of a node to cut after, of a network's traced graph.
 
     Args:
-        name: of the operation, or of a module that is traced.
+        name: of the operation, or of a module whose operations are traced.
         operations: of the network in order, with their names.
 
     Raises:
@@ -223,10 +235,10 @@ def _last_operation_of(name: str, operations: dict[fx.Node, str]) -> fx.Node:
 
 
 def _head_call_after(cut: fx.Node, head: str, order: list[fx.Node]) -> fx.Node:
-    """Return the one call of the head.
+    """Return the operation of a network's traced graph that calls the head.
 
     Args:
-        cut: the last operation of F.
+        cut: the last operation of the feature extractor.
         head: name of the layer.
         order: all operations of the network in order.
 
@@ -267,8 +279,13 @@ def _traced_operations(network: nn.Module, names: list[str]) -> dict[fx.Node, st
     is one operation.
 
     Args:
-        network: gets the constants of the trace as buffers.
-        names: of the modules to cut after, and of the head.
+        network: its graph is traced by ``torch.fx``; it gets tensors that the trace
+            computed, constants of the graph, as buffers.
+        names: of the module to cut after, and of the head.
+
+    Returns:
+        The name of each operation, such as ``layer4.0.relu``, in the order of the
+        calls.
 
     Raises:
         CutError: the network cannot be traced.
@@ -285,6 +302,7 @@ def _traced_operations(network: nn.Module, names: list[str]) -> dict[fx.Node, st
     tracer = NodePathTracer()
 
     def is_leaf_module(module: nn.Module, path: str) -> bool:
+        """Whether a call of the module is one operation of the graph."""
         return path not in traced_paths
 
     tracer.is_leaf_module = is_leaf_module  # type: ignore[method-assign]
@@ -306,7 +324,7 @@ def _traced_operations(network: nn.Module, names: list[str]) -> dict[fx.Node, st
     return names_of_operations
 
 
-def _part(
+def _part_between(
     network: nn.Module,
     operations: dict[fx.Node, str],
     start: fx.Node,
@@ -314,14 +332,15 @@ def _part(
     input_calls: Iterable[MethodCall] = (),
     output_calls: Iterable[MethodCall] = (),
 ) -> fx.GraphModule:
-    """Make a module of the operations of a network between two.
+    """Make a module of the operations of a network between two of them.
 
     Args:
         network: holds the modules that are called.
-        operations: of the network in order, with their names.
+        operations: of the network's traced graph in order, with their names.
         start: the operation whose value is the module's input.
         end: the operation whose value the module returns.
-        input_calls: methods of tensors that are called on the input, in order.
+        input_calls: methods of tensors that are called on the input, in order: names
+            with arguments, such as ``("transpose", 1, 2)``.
         output_calls: methods of tensors that are called on the value of ``end``.
 
     Raises:
@@ -330,7 +349,9 @@ def _part(
     graph = fx.Graph()
     order = list(operations)
     part_input = graph.placeholder("values")
-    copies = {start: _add_calls(graph, part_input, input_calls)}  # by original
+    # Operations of the new graph by those that they are copies of.
+    copies = {start: _add_calls(graph, part_input, input_calls)}
+    # Tensors of the network, which are read wherever they are needed.
     constants = [operation for operation in order if operation.op == "get_attr"]
     between = order[order.index(start) + 1 : order.index(end) + 1]
     for operation in [*constants, *between]:
@@ -382,12 +403,17 @@ class MapLayout:
 def _map_layout_of(
     extractor: fx.GraphModule, image_size: int, layout: Layout
 ) -> MapLayout:
-    """Find out how what F returns becomes a map.
+    """Find out how what the feature extractor F returns becomes a map.
 
     Args:
-        extractor: F.
-        image_size: side in pixels of the image that it is tried with.
-        layout: of what the modules of the network return.
+        extractor: F as it was traced.
+        image_size: side in pixels of the black image that it is tried with.
+        layout: what timm says of the network's tensors: number of prefix tokens, and
+            whether channels are last.
+
+    Returns:
+        The methods of tensors that make a map ``(B, C, H, W)`` of it, and those that
+        take it back.
 
     Raises:
         CutError: F takes no such image, or returns neither a map nor tokens.
@@ -415,7 +441,11 @@ def _layout_from_map(shape: tuple[int, ...], layout: Layout) -> MapLayout:
 
     Args:
         shape: of the map of one image, four axes.
-        layout: of what the modules of the network return.
+        layout: whether channels are last in the network's maps.
+
+    Returns:
+        The methods of tensors that make ``(B, C, H, W)`` of it, and those that take it
+        back; none where it is that already.
 
     Raises:
         CutError: the channels are last, which the layout does not say.
@@ -439,10 +469,14 @@ def _layout_from_tokens(n_tokens: int, layout: Layout) -> MapLayout:
 
     Args:
         n_tokens: number ``N`` of tokens.
-        layout: of what the modules of the network return.
+        layout: how many of the network's tokens, the first ones, are no patches.
+
+    Returns:
+        The methods of tensors that make a map of tokens: the grid of patches ``(B, C,
+        H, W)``, or ``(B, C, N, 1)`` beside other tokens; and those that take it back.
     """
     is_square = math.isqrt(n_tokens) ** 2 == n_tokens
-    is_column = layout.grid(n_tokens)[1] == 1
+    is_column = layout.grid(n_tokens)[1] == 1  # the patches make no square
     if is_square and is_column:
         # Only the patches are here; the other tokens are added after the cut.
         layout = replace(layout, prefix_tokens=0)

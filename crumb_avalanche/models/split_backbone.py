@@ -12,11 +12,11 @@ from crumb_avalanche.models.backbone_names import (
     PREFIX,
     PUBLISHED,
     Preprocessing,
-    config_of,
     is_timm,
     preprocessing_of,
     published_by,
     source_of,
+    timm_config,
     timm_name,
 )
 from crumb_avalanche.models.backbones import (
@@ -51,9 +51,16 @@ def map_shape_of(
     image_size: int,
     fine_tuning: bool = False,
 ) -> tuple[int, int, int]:
-    """Return the shape of the map at the cut, ``(C, H, W)``; see ``split_backbone``.
+    """Return the shape of a network's feature maps at the cut, ``(C, H, W)``.
 
-    Does not change the RNG state.
+    A model with random weights is built to measure it; the RNG state does not change.
+
+    Args:
+        name: one of ``BACKBONES``, or ``timm:NAME``.
+        cut_layer: number or name of the last layer before the cut; ``None`` for the
+            usual one.
+        image_size: side of the images in pixels.
+        fine_tuning: whether small images are enlarged, as where P is fine-tuned.
     """
     with preserve_rng_state():
         model = random_backbone(
@@ -254,10 +261,22 @@ def _split_built_in(
     image_size: int,
     smallest_side: int,
 ) -> SplitModel:
-    """Split one of ``BACKBONES``, without a codebook, and keep its head.
+    """Split one of ``BACKBONES`` into a ``SplitModel`` without a codebook.
 
-    The arguments are those of ``split_backbone``; ``smallest_side`` is that of
-    ``SplitModel``.
+    The head is that of the weights, with their number of outputs.
+
+    Args:
+        name: of the network.
+        weights: one of ``PUBLISHED``, a path, or ``None`` for random ones.
+        cut_layer: number of leading layers in the feature extractor; ``None`` for the
+            usual one.
+        relu_logits, head_kernel: as for ``split_backbone``, of SqueezeNet alone.
+        image_size: side of the images in pixels.
+        smallest_side: side in pixels that smaller images are enlarged to.
+
+    Raises:
+        ValueError: there is no such cut, or another network has another head.
+        WeightsError: weights that cannot be fetched or read, or are another model's.
     """
     backbone = BACKBONES[name]
     if isinstance(cut_layer, str):
@@ -284,7 +303,7 @@ def _split_built_in(
         ends = squeezenet_ends(network, relu_logits, head_kernel)
     else:
         _check_usual_head(relu_logits, head_kernel)
-        ends = backbone.ends(network)
+        ends = backbone.ends(network)  # what follows the layers, by name
     plastic_layers = nn.Sequential()
     if layers:
         plastic_layers.add_module("features", _sequential(layers[cut:]))
@@ -293,7 +312,7 @@ def _split_built_in(
     return SplitModel(
         _sequential(layers[:cut]),
         plastic_layers,
-        "head",
+        head="head",
         image_size=image_size,
         smallest_side=smallest_side,
     )
@@ -321,21 +340,23 @@ def _load_published(network: nn.Module, name: str, weights: str) -> None:
     Raises:
         WeightsError: these have no weights of the network, or they cannot be fetched.
     """
-    usual = published_by(name)
+    usual_publisher = published_by(name)
     is_in_timm = weights == "timm" and name.startswith("efficientnet_lite")
-    if weights != usual and not is_in_timm:
+    if weights != usual_publisher and not is_in_timm:
         raise WeightsError(
             f"{weights!r} has no weights of {name}; leave --weights out to take those "
-            f"of {usual!r}"
+            f"of {usual_publisher!r}"
         )
-    source = source_of(name, weights)
+    source = source_of(name, weights)  # in words, for errors
     if weights == "torchvision":
         state = torchvision_weights(name)
     elif weights == "package":
         state = renamed_weights(packaged_weights(), network, source)
     else:
         name_in_timm = timm_name(name)
-        image_size = config_of(name_in_timm).input_size[-1]
-        published_network = timm_network(name_in_timm, "timm", image_size)
+        image_size = timm_config(name_in_timm).input_size[-1]
+        published_network = timm_network(
+            name_in_timm, weights="timm", image_size=image_size
+        )
         state = renamed_weights(published_network.state_dict(), network, source)
     check_and_load(network, state, source)

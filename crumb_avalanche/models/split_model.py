@@ -23,7 +23,7 @@ from crumb_avalanche.models.extraction import (
     check_maps,
     classify_in_parts,
     extract_in_parts,
-    usable,
+    maps_are_usable,
     warn_where_bf16_is_slow,
     without_autocast,
 )
@@ -47,7 +47,11 @@ NOT_MEASURED = -1.0  # the error of codes in a state dict, where it was not meas
 
 
 def check_split_model(model: nn.Module, trainer: str) -> None:
-    """Raise unless a trainer was given a ``SplitModel`` as it is.
+    """Raise unless a trainer was given a ``SplitModel`` as it is, in float32.
+
+    Args:
+        model: that it was given.
+        trainer: name of the strategy or plugin, for the error.
 
     Raises:
         TypeError: it is another model, is wrapped, or has weights that are not float32.
@@ -215,7 +219,7 @@ class SplitModel(ImageInput):
     def _apply(self, fn, *arguments, **keywords):
         """Move the model as torch does, but keep its weights float32.
 
-        torch moves and converts a module with this hook.
+        torch calls this to move and convert a module, in ``to``, ``half`` and so on.
 
         Args:
             fn: function of a tensor that returns it moved or converted.
@@ -271,11 +275,17 @@ class SplitModel(ImageInput):
         return head_outputs(self.plastic_layers, self.head)
 
     def set_precision(self, precision: str) -> "SplitModel":
-        """Set the ``precision`` of F and P: ``fp32``, or ``bf16`` autocast.
+        """Set in which precision the network runs: ``fp32``, or ``bf16`` autocast.
 
         Codes, losses and weights stay float32. Warns if bf16 is slower on this device.
-        A ``torch.autocast`` around the model changes P alone: F's maps are kept in
-        caches and memories.
+        A ``torch.autocast`` around the model changes the plastic layers alone: maps of
+        the feature extractor are kept in caches and memories.
+
+        Args:
+            precision: ``"fp32"`` or ``"bf16"``.
+
+        Returns:
+            The model.
 
         Raises:
             ValueError: another precision.
@@ -290,12 +300,12 @@ class SplitModel(ImageInput):
         return self
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        """Return the context of the precision of F and P.
+        """Return a context in which layers run in the precision of the network.
 
-        It is the one that was set, else that of a ``torch.autocast`` around the model.
-        It does not use torch's cache of cast weights, which is emptied only where the
-        outermost ``torch.autocast`` ends: around a training, that would be after the
-        last step.
+        It is the one that ``set_precision`` set, else that of a ``torch.autocast``
+        around the model. It does not use torch's cache of cast weights, which is
+        emptied only where the outermost ``torch.autocast`` ends: around a training,
+        that would be after the last step.
         """
         device_type = self.pixel_mean.device.type
         is_available = torch.amp.is_autocast_available(device_type)
@@ -309,7 +319,7 @@ class SplitModel(ImageInput):
 
     @torch.no_grad()
     def extract(self, images: Tensor) -> Tensor:
-        """Run F.
+        """Compute feature maps without their scale: run the feature extractor F.
 
         On a CPU in float32, the map of an image has the same bits in any batch. It has
         others in another ``runtime``.
@@ -331,6 +341,7 @@ class SplitModel(ImageInput):
             # Tracing records one batch for all.
             if images.device.type != "cpu" or torch.jit.is_tracing():
                 return self._extract_at_once(images)
+            # A few images at a time, with a table of what was measured of their bits.
             return extract_in_parts(
                 self._extract_at_once,
                 images,
@@ -356,11 +367,12 @@ class SplitModel(ImageInput):
 
     @torch.no_grad()
     def features(self, images: Tensor) -> Tensor:
-        """Compute the scaled feature maps of a batch.
+        """Compute the feature maps of a batch, scaled by ``feature_scale``.
 
         Args:
-            images: as for ``extract``; or ``(B, C, H, W)`` outputs of ``extract`` from
-                a ``FeatureCache``, in single or half precision.
+            images: ``(B, 3, h, w)``, ``uint8`` pixels or normalised floats; or ``(B, C,
+                H, W)`` outputs of ``extract`` from a ``FeatureCache``, in single or
+                half precision.
 
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.
@@ -425,9 +437,10 @@ class SplitModel(ImageInput):
         """Compute logits, through the codebook or without it.
 
         Which of the two is said by ``quantized_training`` and ``quantized_evaluation``.
+        In training, registered hooks get the images, maps and codes.
 
         Args:
-            images: as for ``features``.
+            images: ``(B, 3, h, w)``, or maps from a cache, as for ``features``.
 
         Returns:
             ``(B, classes)`` float32.
@@ -464,10 +477,13 @@ class SplitModel(ImageInput):
     ) -> Tensor:
         """Encode a feature map, and check the unscaled maps, with one wait for a GPU.
 
+        The answer of the check is waited for within ``encode``; only if it is no, the
+        bad images are looked for.
+
         Args:
-            maps: F's, without the feature scale, ``(B, C, H, W)``.
+            maps: of the feature extractor, without the feature scale, ``(B, C, H, W)``.
             feature_map: the same maps, scaled.
-            images: whose maps they are.
+            images: whose maps they are, for the error.
 
         Returns:
             ``(B, G, H, W)`` codes.
@@ -477,9 +493,9 @@ class SplitModel(ImageInput):
             ValueError: see ``encode``.
         """
         try:
-            return self.encode(feature_map, usable(maps))
+            return self.encode(feature_map, usable=maps_are_usable(maps))
         except ValueError:
-            check_maps(maps, images)
+            check_maps(maps, images)  # names the bad images
             raise
 
     def register_map_hook(
@@ -530,16 +546,17 @@ class SplitModel(ImageInput):
     ) -> float:
         """Scale the maps to the spread that the codebook's settings are made for.
 
-        Their positive values get the standard deviation ``REFERENCE_SCALE``. F's output
-        is multiplied by a factor ``k``, and so are the biases of P below the head: then
-        every activation of convolutions, ReLUs and pools up to the head is multiplied
-        by ``k``. Other layers (batch norm, GELU) set their own scale: ``k`` is 1.
+        Their positive values get the standard deviation ``REFERENCE_SCALE``. The output
+        of the feature extractor is multiplied by a factor ``k`` from now on, and so are
+        the biases of the plastic layers below the head: then every activation of
+        convolutions, ReLUs and pools up to the head is multiplied by ``k``. Other
+        layers (batch norm, GELU) set their own scale: ``k`` is 1.
 
         Args:
             maps: ``(B, C, H, W)``, from ``features`` before folding; any selection of
                 locations.
             complete_maps: ``(B, C, H, W)``, a few maps of all locations, to test
-                whether P scales; default ``maps``.
+                whether the plastic layers scale; default ``maps``.
 
         Returns:
             ``k``.

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from benchmarks_toybox_ilab.tables.disk_errors import disk_advice
 from crumb_avalanche.models.backbone_names import (
     PREFIX,
-    config_of,
     import_timm,
+    timm_config,
     without_download,
 )
 from crumb_avalanche.models.layers import Layout
@@ -39,7 +39,7 @@ def split_timm(
 
     Args:
         name: ``timm:NAME``.
-        weights: ``"timm"``, a path, or ``None``.
+        weights: ``"timm"`` for the published ones, a path, or ``None`` for random ones.
         n_classes: outputs of the new head.
         cut_layer: a number of leading stages, or the name of a module.
         image_size: side of the images in pixels.
@@ -63,11 +63,12 @@ def split_timm(
         raise ValueError(
             f"timm lists no stages of {name}: give --cut-layer, one of {modules}"
         )
+    # How tensors become maps: number of class token and registers, axis of channels.
     layout = Layout(
         prefix_tokens=getattr(network, "num_prefix_tokens", 0),
         channels_last=str(getattr(network, "output_fmt", "NCHW")).endswith("NHWC"),
     )
-    head = _classifier_layer(network)
+    head = _classifier_layer(network)  # name of the layer to replace
     if head is None:
         head = _put_head_behind(network, image_size)
     choices = ", ".join(stages) or modules
@@ -96,12 +97,12 @@ def split_timm(
 
 
 def _stage_of_number(name: str, stages: list[str], number: int) -> str | None:
-    """Return the last of the leading stages in F; ``None`` if their number is 0.
+    """Return the name of the stage to cut after; ``None`` for 0, before all stages.
 
     Args:
         name: of the network, for the error.
         stages: names of all stages, in order.
-        number: of leading stages.
+        number: of leading stages before the cut.
 
     Raises:
         ValueError: there are fewer stages.
@@ -117,19 +118,24 @@ def _stage_of_number(name: str, stages: list[str], number: int) -> str | None:
 
 
 def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
-    """Build a network of timm with its weights; see ``split_timm`` for the errors.
+    """Build a network of timm with its weights, and a classifier.
 
     Args:
         name: ``timm:NAME``.
-        weights: ``"timm"``, a path, or ``None``.
+        weights: ``"timm"`` for the published ones, a path, or ``None`` for random ones.
         image_size: side of the images in pixels.
+
+    Raises:
+        ImportError: timm is not installed.
+        ValueError: unknown name, or a size that the network does not take.
+        WeightsError: weights that cannot be read or are another network's.
     """
     timm_name = name.removeprefix(PREFIX)
     arguments = _timm_arguments(name, weights, image_size)
     create_model = import_timm().create_model
     try:
         network = create_model(timm_name, pretrained=weights is not None, **arguments)
-        # Sizes that depend on the image cannot be traced.
+        # A network for images of any size cannot be traced: it is built for one.
         if getattr(network, "dynamic_img_size", False):
             state = network.state_dict()
             network = create_model(timm_name, dynamic_img_size=False, **arguments)
@@ -146,15 +152,22 @@ def timm_network(name: str, weights: str | None, image_size: int) -> nn.Module:
 def _timm_arguments(name: str, weights: str | None, image_size: int) -> dict[str, Any]:
     """Return the arguments of timm's ``create_model`` for size and weights.
 
-    The arguments and errors are those of ``timm_network``.
+    Args:
+        name: ``timm:NAME``.
+        weights: ``"timm"``, a path, which is read, or ``None``.
+        image_size: side of the images in pixels.
+
+    Raises:
+        ImportError, ValueError: as for ``timm_config``.
+        WeightsError: the file cannot be read.
     """
-    config = config_of(name)
+    config = timm_config(name)
     arguments: dict[str, Any] = {}
     # Networks of a fixed size take it as an argument; others take any size.
     if config.fixed_input_size and image_size != config.input_size[-1]:
         arguments["img_size"] = image_size
     if weights is not None and weights != "timm":  # a file
-        state = read_weights(weights)
+        state = read_weights(weights)  # tensors by name
         n_classes = _classes_in(state, config.classifier)
         arguments["num_classes"] = n_classes
         # timm translates older names, and resizes position embeddings.
@@ -171,11 +184,13 @@ def _timm_arguments(name: str, weights: str | None, image_size: int) -> dict[str
 def _timm_error(
     error: Exception, name: str, weights: str | None, image_size: int
 ) -> ValueError:
-    """Return the error for a network that timm could not create.
+    """Return the error to raise for a network that timm could not create.
 
     Args:
-        error: timm's; a RuntimeError is about the weights.
-        name, weights, image_size: see ``timm_network``.
+        error: that timm raised; a RuntimeError is about the weights.
+        name: ``timm:NAME``.
+        weights: ``"timm"``, a path, or ``None``, as they were wanted.
+        image_size: side of the images in pixels.
     """
     reason = _short_text(error)
     if isinstance(error, RuntimeError):
@@ -278,6 +293,7 @@ def _put_head_behind(network: nn.Module, image_size: int) -> str:
     network.add_module("head_behind", nn.Linear(features.shape[1], 1))
 
     def logits(images: Tensor) -> Tensor:
+        """Compute logits of images: the new forward pass."""
         return network.head_behind(features_of(images))
 
     network.forward = logits  # type: ignore[method-assign]

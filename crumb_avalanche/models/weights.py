@@ -47,6 +47,9 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
     ``.pth``, ``.pt``), those of a ``.safetensors`` file where it has them, and the
     digits in a name as torch.hub gives it (see ``check_hub_name``).
 
+    Args:
+        path: of the file; its suffix, one of ``SUFFIXES``, says its format.
+
     Raises:
         WeightsError: the file is absent, has another suffix, is damaged, or holds
             anything but tensors.
@@ -134,9 +137,14 @@ def check_hub_name(path: str | os.PathLike) -> None:
 
 
 def _check_hub_digits(path: Path, content: bytes) -> None:
-    """Raise WeightsError unless a name of torch.hub has the digits of the content.
+    """Raise WeightsError if a file has a name of torch.hub, but not its content.
 
-    Other names say nothing; see ``check_hub_name``.
+    Such a name, as in ``resnet18-f37072fd.pth``, ends in the first eight hexadecimal
+    digits of the file's SHA-256. Other names say nothing.
+
+    Args:
+        path: of the file.
+        content: all its bytes.
     """
     match = _HUB_NAME.fullmatch(path.name)
     if match is None:
@@ -162,10 +170,10 @@ def load_weights(model: nn.Module, path: str | os.PathLike) -> None:
         path: ``.npz``, ``.safetensors`` or ``.pth`` file.
 
     Raises:
-        WeightsError: see ``read_weights``; or a name or shape differs, or a value is
-            not finite (the first is named).
+        WeightsError: the file is absent, damaged or no weight file; or a name or shape
+            differs, or a value is not finite (the first is named).
     """
-    check_and_load(model, read_weights(path), str(path))
+    check_and_load(model, read_weights(path), source=str(path))
 
 
 # Ends of the names of tensors that a file of weights may lack.
@@ -173,7 +181,7 @@ MAY_BE_ABSENT = ("num_batches_tracked", "calibrated", "codes_error")
 
 
 def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> None:
-    """Load tensors into a model, or leave the model unchanged.
+    """Load weights into a model after a check, or leave the model unchanged.
 
     Args:
         model: changed in place.
@@ -181,11 +189,12 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
         source: where they come from, for the error: a path, or in words.
 
     Raises:
-        WeightsError: see ``load_weights``.
+        WeightsError: a name or shape differs, or a value is not finite (the first is
+            named).
     """
     expected = model.state_dict()
-    kind = type(model).__name__
-    difference = _first_difference(state, expected, kind)
+    model_class = type(model).__name__
+    difference = _first_difference(state, expected, model_class)
     if difference is not None:
         raise WeightsError(
             f"{source} {difference}: these are the weights of another model; choose "
@@ -195,22 +204,22 @@ def check_and_load(model: nn.Module, state: dict[str, Tensor], source: str) -> N
         dtype = expected[name].dtype
         if dtype.is_floating_point and not _is_finite(value, dtype):
             raise WeightsError(
-                f"{source} has {name!r} of {value.dtype}, which {kind} needs as a "
-                "dense tensor of finite floating-point numbers: save or fetch the "
+                f"{source} has {name!r} of {value.dtype}, which {model_class} needs as "
+                "a dense tensor of finite floating-point numbers: save or fetch the "
                 "weights again"
             )
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(state, strict=False)  # some may be absent
 
 
 def _first_difference(
-    state: dict[str, Tensor], expected: dict[str, Tensor], kind: str
+    state: dict[str, Tensor], expected: dict[str, Tensor], model_class: str
 ) -> str | None:
     """Return in words how weights first differ from a model's in name or shape.
 
     Args:
-        state: the weights.
-        expected: the state of the model, in whose order they are compared.
-        kind: of the model, for the text.
+        state: the weights by name.
+        expected: the state dict of the model, in whose order they are compared.
+        model_class: name of the model's class, for the text.
 
     Returns:
         As in "has no 'head.bias', which SplitModel needs"; ``None`` without difference.
@@ -218,15 +227,15 @@ def _first_difference(
     for name, tensor in expected.items():
         if name not in state:
             if not name.endswith(MAY_BE_ABSENT):
-                return f"has no {name!r}, which {kind} needs"
+                return f"has no {name!r}, which {model_class} needs"
         elif state[name].shape != tensor.shape:
             return (
-                f"has {name!r} of shape {tuple(state[name].shape)}, {kind} needs "
-                f"{tuple(tensor.shape)}"
+                f"has {name!r} of shape {tuple(state[name].shape)}, {model_class} "
+                f"needs {tuple(tensor.shape)}"
             )
     unknown = [name for name in state if name not in expected]
     if unknown:
-        return f"has {unknown[-1]!r}, which {kind} has no place for"
+        return f"has {unknown[-1]!r}, which {model_class} has no place for"
     return None
 
 
@@ -255,6 +264,12 @@ def weights_hash(weights: nn.Module | Mapping[str, Tensor]) -> str:
 
 def torchvision_weights(name: str) -> dict[str, Tensor]:
     """Return torchvision's weights of a network, downloaded unless torch.hub has them.
+
+    Args:
+        name: of the network in ``torchvision.models``.
+
+    Returns:
+        Tensors by name.
 
     Raises:
         ValueError: torchvision has none.
@@ -317,8 +332,8 @@ def _file_in_hub(weights: Any) -> Path:
 def packaged_weights() -> dict[str, Tensor]:
     """Return the weights of EfficientNet-Lite0 in ``PACKAGE``, without importing it.
 
-    Their names are not those of ``EfficientNetLite``, their order is; see
-    ``renamed_weights``.
+    The package's file is read. Its tensors are in the order of those of
+    ``EfficientNetLite``, under other names; see ``renamed_weights``.
 
     Raises:
         WeightsError: the package is not installed, or its file is absent or damaged.
@@ -346,9 +361,11 @@ def renamed_weights(
 ) -> dict[str, Tensor]:
     """Return weights under the names that a network has for them.
 
+    The order of the tensors tells which is which.
+
     Args:
         state: the weights under other names, in the order of the network's.
-        network: that they are of.
+        network: that they are of, for its names.
         source: where they come from, in words for the error.
 
     Raises:
