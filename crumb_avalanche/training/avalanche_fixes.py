@@ -46,6 +46,9 @@ def keep_training_mode(strategy: Any) -> None:
 def check_strategy(strategy: Any) -> None:
     """Refuse what a strategy cannot train with, before its first step.
 
+    Args:
+        strategy: its model and plugins are looked at.
+
     Raises:
         RuntimeError: this is one of several processes of ``torch.distributed``.
         TypeError: the head grows.
@@ -59,7 +62,8 @@ def check_strategy(strategy: Any) -> None:
             "process, without torchrun"
         )
     if isinstance(strategy.model, SplitModel):
-        strategy.model.n_classes  # noqa: B018 (raises TypeError)
+        # Reading it raises TypeError for a head without a fixed number of outputs.
+        strategy.model.n_classes  # noqa: B018
         _check_not_compiled(strategy.model)
     if any(isinstance(plugin, AGEMPlugin) for plugin in strategy.plugins):
         raise ValueError(
@@ -80,10 +84,15 @@ def _check_not_compiled(model: nn.Module) -> None:
 
 
 def group_frozen_weights(strategy: Any) -> None:
-    """Add frozen weights that no group of the optimiser has to the first of several.
+    """Put frozen weights that no parameter group has into the optimiser's first group.
+
+    It has an effect only with several groups.
 
     Defect: Avalanche adds every weight that is in no group, and fails where it cannot
         tell to which of several.
+
+    Args:
+        strategy: the first group of its optimiser is changed in place.
 
     Raises:
         ValueError: a trainable weight is in no group.
@@ -123,7 +132,7 @@ def use_int64_labels(strategy: Any, targets: bool = False) -> None:
     Data sets have ``int16`` and ``int32``.
 
     Args:
-        strategy: its batch is changed.
+        strategy: an Avalanche strategy; its batch ``mbatch`` is changed in place.
         targets: whether the batch may have ``(B, classes)`` targets instead, which stay
             as they are.
 
@@ -143,12 +152,14 @@ def use_int64_labels(strategy: Any, targets: bool = False) -> None:
 
 
 def unlabelled_experience(pixels: Tensor) -> Any:
-    """Make an experience for ``strategy.eval``, whose metrics mean nothing.
+    """Make an Avalanche experience of images without labels, for ``strategy.eval``.
+
+    All have label 0 and task 0, since evaluation wants some: its metrics mean nothing,
+    its outputs are those of the images.
 
     Args:
         pixels: ``(B, 3, h, w)`` uint8.
     """
-    # Evaluation wants labels for its loss.
     labels = torch.zeros(len(pixels), dtype=torch.int64)
     zeros = ConstantSequence(0, len(pixels))
     dataset = TaskAwareSupervisedClassificationDataset(

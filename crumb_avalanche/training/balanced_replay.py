@@ -73,10 +73,18 @@ class BalancedReplay:
     def draw(
         self, batch: StreamBatch, memories: MemoryBuffer, model: SplitModel
     ) -> tuple[Tensor, Tensor]:
-        """Draw feature maps ``(REPLAYED, C, H, W)`` and labels ``(REPLAYED,)`` int64.
+        """Draw a replay batch in which each class has the same chance.
 
-        Both are on the model's device. Maps of a batch that has codes are decoded from
-        them. Random numbers are those of the buffer.
+        Classes of the new batch are drawn from it, all others from the memories. Maps
+        of a batch that has codes are decoded from them.
+
+        Args:
+            batch: the new batch: labels, feature maps and maybe codes.
+            memories: buffer, which gives the random numbers, too.
+            model: decodes codes; its device is that of the result.
+
+        Returns:
+            Feature maps ``(REPLAYED, C, H, W)`` and labels ``(REPLAYED,)`` int64.
         """
         random = memories.slots.random
         positions_by_class: dict[int, list[int]] = {}  # of images in the new batch
@@ -94,7 +102,8 @@ class BalancedReplay:
             if label not in positions_by_class:
                 slots.append(_draw_member(memories.slots.by_class[label], random))
 
-        # No part without an image, which would turn channels-last maps into others.
+        # Parts without an image are left out: concatenated, an empty one would turn
+        # channels-last maps into others.
         maps: list[Tensor] = []
         labels: list[Tensor] = []
         if positions:

@@ -78,7 +78,11 @@ class BatchPlugin(StatefulPlugin):
         self._map_hook = strategy.model.register_map_hook(self._forward_records.append)
 
     def after_forward(self, strategy, **kwargs):
-        """Put labels, maps, codes and pixels of the batch into ``batch``."""
+        """Put labels, maps, codes and pixels of the batch into ``self.batch``.
+
+        Maps and codes are those that the model computed in this forward pass, which a
+        hook recorded.
+        """
         forward_record = self._forward_record_of_batch(strategy)
         self._stop_recording()
         _check_map_shape(forward_record, strategy.model)
@@ -90,6 +94,7 @@ class BatchPlugin(StatefulPlugin):
             codes=forward_record.codes,
             pixels=pixel_reader(strategy, forward_record.images, positions),
         )
+        # The labels as Python numbers, where the strategy has read them already.
         label_numbers = getattr(strategy, "label_numbers", None)
         if label_numbers is not None:
             self.batch.label_numbers = label_numbers
@@ -119,7 +124,13 @@ class BatchPlugin(StatefulPlugin):
 
 
 def _check_map_shape(forward_record: ForwardRecord, model: SplitModel) -> None:
-    """Raise ValueError if images are of another size than the model was built for."""
+    """Raise ValueError if images are of another size than the model was built for.
+
+    Args:
+        forward_record: of a pass: images ``(B, 3, h, w)``, or maps from a cache, and
+            their feature maps ``(B, C, H, W)``.
+        model: has the ``map_shape`` that it was built for.
+    """
     map_shape = tuple(forward_record.feature_map.shape[1:])
     if map_shape == model.map_shape:
         return
@@ -198,13 +209,17 @@ class StoringPlugin(BatchPlugin):
         buffer.rule.check_room(buffer.max_size, len(announced), "that come in all")
 
     def before_training_exp(self, strategy, **kwargs):
-        """Begin an experience in the buffer, and warn of classes that return."""
+        """Begin an experience in the buffer, and warn of classes that return.
+
+        Classes return if an earlier experience had them. The warning comes once.
+        """
         self._mask_plugin = seen_classes_of(strategy, self.seen)
         labels = labels_of(strategy.adapted_dataset)  # of all that are trained on
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered_counts = Counter()
-        experience = strategy.clock.train_exp_counter
-        is_resumed = experience == self._experience  # and begins again
+        experience = strategy.clock.train_exp_counter  # its number
+        # One that is resumed from a checkpoint begins again.
+        is_resumed = experience == self._experience
         if not is_resumed:
             self._earlier_classes |= self._classes
         self._experience = experience
@@ -238,8 +253,8 @@ class StoringPlugin(BatchPlugin):
     def _positions_left_out(self, labels: list[int]) -> list[int]:
         """Return the positions of images that were not offered to the buffer.
 
-        Which ones were is known by their numbers alone: of each class, the last ones in
-        the experience are returned.
+        Training may stop before all were. How many of each class were offered is known,
+        but not which: the last ones of each class in the experience are returned.
 
         Args:
             labels: of all images of the experience.
@@ -311,9 +326,13 @@ class StoringPlugin(BatchPlugin):
 
 
 def _batches_at(positions: list[int], strategy) -> Iterator[StreamBatch]:
-    """Yield the images at some positions of the experience, in batches of the training.
+    """Yield some images of the experience, in batches as large as those of training.
 
-    Their maps are computed here; they have no codes.
+    Their feature maps are computed here; they have no codes.
+
+    Args:
+        positions: of the images in the experience, in order.
+        strategy: gives experience, model and size of the batches.
     """
     model = strategy.model
     batch_size = strategy.train_mb_size
@@ -334,13 +353,14 @@ def _batches_at(positions: list[int], strategy) -> Iterator[StreamBatch]:
 def seen_classes_of(
     strategy: Any, handed_over: SeenClassesPlugin | None
 ) -> SeenClassesPlugin | None:
-    """Return the plugin that masks classes not seen, for a plugin that stores.
+    """Return the plugin that masks the logits of classes not seen, after a check.
 
-    It is the one that was handed over to the storing plugin, else the strategy's.
+    A plugin that stores memories masks their logits by it. It is the one that was
+    handed over to the storing plugin, else the strategy's.
 
     Args:
         strategy: of both plugins.
-        handed_over: argument ``seen`` of the storing plugin.
+        handed_over: argument ``seen`` of the storing plugin, or ``None``.
 
     Returns:
         The plugin; ``None`` if nothing was handed over and the strategy has none.
@@ -373,17 +393,16 @@ def seen_classes_of(
 def pixel_reader(
     strategy: Any, images: Tensor, positions: Sequence[int], in_order: bool = False
 ) -> Callable[[Sequence[int]], Tensor]:
-    """Make a function that returns pixels of the images of a batch.
+    """Make a function that returns pixels of the images of a batch, to store them.
 
-    If a cache put feature maps in the place of the images, they are read from the
+    If a cache put feature maps in the place of the images, pixels are read from the
     experience.
 
     Args:
         strategy: the strategy that trains on the batch.
-        images: ``(B, ...)``, the batch.
-        positions: of the batch in the experience; right if the strategy does not
-            shuffle.
-        in_order: whether they are right in any case.
+        images: ``(B, 3, h, w)`` images of the batch, or ``(B, C, H, W)`` cached maps.
+        positions: of the batch's images in the experience, if they come in order.
+        in_order: whether they do, even if the strategy does not say so.
 
     Returns:
         A function from positions in the batch to ``(n, 3, h, w)`` ``uint8``.

@@ -54,12 +54,13 @@ class CheckpointFolder:
         self._damaged_numbers: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
-        """Remove the folder, or all that is in it but one file.
+        """Remove the folder of the checkpoints, or all that is in it but one file.
 
-        The newest checkpoint goes last: a run that is killed meanwhile resumes from it.
+        The newest checkpoint goes last, by its name: a run that is killed meanwhile
+        resumes from it. What cannot be removed stays, without an error.
 
         Args:
-            but: name of the file that stays.
+            but: name of the file that stays, and the folder with it; default none.
         """
         self._damaged_numbers.clear()
         with suppress(OSError):  # no folder, or something in it that cannot be removed
@@ -85,14 +86,23 @@ class CheckpointFolder:
         return sorted(numbers, reverse=True)
 
     def write(self, notes: dict, state: Any) -> Path:
-        """Write the next checkpoint and remove all but two, damaged ones first.
+        """Write the next checkpoint and remove older ones.
+
+        Two stay: the new one, and the newest undamaged one before it.
+
+        Args:
+            notes: plain values that can be read without the state, such as a position.
+            state: nested dicts and lists of tensors and plain values.
+
+        Returns:
+            The path of the new checkpoint.
 
         Raises:
             CheckpointError: the file cannot be written, for instance because the disk
                 is full; earlier checkpoints are unchanged.
             StateError: the state holds a value of an unsupported type.
         """
-        numbers = self.numbers()
+        numbers = self.numbers()  # of the checkpoints in the folder, newest first
         path = self.path(numbers[0] + 1 if numbers else 0)
         metadata = {
             "format": FORMAT,
@@ -122,7 +132,8 @@ class CheckpointFolder:
         """Read the newest undamaged checkpoint, with a warning for each damaged one.
 
         Args:
-            check_notes: raises ``StateError`` for notes of a damaged one.
+            check_notes: function that raises ``StateError`` for notes that no run
+                writes, as those of a damaged checkpoint are.
 
         Returns:
             The checkpoint; ``None`` if the folder has none.
@@ -305,14 +316,15 @@ class CheckpointPlugin(StatefulPlugin):
     def before_training_epoch(self, strategy, **kwargs):
         """Skip the epochs and steps before the position to resume from.
 
-        The strategy's loader is replaced: by an empty one in an epoch that was finished
-        before the checkpoint, and by a ``_ResumingLoader`` in that of the checkpoint.
+        ``strategy.dataloader`` is replaced: by an empty one in an epoch that was
+        finished before the checkpoint, and in that of the checkpoint by one that drops
+        the batches of the finished steps, and then restores the state.
         """
-        self.rng_at_epoch_start = torch.get_rng_state()
+        self.rng_at_epoch_start = torch.get_rng_state()  # for checkpoints in this epoch
         resumption = self._resumption
-        if resumption is None:
+        if resumption is None:  # nothing is resumed
             return
-        self._loader = strategy.dataloader
+        self._loader = strategy.dataloader  # which is put back after the epoch
         was_finished = strategy.clock.train_exp_epochs < resumption.position.epoch
         if was_finished:
             strategy.dataloader = ()

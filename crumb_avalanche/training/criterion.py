@@ -71,15 +71,20 @@ class SeenClassesLoss:
         return loss
 
     def _loss_of_classes_seen(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Compute the criterion over the classes seen; see ``__call__``.
+        """Compute the criterion over the classes seen so far.
 
-        Outputs of other shapes than ``(B, classes)`` are left to the criterion.
+        Outputs of other shapes than ``(B, classes)`` are left to the criterion, and so
+        are all of one that has a true attribute ``all_outputs``.
+
+        Args:
+            logits: ``(B, classes)`` float, masked where a class was not seen.
+            labels: ``(B,)`` int64, or ``(B, classes)`` targets, of all classes.
         """
         if getattr(self.criterion, "all_outputs", False):
             return self.criterion(logits, labels)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             return self.criterion(logits, labels)
-        unseen = self.unseen_mask(logits.shape[1], logits.device)
+        unseen = self.unseen_mask(logits.shape[1], logits.device)  # (classes,) bool
         is_before_training = unseen.all()  # then all outputs count
         unseen = unseen & ~is_before_training
         if _is_plain_cross_entropy(self.criterion):
@@ -97,10 +102,11 @@ class SeenClassesLoss:
         Args:
             logits: ``(B, classes)`` float.
             labels: ``(B,)`` int64, or ``(B, classes)`` targets.
-            unseen: ``(classes,)`` bool.
+            unseen: ``(classes,)`` bool, classes that training has not seen.
         """
-        if labels.shape == logits.shape:
-            labels = labels.masked_fill(unseen & _ruled_out(logits), 0)
+        has_targets = labels.shape == logits.shape
+        if has_targets:
+            labels = labels.masked_fill(unseen & _classes_ruled_out(logits), 0)
         return self.criterion(logits, labels)
 
     def _loss_of_seen_outputs(
@@ -108,15 +114,17 @@ class SeenClassesLoss:
     ) -> Tensor:
         """Compute the loss of the outputs of seen classes and of classes of the batch.
 
-        An image of an evaluation may be of a class that training has not seen.
+        An image of an evaluation may be of a class that training has not seen. The
+        criterion gets the columns of these classes, and labels counted among them; a
+        copy of it is called, whose tensors, such as class weights, are cut likewise.
 
         Args:
             logits: ``(B, classes)`` float.
             labels: ``(B,)`` int64, or ``(B, classes)`` targets.
-            unseen: ``(classes,)`` bool.
+            unseen: ``(classes,)`` bool, classes that training has not seen.
         """
         n_classes = logits.shape[1]
-        columns = _columns_of_loss(logits, labels, unseen)
+        columns = _columns_of_loss(logits, labels, unseen)  # of the classes that count
         if len(columns) == n_classes:
             return self.criterion(logits, labels)
 
@@ -144,14 +152,17 @@ def _is_plain_cross_entropy(criterion: Any) -> bool:
 
 
 def _columns_of_loss(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
-    """Return the columns of classes that are seen or of the batch, ``(k,)`` int64.
+    """Return the columns of classes that count in a loss: seen ones and the batch's.
 
     Args:
         logits: ``(B, classes)`` float.
         labels: ``(B,)`` int64, or ``(B, classes)`` targets.
-        unseen: ``(classes,)`` bool.
+        unseen: ``(classes,)`` bool, classes that training has not seen.
+
+    Returns:
+        ``(k,)`` int64, ascending.
     """
-    possible = ~_ruled_out(logits)  # another plugin may rule classes out
+    possible = ~_classes_ruled_out(logits)  # another plugin may rule classes out
     if labels.shape == logits.shape:
         in_batch = possible & (labels != 0).any(0)
     else:
@@ -162,14 +173,18 @@ def _columns_of_loss(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
 
 
 def _labels_among(labels: Tensor, columns: Tensor, column_of_class: Tensor) -> Tensor:
-    """Return labels or targets of all classes as those of the ``k`` columns.
+    """Return labels of all classes as labels among the ``k`` classes that are left.
 
     A label that is not a class, such as an ``ignore_index`` of -100, stays.
 
     Args:
         labels: ``(B,)`` int64, or ``(B, classes)`` targets.
-        columns: ``(k,)`` int64.
-        column_of_class: ``(classes,)`` int64, -1 for classes without a column.
+        columns: ``(k,)`` int64, the classes that are left.
+        column_of_class: ``(classes,)`` int64, number of each class among these; -1 for
+            the others.
+
+    Returns:
+        ``(B,)`` int64, or ``(B, k)`` targets.
     """
     classes = len(column_of_class)
     if labels.dim() == 2 and labels.shape[1] == classes:
@@ -179,7 +194,7 @@ def _labels_among(labels: Tensor, columns: Tensor, column_of_class: Tensor) -> T
     return torch.where(is_class, column_of_class[indices], labels)
 
 
-def _ruled_out(logits: Tensor) -> Tensor:
+def _classes_ruled_out(logits: Tensor) -> Tensor:
     """Return which classes no image may have, ``(classes,)`` bool.
 
     Their logits ``(B, classes)`` are masked for all images.
@@ -209,10 +224,10 @@ class _Copy:
     tensors: dict[str, dict[str, Any]]
 
     def hand_back(self) -> None:
-        """Give the original what the copy assigned to itself, such as a count.
+        """Give the original what the copied criterion assigned to itself.
 
-        Attributes that the copy left alone stay as they are in the original, whose
-        tensors are not cut.
+        A criterion may count its calls, for instance. Attributes that the copy left
+        alone stay as they are in the original, whose tensors are not cut.
         """
         original_attributes = vars(self.original)
         copied_attributes = vars(self.copied)
@@ -245,7 +260,12 @@ class _Cutter:
     def cut_attribute(self, name: str, value: Any) -> Any:
         """Return an attribute of a criterion, cut if it has an entry for each class.
 
-        An ``ignore_index`` that is a class becomes the column of that class.
+        Tensors are cut to the classes that are left, along each axis of that length. An
+        ``ignore_index`` that is a class becomes the number of that class among these.
+
+        Args:
+            name: of the attribute.
+            value: of any type; others are returned as they are.
         """
         n_classes = len(self.column_of_class)
         if isinstance(value, Tensor):
@@ -272,9 +292,14 @@ class _Cutter:
         return self.copy_object(criterion)
 
     def copy_object(self, original: Any) -> Any:
-        """Return a shallow copy of an object, whose modules are copied, too.
+        """Return a copy of a criterion, or of what it belongs to, with cut tensors.
 
-        An object that several parts of a criterion share is copied once.
+        The copy is shallow, but modules in it are copied, too. An object that several
+        parts of a criterion share is copied once. What it began with is noted, to find
+        what it assigns to itself.
+
+        Args:
+            original: an object of any type; one without attributes is returned itself.
         """
         if id(original) in self.copies:
             return self.copies[id(original)].copied

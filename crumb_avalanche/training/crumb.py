@@ -160,13 +160,16 @@ class CRUMBPlugin(StoringPlugin):
 
     def before_training(self, strategy, **kwargs):
         """Check the plugins beside this one, and go after all of them."""
-        _check_neighbours(strategy, self.storage_policy)
+        _check_plugins_beside(strategy, self.storage_policy)
         super().before_training(strategy, **kwargs)
         if not self.fused:
             self._after_update.follow(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
-        """Calibrate the codebook on the first experience, if eq. 3 needs one.
+        """Calibrate the codebook on the first experience, if the loss needs one.
+
+        It does if ``codebook_weight``, beta of eq. 3, is not 0; then the network trains
+        on maps decoded from codes. A model that is calibrated stays as it is.
 
         Raises:
             ValueError: the model has no codebook for the codebook-out loss.
@@ -184,11 +187,13 @@ class CRUMBPlugin(StoringPlugin):
         model.quantized_training = self.codebook_weight > 0
 
     def before_backward(self, strategy, **kwargs):
-        """Weigh the losses of the new batch, eq. 3.
+        """Set ``strategy.loss`` to the weighted losses of the new batch, eq. 3.
 
         L = alpha CE(P(Z), y) + beta CE(P(Z~), y)
 
-        ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta is 0.
+        ``Z`` are the feature maps, ``Z~`` those decoded from codes, and P the plastic
+        layers. Before, ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta
+        is 0.
         """
         self._observe_first_experience(strategy)
         if self.codebook_weight == 0:
@@ -200,10 +205,11 @@ class CRUMBPlugin(StoringPlugin):
                 direct_loss = strategy._criterion(direct_logits, self.current.labels)
                 strategy.loss = strategy.loss + self.direct_weight * direct_loss
         if self.balanced is not None and not _in_first_task(strategy):
+            # Balanced replay has all classes, so new ones weigh by their share.
             strategy.loss = strategy.loss * self.balanced.share_of_new(
                 self.current, self.storage_policy
             )
-        if self.fused:
+        if self.fused:  # one step for new images and memories
             self._add_replay_losses(strategy)
 
     def _observe_first_experience(self, strategy: Any) -> None:
@@ -314,7 +320,7 @@ def _in_first_task(strategy) -> bool:
     return strategy.clock.train_exp_counter == 0
 
 
-def _check_neighbours(strategy, buffer: MemoryBuffer) -> None:
+def _check_plugins_beside(strategy, buffer: MemoryBuffer) -> None:
     """Raise ValueError for plugins that do not fit beside a ``CRUMBPlugin``.
 
     Args:
@@ -448,7 +454,15 @@ class CRUMBStrategy(StreamStrategy):
 def _buffer_of(
     mem_size: int | None, storage_policy: MemoryBuffer | None
 ) -> MemoryBuffer:
-    """Return the buffer that was given, or a new one of the given size."""
+    """Return the buffer that was given, or a new one of the given size.
+
+    Args:
+        mem_size: number of memories of a new ``CodeBuffer``.
+        storage_policy: a buffer.
+
+    Raises:
+        ValueError: both or neither is given.
+    """
     if storage_policy is not None and mem_size is None:
         return storage_policy
     if storage_policy is None and mem_size is not None:

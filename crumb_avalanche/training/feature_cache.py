@@ -81,6 +81,15 @@ class FeatureCache(StatefulPlugin):
     def _with_cached_maps(self, images: AvalancheDataset) -> AvalancheDataset:
         """Return a data set of the cached maps of some images, with their attributes.
 
+        Maps that are not in the cache are computed.
+
+        Args:
+            images: of an experience, with a ``frame_row`` for each image, its number
+                in the cache.
+
+        Returns:
+            Items ``(feature map, label, ...)``, maps of ``(C, H, W)``.
+
         Raises:
             ValueError: the images have no ``frame_row``, by which maps are stored.
         """

@@ -46,12 +46,14 @@ class FirstExperience:
     def finish(
         self, model: SplitModel, classes: int, mask: Callable[[Tensor], Tensor]
     ) -> None:
-        """Warn if the answers are near chance, and forget the maps.
+        """Warn if the network answers the images that were observed hardly by chance.
+
+        Their maps and labels are forgotten then.
 
         Args:
             model: the network after the experience.
             classes: number of classes in the experience.
-            mask: of ``(B, classes)`` logits, over the classes seen.
+            mask: function that masks ``(B, classes)`` logits of classes not seen.
         """
         if self._labels and classes > 1:
             is_right = self._answers(model, mask) == torch.tensor(self._labels)
@@ -79,8 +81,8 @@ def _warn_of_chance(model: SplitModel, accuracy: float, chance: float) -> None:
 
     Args:
         model: the network after the first experience.
-        accuracy: share of its images that it answers right.
-        chance: that of guessing.
+        accuracy: share of the experience's images that it answers right, 0 to 1.
+        chance: accuracy of guessing, 0 to 1.
     """
     cures = [
         "try other learning rates (crumb run --family fair tries five on this "
@@ -89,9 +91,9 @@ def _warn_of_chance(model: SplitModel, accuracy: float, chance: float) -> None:
     ]
     error = model.codes_error  # None where it was not measured
     if error is not None and error > LOSSY:
-        share = kept_text(error)
+        share_text = kept_text(error)  # such as "40 %"
         cures.append(
-            f"take codes that keep more of the maps than {share}: "
+            f"take codes that keep more of the maps than {share_text}: "
             "--preset tuned, or Codebook(search='distance', filtered=True)"
         )
     cures.append("take pretrained weights, and images normalised as they expect")

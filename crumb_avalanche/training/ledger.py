@@ -72,11 +72,14 @@ class MemorySizes:
 
 
 def sizes_of_exemplars(exemplars: AvalancheDataset) -> MemorySizes:
-    """Return the sizes of a data set of exemplars.
+    """Return number and bytes of the images and labels of a data set of exemplars.
 
     Every image counts as the first one, before the transforms that the
     ``AvalancheDataset`` applies: a tensor or array by its own type, a PIL image by a
     byte for each pixel and channel.
+
+    Args:
+        exemplars: of one of Avalanche's own buffers.
     """
     if not len(exemplars):
         return MemorySizes()
@@ -103,7 +106,16 @@ def sizes_of_policy(policy: Any) -> MemorySizes:
 
 
 def replay_memories(strategy) -> Iterator[MemorySizes]:
-    """Yield the sizes of each replay buffer of a strategy and its plugins."""
+    """Yield the sizes of each replay buffer of a strategy and its plugins.
+
+    Plugins of Avalanche keep memories in attributes of different names.
+
+    Args:
+        strategy: an Avalanche strategy.
+
+    Yields:
+        Number of memories, their bytes, and those of their labels.
+    """
     for policy in storage_policies(strategy):
         yield sizes_of_policy(policy)
     for plugin in strategy.plugins:
@@ -235,7 +247,11 @@ class LedgerMetric(PluginMetric[dict]):
         }
 
     def _memory_entries(self, strategy) -> dict[str, float]:
-        """Return the bytes that are kept besides the network, and those derived."""
+        """Return the bytes that a strategy keeps besides the network, by name.
+
+        ``memory_bytes`` is the sum of all that is kept. ``derived_bytes`` are computed
+        from it and could be computed again, so they do not count.
+        """
         if self.storage_policy is None:
             sizes = sum(replay_memories(strategy), start=MemorySizes())
         else:
@@ -322,7 +338,11 @@ def _code_entries(model: nn.Module) -> dict[str, float]:
 
 
 def _network_entries(strategy) -> dict[str, float]:
-    """Return the bytes of the weights besides the codebook, and of the optimiser."""
+    """Return the bytes of the network without its codebook, and of the optimiser.
+
+    Weights that are trained are plastic; buffers, such as the statistics of batch
+    norms, and all others are frozen. Entries of the ledger by name.
+    """
     model = strategy.model
     codebook_ids = {id(tensor) for tensor in _codebook_tensors(model)}
     plastic: list[torch.Tensor] = []

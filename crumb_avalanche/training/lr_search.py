@@ -52,7 +52,7 @@ class Trial:
 def split_experience(
     targets: Sequence[int], held_out: float = 0.2
 ) -> tuple[list[int], list[int]]:
-    """Split positions into training and test.
+    """Split the positions of an experience's frames into training and test.
 
     The last frames of each class, in stream order, are for the test. In a video stream,
     they are usually of other clips, and often of other objects.
@@ -102,13 +102,13 @@ def pseudo_classes(
     where several arrive. Objects come class by class in turn.
 
     Args:
-        labels: of the images.
-        objects: of the images; ``None`` if they are not known.
+        labels: class of each image.
+        objects: object of each image; ``None`` if they are not known.
         most: largest number of classes of the small stream.
 
     Returns:
-        Positions of the images of each of these classes: ascending, at most 100, evenly
-        spread; each has at least two.
+        Positions of the images of each of these classes: ascending, at most
+        ``MOST_IMAGES`` (100), evenly spread; each has at least two.
     """
     positions_of_classes = _positions_by_key(labels)
     if objects is not None and len(positions_of_classes) < FEWEST_CLASSES:
@@ -188,13 +188,15 @@ class _Relabelled(Dataset):
 
 
 def _relabelled(dataset, label_of_position: dict[int, int]) -> AvalancheDataset:
-    """Return images of a data set, ascending by position, with other labels.
+    """Return some images of a data set with other labels, in the order of the data set.
 
-    They have the attributes that the stream gives them, such as ``frame_row``.
+    They have the attributes that the stream gives them, such as ``frame_row``, by which
+    a cache finds their maps.
 
     Args:
-        dataset: of an experience.
-        label_of_position: the new label of each image that is taken, by its position.
+        dataset: Avalanche data set of an experience.
+        label_of_position: the new label of each image that is taken, by its position in
+            the data set.
     """
     positions = sorted(label_of_position)
     labels = [label_of_position[position] for position in positions]
@@ -205,7 +207,7 @@ def _relabelled(dataset, label_of_position: dict[int, int]) -> AvalancheDataset:
     images = _Relabelled(dataset, positions, labels)
     if not hasattr(dataset, "targets_task_labels"):
         return AvalancheDataset([images], data_attributes=attributes)
-    tasks = [0] * len(positions)
+    tasks = [0] * len(positions)  # task labels, all alike
     attributes.append(DataAttribute(tasks, "targets_task_labels", use_in_getitem=True))
     return TaskAwareSupervisedClassificationDataset(
         [images], data_attributes=attributes
@@ -217,11 +219,14 @@ def small_stream(
 ):
     """Make a stream of the first experience, in which classes arrive in turn.
 
+    Learning rates are tried on it, before the rest of the stream is seen.
+
     Args:
         first_experience: of the stream.
-        objects: see ``pseudo_classes``.
-        most: see ``pseudo_classes``; without it the experience stays one, with its own
-            labels.
+        objects: object of each image, which may stand for classes if these are few;
+            ``None`` if they are not known.
+        most: largest number of classes; without it the experience stays one, with its
+            own labels.
 
     Returns:
         An Avalanche benchmark; the last fifth of each class is its test.
@@ -238,6 +243,7 @@ def small_stream(
         positions_of_classes = pseudo_classes(labels, objects, most)
         for number, positions in enumerate(positions_of_classes):
             label_of_position |= dict.fromkeys(positions, number)
+        # A list of classes for each experience.
         experiences = classes_of_experiences(len(positions_of_classes))
     train: list[AvalancheDataset] = []
     test: list[AvalancheDataset] = []
@@ -282,16 +288,18 @@ def tune(
     Args:
         make_strategy: function of rate and evaluator that returns a new strategy with a
             new model.
-        benchmark: see ``small_stream``.
-        rates: learning rates to try; it is an error if training diverges at all of
-            them.
+        benchmark: Avalanche benchmark, as of ``small_stream``.
+        rates: learning rates to try.
         head_loss: use the loss of the head's logits, for a strategy that predicts by
             other scores.
         loader: keyword arguments of the data loaders, such as ``num_workers``.
 
     Returns:
-        The trials: the chosen one first (see ``choose_trial``), then the others from
-        best to worst.
+        The trials, each with rate, accuracy in percent and loss: the chosen one first
+        (see ``choose_trial``), then the others from best to worst.
+
+    Raises:
+        ValueError: training diverges at all rates.
     """
     trials = []
     for rate in rates:
@@ -344,17 +352,18 @@ class _HeadLoss(StatefulPlugin):
 def _try_rate(
     rate: float, make_strategy, benchmark, head_loss: bool, loader: dict
 ) -> Trial:
-    """Train with a learning rate and test on the held-out images.
+    """Train with a learning rate on a small stream and test on its held-out images.
 
     Args:
         rate: the learning rate.
-        make_strategy: see ``tune``.
-        benchmark: see ``tune``.
-        head_loss: whether the loss is that of the head's logits.
+        make_strategy: function of rate and evaluator that returns a new strategy.
+        benchmark: Avalanche benchmark; the test comes after its last experience.
+        head_loss: whether the loss is that of the head's logits, not of the strategy's
+            outputs.
         loader: keyword arguments of the data loaders.
 
     Returns:
-        The trial; of a training that diverged with an infinite loss.
+        The rate with accuracy in percent and loss; infinite if training diverged.
     """
     evaluator = EvaluationPlugin(
         accuracy_metrics(stream=True),
@@ -363,7 +372,7 @@ def _try_rate(
         strict_checks=False,
     )
     strategy = make_strategy(rate, evaluator)
-    head_losses = _HeadLoss()
+    head_losses = _HeadLoss()  # records the head's losses in evaluation
     strategy.plugins.insert(1, head_losses)  # after the mask of unseen classes
     try:
         for experience in benchmark.train_stream:

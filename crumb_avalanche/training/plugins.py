@@ -24,22 +24,22 @@ UNSEEN_PROBABILITY = 1e-6
 def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
     """Give unseen classes a probability of ``UNSEEN_PROBABILITY`` each.
 
-    It is relative to all others together. The highest of the classes seen stays the
-    highest.
+    It is relative to that of all seen classes together, so that the loss of an image of
+    an unseen class is finite. The highest of the classes seen stays the highest.
 
     Args:
         logits: ``(B, classes)``.
-        unseen: ``(classes,)`` bool; not all may be true.
+        unseen: ``(classes,)`` bool, whose logits are replaced; not all may be true.
 
     Returns:
-        ``(B, classes)`` logits.
+        ``(B, classes)`` logits of the same dtype.
     """
     unseen = unseen.to(logits.device)
     seen_logits = logits.float().masked_fill(unseen, -torch.inf)
-    log_sum = seen_logits.logsumexp(1, keepdim=True)
+    log_sum = seen_logits.logsumexp(1, keepdim=True)  # (B, 1)
     logits_of_share = log_sum + math.log(UNSEEN_PROBABILITY)
-    # Logits above 1e8 are so far apart that the sum would be rounded to the highest
-    # one.
+    # Above 1e8, float32 rounds the sum to the highest logit: the next number below that
+    # is taken.
     highest = seen_logits.amax(1, keepdim=True)
     below_highest = highest.nextafter(log_sum.new_tensor(-torch.inf))
     unseen_logits = logits_of_share.minimum(below_highest).to(logits.dtype)
@@ -143,6 +143,8 @@ class SeenClassesPlugin(StatefulPlugin):
 
     def unseen_mask(self, n_classes: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the mask of the outputs whose classes were not seen yet.
+
+        It is made once for each set of classes and device.
 
         Args:
             n_classes: number of outputs of the head.
@@ -290,11 +292,15 @@ class DivergenceGuard(StatefulPlugin):
     def after_training_iteration(self, strategy, **kwargs):
         """Stop if a loss of the iteration is not finite; else its weights are good.
 
-        All losses are read here, since each reading waits for a GPU.
+        On a GPU, all losses are read here, since each reading waits for it. The copy of
+        the weights from before the iteration then becomes the one to go back to.
+
+        Raises:
+            TrainingDivergedError: a loss is not finite; the weights are put back.
         """
         losses = self._unread_losses
         self._unread_losses = None
-        if not losses:
+        if not losses:  # on a CPU they were read at once
             return
         finite = torch.stack([loss.isfinite().all() for loss in losses])
         if not finite.all():
@@ -320,13 +326,14 @@ class DivergenceGuard(StatefulPlugin):
         self.check_loss(strategy, strategy.replay_loss)
 
     def check_loss(self, strategy, loss: Tensor) -> None:
-        """Copy the weights if a loss is finite; else restore the copy and stop.
+        """Copy the weights if a loss is finite; else restore the last copy and raise.
 
-        On a GPU this is done after the iteration.
+        On a GPU, whose losses are read at the end of an iteration, the loss is noted,
+        and the weights before the first step of the iteration are copied.
 
         Args:
-            strategy: whose weights are copied.
-            loss: a scalar.
+            strategy: its trained weights are copied, or restored.
+            loss: a scalar, before its step.
 
         Raises:
             TrainingDivergedError: the loss is not finite.
@@ -347,6 +354,10 @@ class DivergenceGuard(StatefulPlugin):
     @torch.no_grad()
     def _restore_and_raise(self, strategy, loss: Tensor) -> None:
         """Put the weights back to those with a finite loss; raise for this loss.
+
+        Args:
+            strategy: its weights are changed, if there is a copy of them.
+            loss: the scalar that is NaN or infinite, for the message.
 
         Raises:
             TrainingDivergedError: always.
@@ -433,9 +444,10 @@ class TaskIncrementalPlugin(StatefulPlugin):
         self._classes = sorted(set(labels_of(strategy.experience.dataset)))
 
     def after_eval_forward(self, strategy, **kwargs):
-        """Mask the logits ``(B, classes)`` of classes of other experiences.
+        """Mask the logits of classes of other experiences than the one under test.
 
-        What is left can only be a class of the experience under test.
+        ``strategy.mb_output``, ``(B, classes)``, is replaced: the answer can only be a
+        class of that experience.
         """
         logits = strategy.mb_output
         n_classes = logits.shape[1]

@@ -91,16 +91,16 @@ def pretrain(
 ) -> list[dict[str, float]]:
     """Train plastic layers and codebook on shuffled, labelled images.
 
-    F does not change. Paper: "Initializing the codebook matrix and CNN", with the loss
-    of eq. 3.
+    The feature extractor does not change. Paper: "Initializing the codebook matrix and
+    CNN", with the loss of eq. 3.
 
     Args:
         model: with an initialised codebook and a head for all classes; trained in
             place.
         maps: items ``(image, label)`` with images as for ``SplitModel.extract``; or
             ``(raw feature map, label)`` with maps of ``(C, H, W)``, as a ``MapStore``
-            returns them: F does not run then.
-        settings: see ``PretrainingSettings``.
+            returns them: the extractor does not run then.
+        settings: epochs, batch size, weights of the losses, arguments of SGD, seed.
         progress: show a bar with images/s.
         checkpoints: written after each epoch. If there are any, pretraining resumes
             from the newest and ends with the weights of an uninterrupted one, bit for
@@ -115,7 +115,7 @@ def pretrain(
         CheckpointError: the checkpoints were written with other settings, are damaged
             or do not fit this pretraining, or the disk is full.
     """
-    random_rows = torch.Generator().manual_seed(settings.seed)
+    random_rows = torch.Generator().manual_seed(settings.seed)  # order of the images
     sampler = RandomSampler(maps, generator=random_rows)  # type: ignore[arg-type]
     batches = BatchSampler(sampler, settings.batch_size, drop_last=False)
     loader = DataLoader(maps, batch_sampler=batches, generator=random_rows)
@@ -139,11 +139,12 @@ def pretrain(
         history = _resume(checkpoints, model, optimizer, random_rows)
 
     model.train()
-    for epoch in range(len(history), settings.epochs):
+    n_finished = len(history)  # epochs before the checkpoint
+    for epoch in range(n_finished, settings.epochs):
         title = f"epoch {epoch + 1}"
         with progress_bar(images_in_all, title, show=progress) as bar:
             epoch_results = _train_epoch(
-                model, loader, optimizer, settings, title, bar.update
+                model, loader, optimizer, settings, title, progress=bar.update
             )
         history.append(epoch_results)
         if checkpoints is not None:
@@ -161,7 +162,7 @@ def _train_epoch(
     title: str,
     progress: Callable[[int], object],
 ) -> dict[str, float]:
-    """Train on all images once.
+    """Train on all images once, a step a batch.
 
     Args:
         model, optimizer: of the pretraining; they change.
@@ -171,7 +172,8 @@ def _train_epoch(
         progress: called with the number of images after each step.
 
     Returns:
-        What ``pretrain`` returns of an epoch.
+        Mean ``loss``, and ``direct_accuracy`` and ``codebook_accuracy`` in percent,
+        during training.
 
     Raises:
         PretrainingDivergedError: the loss became NaN or infinite.
@@ -209,9 +211,13 @@ def _batch_losses(
 
     Args:
         model: with a codebook.
-        images: ``(B, ...)`` images or maps, see ``pretrain``.
+        images: ``(B, 3, h, w)`` images, or raw maps ``(B, C, H, W)``.
         labels: ``(B,)`` int64.
         settings: ``direct_weight`` is alpha, ``codebook_weight`` is beta.
+
+    Returns:
+        ``loss``, a scalar with a graph, and the numbers of right answers from ``Z``,
+        ``direct_right``, and from ``Z~``, ``quantized_right``.
     """
     assert model.codebook is not None, "pretraining is of a codebook"
     device = model.pixel_mean.device
@@ -236,13 +242,13 @@ def _checkpoint_state(
     trained: Sequence[Tensor],
     random_rows: Generator,
 ) -> dict[str, Any]:
-    """Return what a pretraining resumes from, as ``_check_state`` checks it.
+    """Return what a pretraining resumes from: weights, momenta and random numbers.
 
     Args:
-        model: its weights, with those of F.
-        optimizer: its momenta.
+        model: all its weights are in the state.
+        optimizer: SGD, whose momenta are.
         trained: the weights that have a momentum, in the order of the optimiser.
-        random_rows: decides the order of the images.
+        random_rows: generator of the order of the images.
     """
     momenta = []
     for weight in trained:
@@ -285,6 +291,13 @@ def _resume(
 
     Without a checkpoint nothing is changed, and the list is empty.
 
+    Args:
+        checkpoints: folder of the checkpoints.
+        model, optimizer, random_rows: of this pretraining; their state is replaced.
+
+    Returns:
+        Loss and accuracies of each epoch, as ``pretrain`` returns them.
+
     Raises:
         CheckpointError: the state does not fit this pretraining.
     """
@@ -292,7 +305,7 @@ def _resume(
     if newest is None:
         return []
     try:
-        _restore(newest, model, optimizer, random_rows, str(checkpoints.folder))
+        _restore(newest, model, optimizer, random_rows, source=str(checkpoints.folder))
     except (LookupError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"the state in {checkpoints.path(newest.number)} does not fit this "
@@ -309,15 +322,19 @@ def _restore(
     random_rows: Generator,
     source: str,
 ) -> None:
-    """Load a checkpoint's state; raise for one that does not fit.
+    """Load the state of a checkpoint into a pretraining, and set the global RNG.
 
     Args:
-        checkpoint: its state is what ``_checkpoint_state`` returned.
+        checkpoint: its state has weights, momenta and random numbers, as
+            ``_checkpoint_state`` returned them.
         model, optimizer, random_rows: of this pretraining; they are changed.
         source: folder of the checkpoints, which errors name.
+
+    Raises:
+        WeightsError, LookupError, TypeError, ValueError: the state does not fit.
     """
     state = checkpoint.state
-    trained = optimizer.param_groups[0]["params"]
+    trained = optimizer.param_groups[0]["params"]  # weights, as momenta are in order
     _check_state(state, trained)
     check_and_load(model, state["model"], source)
     for weight, momentum in zip(trained, state["momentum"], strict=True):
@@ -332,9 +349,10 @@ def _restore(
 def save_pretrained(
     path: str | os.PathLike, model: SplitModel, made_with: dict
 ) -> None:
-    """Write a split model, F included, and the settings of its pretraining.
+    """Write a pretrained split model and the settings of its pretraining to a file.
 
-    The file is written atomically and has checksums.
+    It has all weights, those of the feature extractor too. The file is written
+    atomically and has checksums.
 
     Args:
         path: of the file.
@@ -348,6 +366,12 @@ def save_pretrained(
 
 def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
     """Read the state dict and the settings that ``save_pretrained`` wrote.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        Tensors by name, and the checked settings: ``backbone``, ``classes`` and so on.
 
     Raises:
         WeightsError: the file is another one, or lacks a part.

@@ -118,7 +118,11 @@ def _load_attribute(plugin: StatefulPlugin, name: str, state: Any) -> None:
 def _plugins_with(method: str, strategy: Any) -> dict[str, Any]:
     """Return the plugins and metrics of a strategy that have a method, by class name.
 
-    The second one of a class has the name ``Class 2``.
+    The second one of a class has the name ``Class 2``, and so on.
+
+    Args:
+        method: name of the method, such as ``state_dict``.
+        strategy: an Avalanche strategy.
     """
     metrics = getattr(strategy.evaluator, "metrics", ())
     counts: Counter[str] = Counter()
@@ -165,11 +169,17 @@ STATE_PARTS = (
 
 
 def strategy_state(strategy: Any) -> dict[str, Any]:
-    """Return the state that training resumes from.
+    """Return the state that training resumes from, as plain values and tensors.
 
-    See ``StreamStrategy.state_dict``.
+    It holds what training changes; tensors are not copied.
+
+    Args:
+        strategy: an Avalanche strategy, between two steps.
+
+    Returns:
+        The parts of the state by name, see ``STATE_PARTS``.
     """
-    clock_counts = {}
+    clock_counts = {}  # of experiences, epochs and iterations
     for name, value in vars(strategy.clock).items():
         if isinstance(value, int):
             clock_counts[name] = value
@@ -211,8 +221,8 @@ def load_strategy_state(
     All parts are checked before anything is changed.
 
     Args:
-        strategy: built from the settings of the one that the state is of.
-        state: see ``STATE_PARTS``.
+        strategy: built from the settings of the one that the state is of; changed.
+        state: its parts by name, see ``STATE_PARTS``.
         strict: whether the plugins that have a state must be the same.
 
     Raises:
@@ -246,8 +256,8 @@ def _load_training(strategy: Any, training: dict[str, Any]) -> None:
     """Set a strategy's epochs, size of batches, and whether it began and was stopped.
 
     Args:
-        strategy: it is changed.
-        training: ``training`` of ``strategy_state``.
+        strategy: an Avalanche strategy, which is changed.
+        training: the part ``training`` of what ``strategy_state`` returned.
     """
     strategy.train_epochs = training["train_epochs"]
     strategy.train_mb_size = training["train_mb_size"]
@@ -285,7 +295,7 @@ def _check_plugin_states(
     """
     expected = {name: plugin.state_dict() for name, plugin in plugins.items()}
     with_state = {name for name, state in expected.items() if state}
-    one_sided = with_state ^ saved.keys()
+    one_sided = with_state ^ saved.keys()  # in the strategy or in the state alone
     if strict and one_sided:
         raise StateError(
             "only one of state and strategy has the plugins "
@@ -314,7 +324,12 @@ def answer_state(strategy: Any) -> dict[str, Any]:
 
 
 def load_answer_state(strategy: Any, state: dict[str, Any]) -> None:
-    """Load what ``answer_state`` of a strategy with the same settings returned.
+    """Load what evaluation needs, as ``answer_state`` of a like strategy returned it.
+
+    Args:
+        strategy: with the same settings; its model and plugins are changed.
+        state: the weights of the model by name, and the states of plugins by the names
+            of their classes.
 
     Raises:
         StateError: the state is of a plugin that the strategy lacks, or of another
@@ -344,7 +359,12 @@ def _model_state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Load what ``_model_state`` returned.
+    """Load the weights that training changes, if names and shapes are the model's.
+
+    Args:
+        model: changed in place.
+        state: what ``_model_state`` returned: all weights but those of the feature
+            extractor, by name.
 
     Raises:
         StateError: a weight is missing, or has another shape in the model.
@@ -358,7 +378,7 @@ def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                 f"{name} is {shape} in the state, but {expected_shape} in the model: "
                 "build the same network"
             )
-    model.load_state_dict(state, strict=False)  # F is not in it
+    model.load_state_dict(state, strict=False)  # the extractor's are not in it
 
 
 def _shape_text(tensors: dict[str, torch.Tensor], name: str) -> str:
@@ -369,9 +389,17 @@ def _shape_text(tensors: dict[str, torch.Tensor], name: str) -> str:
 def _optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module
 ) -> dict[str, Any]:
-    """Return the state of an optimiser with the names of its weights.
+    """Return the state dict of an optimiser, and the names of its weights.
 
-    Avalanche adds those of F to it.
+    Names tell the weights of each parameter group, which torch's state dict does not:
+    Avalanche adds frozen ones to them.
+
+    Args:
+        optimizer: of weights of the model.
+        model: has the names.
+
+    Returns:
+        torch's state dict, and ``weights``: a list of names for each group.
     """
     names = {id(weight): name for name, weight in model.named_parameters()}
     names_of_groups = []
