@@ -157,7 +157,11 @@ class MemoryBuffer(ABC):
 
     @torch.no_grad()
     def store(self, batch: StreamBatch, model: SplitModel) -> int:
-        """Offer a batch to the selection rule, and write what it chose.
+        """Offer a batch to the selection rule, and write the images that it chose.
+
+        Args:
+            batch: images with labels and feature maps.
+            model: whose maps they are; it encodes them where codes are stored.
 
         Returns:
             The number of memories written.
@@ -176,11 +180,14 @@ class MemoryBuffer(ABC):
     def sample(
         self, without: set[int], at_least: int, at_most: int | None = None
     ) -> Tensor:
-        """Draw the slots of a replay, in rounds of a random memory of each class.
+        """Draw slots of memories to replay, equally many of each class.
+
+        A round has a random memory of each class; there are as many rounds as give
+        ``at_least`` slots.
 
         Args:
             without: classes that are not drawn from.
-            at_least: number of slots below which no round is the last one.
+            at_least: smallest number of slots.
             at_most: largest number of slots; of more classes, so many are drawn, and
                 the last round is cut short. Default: no limit.
 
@@ -206,7 +213,7 @@ class MemoryBuffer(ABC):
         """Return the memories of drawn slots, on the model's device.
 
         Args:
-            slots: ``(n,)`` int64, as ``draw`` returned them.
+            slots: ``(n,)`` int64, as ``sample`` returned them.
             model: that computes or decodes the maps.
 
         Returns:
@@ -229,7 +236,11 @@ class MemoryBuffer(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned.
+        """Load memories, slots and the selection rule, as ``state_dict`` returned them.
+
+        Args:
+            state: ``rows`` and ``labels`` of the memories, ``free`` slots and those of
+                each class, and the states of the ``random`` numbers and the ``rule``.
 
         Raises:
             StateError: it is of another capacity.
@@ -315,13 +326,15 @@ class CodeBuffer(MemoryBuffer):
         """Pack the codes of some images of a batch, ``(n, bytes)`` uint8.
 
         Args:
-            batch, positions, model: as for ``MemoryBuffer.to_rows``.
+            batch: has their codes, or feature maps that are encoded here.
+            positions: of the ``n`` images in the batch.
+            model: has the codebook.
         """
         if batch.codes is None:
             codes_bghw = model.encode(batch.feature_map[positions])
         else:
             codes_bghw = batch.codes[positions]
-        codes_bhwg = codes_bghw.permute(0, 2, 3, 1)
+        codes_bhwg = codes_bghw.permute(0, 2, 3, 1)  # location by location
         # On the CPU: packing would wait for a GPU as well.
         codes_per_item = codes_bhwg.reshape(len(positions), -1).cpu()
         codebook = _codebook_of(model)

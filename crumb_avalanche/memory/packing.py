@@ -89,4 +89,4 @@ def unpack(packed: Tensor, bits: int, length: int) -> Tensor:
         torch.arange(codes_per_byte, dtype=torch.uint8, device=packed.device) * bits
     )
     codes_by_byte = (packed.unsqueeze(2) >> shifts) & (2**bits - 1)
-    return codes_by_byte.flatten(1)[:, :length]
+    return codes_by_byte.flatten(1)[:, :length]  # without what fills the last byte

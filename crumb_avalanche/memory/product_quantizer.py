@@ -88,12 +88,15 @@ class ProductQuantizer(nn.Module):
 
     @torch.no_grad()
     def fit(self, vectors: Tensor, seed: int = 0) -> "ProductQuantizer":
-        """Fit the centroids of each group by k-means (faiss).
+        """Fit the centroids of each group of channels by k-means (faiss).
 
         Args:
             vectors: ``(N, C)`` float, the channels of single locations; faiss uses 256
                 per centroid.
-            seed: seed of k-means.
+            seed: of the k-means of the first group; each further one adds 1.
+
+        Returns:
+            The quantizer itself.
 
         Raises:
             ValueError: the number of channels differs, a value is not finite, or there
@@ -130,7 +133,8 @@ class ProductQuantizer(nn.Module):
     def encode(self, feature_map: Tensor) -> Tensor:
         """Replace every slice by the index of the L2-nearest centroid of its group.
 
-        Ties go to the lowest index.
+        A slice is the values of one of ``m`` groups of channels at a location. Ties go
+        to the lowest index.
 
         Args:
             feature_map: ``(B, C, H, W)`` float.
@@ -169,10 +173,11 @@ class ProductQuantizer(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Concatenate the centroids of the codes.
+        """Make feature maps of codes: each slice is the centroid of its code.
 
         Args:
-            codes: ``(B, m, H, W)`` integers in ``[0, K)``.
+            codes: ``(B, m, H, W)`` integers in ``[0, K)``, for each of ``m`` groups of
+                channels the index of one of its ``K`` centroids.
 
         Returns:
             ``(B, C, H, W)`` float32, channels-last in memory.

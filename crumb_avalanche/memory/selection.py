@@ -48,7 +48,9 @@ class SelectionRule(ABC):
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int
     ) -> list[int]:
-        """Prepare for an experience.
+        """Prepare for an experience: check that each class has room for a memory.
+
+        Rules with quotas set them here, too.
 
         Args:
             slots: of the buffer.
@@ -56,7 +58,7 @@ class SelectionRule(ABC):
             batch_size: of the batches that will be offered.
 
         Returns:
-            freed slots, for the buffer to wipe.
+            Freed slots, for the buffer to wipe; none by default.
 
         Raises:
             ValueError: more classes than slots, and each is to hold a memory.
@@ -142,8 +144,15 @@ class EveryJth(SelectionRule):
     ) -> list[int]:
         """Count the images of the last experience as past, and set the new quota.
 
+        The quota is the number of memories that a class may hold.
+
         Args:
-            slots, coming, batch_size: as for ``SelectionRule.begin_experience``.
+            slots: of the buffer.
+            coming: number of images of each class in the experience that begins.
+            batch_size: without effect.
+
+        Returns:
+            No freed slots: memories of old classes stay until room is needed.
         """
         super().begin_experience(slots, coming, batch_size)
         for label, count in self.offered.items():
@@ -158,7 +167,11 @@ class EveryJth(SelectionRule):
         """Choose images evenly from those announced of a new class, else at random.
 
         Args:
-            slots, labels: as for ``SelectionRule.choose``.
+            slots: of the buffer; changed in place.
+            labels: class of each image of the batch.
+
+        Returns:
+            Position in the batch and slot of each image that is to be stored.
 
         Raises:
             ValueError: a class was not announced by ``begin_experience``.
@@ -172,9 +185,10 @@ class EveryJth(SelectionRule):
                     "images of earlier ones, such as Avalanche's ReplayPlugin; or use "
                     "ClassBalancedReservoir, which needs to know nothing in advance"
                 )
-            n_before = self.offered[label]
+            n_before = self.offered[label]  # images of the class in this experience
             self.offered[label] += 1
-            if self.past.get(label):
+            is_returned = bool(self.past.get(label))  # from earlier experiences
+            if is_returned:
                 number = self.past[label] + n_before + 1
                 is_admitted = self._admit_of_returned_class(slots, label, number)
             else:
@@ -199,6 +213,7 @@ class EveryJth(SelectionRule):
         """
         n_coming = self.coming[label]
         n_to_store = min(self.quota, n_coming)
+        # Memories that are due after so many images, spread evenly over all.
         n_due_before = n_before * n_to_store // n_coming
         n_due_with_this = (n_before + 1) * n_to_store // n_coming
         if n_due_with_this == n_due_before:
@@ -207,9 +222,10 @@ class EveryJth(SelectionRule):
         return True
 
     def _admit_of_returned_class(self, slots: Slots, label: int, number: int) -> bool:
-        """Decide on an image of a class that earlier experiences had (reservoir).
+        """Decide on an image of a class that earlier experiences had.
 
-        Frees a slot for it if it is to be stored.
+        By reservoir sampling, the memories of the class stay a uniform sample of all
+        its images. A slot is freed for the image if it is to be stored.
 
         Args:
             slots: of the buffer.
@@ -266,7 +282,16 @@ class ClassBalancedReservoir(SelectionRule):
     def _admit_to_full(self, slots: Slots, label: int) -> bool:
         """Decide on an image of a class for a full buffer.
 
-        Frees a slot for it if it is to be stored.
+        One of a class that was once the largest replaces a memory of its class with the
+        probability ``memories / images so far``, which keeps these a uniform sample.
+        Any other takes the slot of a memory of a largest class.
+
+        Args:
+            slots: of the buffer; one is freed for the image if it is to be stored.
+            label: class of the image.
+
+        Returns:
+            Whether the image is to be stored.
         """
         # A class that has once been the largest is "full" from then on.
         largest = slots.largest()
@@ -320,8 +345,16 @@ class ReferenceRule(SelectionRule):
     ) -> list[int]:
         """Set the quota and the stride of the second pass over an experience.
 
+        The quota is the number of memories that a class may hold; of each batch every
+        ``stride``-th image of a class is chosen.
+
         Args:
-            slots, coming, batch_size: as for ``SelectionRule.begin_experience``.
+            slots: of the buffer.
+            coming: number of images of each class in the experience.
+            batch_size: of the batches that will be offered.
+
+        Returns:
+            No freed slots: old memories are replayed until the second pass.
         """
         super().begin_experience(slots, coming, batch_size)
         self.expected = sorted(set(slots.classes) | set(coming))
@@ -333,10 +366,16 @@ class ReferenceRule(SelectionRule):
         return []
 
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
-        """Choose every ``stride``-th image of each class, until it has its quota.
+        """Choose from every ``stride``-th image of each class, up to its quota.
+
+        At the first batch, all classes are cut to their quota.
 
         Args:
-            slots, labels: as for ``SelectionRule.choose``.
+            slots: of the buffer; changed in place.
+            labels: class of each image of the batch.
+
+        Returns:
+            Position in the batch and slot of each image that is to be stored.
         """
         if not self.trimmed:
             slots.trim(self.quota)  # the buffer wipes what is not taken again
@@ -357,7 +396,8 @@ class ReferenceRule(SelectionRule):
         """Draw the quota of a class from its memories and the candidates alike.
 
         Args:
-            slots: lose the memories of the class that are not drawn.
+            slots: of the buffer; they lose the memories of the class that are not
+                drawn.
             label: the class.
             candidates: positions of images of the class in the batch.
 

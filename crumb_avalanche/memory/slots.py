@@ -50,9 +50,13 @@ class Slots:
         return slot
 
     def make_room(self, label: int) -> None:
-        """Make sure that a slot is free: evict a memory of a largest class.
+        """Make sure that a slot is free: evict a random memory of a largest class.
 
-        The class is ``label`` if that is one of the largest, else a random one of them.
+        Nothing is evicted if one is free.
+
+        Args:
+            label: class that needs the slot; it gives up a memory itself if it is one
+                of the largest, else a random one of them does.
         """
         if self.free:
             return
