@@ -76,7 +76,8 @@ class Caption:
 
     @classmethod
     def of_answer(cls, answer: Answer) -> "Caption":
-        """Return the caption of a learner's answer."""
+        """Return the caption of a learner's answer, which stands below its image."""
+        # The class that is second, if there is one.
         next_names = [name for name, _ in answer.runners_up[:1]]
         return cls(
             answer=answer.shown,
@@ -139,14 +140,16 @@ class SmallCopy(NamedTuple):
 def _with_copies(
     frames: Iterable[tuple[str, Image.Image]], side: int, copies: list[SmallCopy]
 ) -> Frames:
-    """Yield the frames of a clip, and add small copies of them to ``copies``.
+    """Yield the frames of a clip as they are, and list small copies of them.
 
-    Of more than 64 frames, every second, fourth ... one is copied.
+    At most ``AT_A_TIME`` (64) copies are held: of more frames, every second, fourth ...
+    one is copied, evenly spread.
 
     Args:
         frames: path and image of each.
         side: of the network's images, in pixels.
-        copies: receives the copies.
+        copies: a list to which a thumbnail, a square of that side, and the size of each
+            copied frame are appended.
     """
     step = 1
     for number, (path, image) in enumerate(frames):
@@ -243,11 +246,15 @@ class ContactSheet:
                 return  # the folder has no further photos
 
     def _ask_clip(self, clip: Clip, frames: Iterable) -> Iterator[Answer]:
-        """Answer for some frames of a clip.
+        """Yield the learner's answers for a clip, and add each to the page.
 
-        Of a folder each photo has an answer; a clip has one, with its middle frame.
+        Of a folder each photo has an answer; a clip has one, shown by its middle frame.
+
+        Args:
+            clip: name and kind of the clip.
+            frames: path and image of each frame to ask about.
         """
-        copies: list[SmallCopy] = []
+        copies: list[SmallCopy] = []  # filled as the learner takes the frames
         copied_frames = _with_copies(frames, self.learner.image_size, copies)
         answers = list(self.learner.predict_all(replace(clip, frames=copied_frames)))
         if not copies:
@@ -275,7 +282,15 @@ class ContactSheet:
             yield answer
 
     def _add_answer(self, answer: Answer, copy: SmallCopy) -> None:
-        """Count an answer, and keep its card if it is among the first of all."""
+        """Count an answer, and keep its card if it is among the first of all.
+
+        Mistakes come first, the most confident ones before others; at most
+        ``most_cards`` are shown.
+
+        Args:
+            answer: of the learner.
+            copy: thumbnail of the image, and the square that the network saw.
+        """
         group = self._group_of(answer)
         rank = 0.0
         if group == AnswerGroup.MISTAKE:
@@ -296,6 +311,7 @@ class ContactSheet:
             len(self._cards) < self.most_cards or card < self._cards[-1]
         )
         if is_among_the_first:
+            # It takes time, and is computed for cards alone, of whole images.
             if self.learner.explains and answer.box is None:
                 card.heat = heat_map(self.learner.explain(copy.square), copy.size)
             insort(self._cards, card)
@@ -331,8 +347,8 @@ class ContactSheet:
         cards: dict[AnswerGroup, list[Card]] = defaultdict(list)
         for card in self._cards:
             cards[card.group].append(card)
-        unknown_counts = count_unknown(self.pairs)
-        not_taught = 0
+        unknown_counts = count_unknown(self.pairs)  # by true class
+        not_taught = 0  # unknown images of classes that the learner does not know
         for truth, times in unknown_counts.items():
             if truth not in taught_names:
                 not_taught += times
@@ -405,7 +421,14 @@ def confusion_matrix(pairs: ClassPairs) -> Matrix | None:
 def _confusion_row(pairs: ClassPairs, truth: str, columns: Sequence[str]) -> MatrixRow:
     """Return a row of the confusion matrix: how often a class was given each answer.
 
-    A last cell has the share of right answers.
+    Args:
+        pairs: number of answers by true and answered class; ``None`` for unknown.
+        truth: the true class of the row.
+        columns: the answered classes, in order.
+
+    Returns:
+        A cell for each answer, shaded by its share; then one for unknown, and one with
+        the share of right answers.
     """
     counts = [pairs[truth, label] for label in columns] + [pairs[truth, None]]
     total = sum(counts)
@@ -442,15 +465,20 @@ def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
 
 
 def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
-    """Encode the evidence of ``Learner.explain`` as PNG to lay over a thumbnail.
+    """Encode where an image speaks for its answer, as a PNG to lay over a thumbnail.
 
-    It is orange where positive, blue where negative, and transparent where 0.
+    It is orange where the evidence is positive, blue where negative, and more
+    transparent the weaker it is.
 
     Args:
-        shares: ``(H, W)`` evidence.
-        size: width and height of the image.
+        shares: ``(H, W)`` float, evidence of each location, as of ``Learner.explain``.
+        size: width and height of the image in pixels, for the ratio of the sides.
+
+    Returns:
+        A ``data:`` address, for the ``src`` of an image.
     """
     longer_side = max(size)
+    # The longer side has HEAT_SIDE pixels.
     width, height = (max(1, round(HEAT_SIDE * side / longer_side)) for side in size)
     evidence = torch.nn.functional.adaptive_avg_pool2d(
         shares[None].float(), (height, width)
@@ -458,7 +486,7 @@ def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
     colours = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)
     pixels = colours[(evidence > 0).long()]
     strength = evidence.abs() / evidence.abs().max().clamp_min(1e-12)
-    opacity = (255 * STRONGEST * strength).round().to(torch.uint8)
+    opacity = (255 * STRONGEST * strength).round().to(torch.uint8)  # alpha
     rgba = torch.cat([pixels, opacity[:, :, None]], 2).numpy()
     file = io.BytesIO()
     Image.fromarray(rgba, "RGBA").save(file, "PNG", optimize=True)

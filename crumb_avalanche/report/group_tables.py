@@ -51,9 +51,10 @@ COSTS_OF_RUN = {
 
 
 def summary_table(groups: Sequence[Group]) -> Table:
-    """Return a line for each group: accuracy, forgetting and cost.
+    """Return a line for each group of runs: accuracy, forgetting and cost.
 
-    Forgetting is empty for a joint learner.
+    Accuracies are final ones in percent, forgetting is in points and empty for a joint
+    learner, costs are means over the runs.
     """
     columns = {
         "group": "group",
@@ -123,9 +124,10 @@ def _ledger_table(
 
 
 def curves_table(groups: Sequence[Group]) -> Table:
-    """Return a line for each group: accuracy over all seen classes as they come.
+    """Return a line for each group of runs: accuracy after each experience.
 
-    A joint learner has the last one alone.
+    It is over all classes seen so far, in percent, of all runs of the group. A cell is
+    empty where a run was not tested; a joint learner has the last one alone.
     """
     n_experiences = _longest_stream(groups)
     columns = {"group": "group"}
@@ -177,7 +179,9 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
 def _run_cells(run: Run, n_experiences: int) -> dict[str, Cell]:
     """Return number, accuracies, costs and tuned learning rate of a run by column.
 
-    ``n_experiences`` are those of the longest stream in the table.
+    Args:
+        run: a finished run.
+        n_experiences: of the longest stream in the table, each of which has a column.
     """
     cells = {
         "run": setting(run.result["run"]),
@@ -237,13 +241,13 @@ def same_settings(groups: Sequence[Group]) -> Table:
 
 
 def accuracy_matrix(group: Group) -> Matrix:
-    """Return mean accuracies over runs: a row after each experience.
+    """Return mean accuracies in percent over the runs of a group, as a table.
 
-    A column is of the test images of an experience, the last one of all classes seen. A
-    cell is empty where a run was not tested.
+    A row is after each experience; a column is of the test images of an experience, the
+    last one of all classes seen. A cell is empty where a run was not tested.
     """
     matrices = [run.matrix for run in group.runs]
-    *_, last_row = matrices[0]
+    *_, last_row = matrices[0]  # which has all columns
     n_columns = len(last_row)
     rows = []
     for experience, rows_of_runs in enumerate(zip(*matrices)):

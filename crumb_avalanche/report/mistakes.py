@@ -148,10 +148,11 @@ def write_mistakes(
     It says what would help most, and shows the mistakes.
 
     Args:
-        folder: of the run.
-        table: its frames.
-        predictions: as from ``read_predictions``.
-        preset, strategy: of the run.
+        folder: of the run; the page is written there.
+        table: its frames: path, class, object and session of each.
+        predictions: arrays with an entry for each test image: ``row`` in the table,
+            true ``label``, ``answer`` and ``confidence``.
+        preset, strategy: of the run, by name.
         unread: number of files that were left out.
     """
     wrong = np.flatnonzero(predictions["label"] != predictions["answer"])
@@ -193,7 +194,7 @@ def count_pairs(table: FrameTable, predictions: Predictions) -> ClassPairs:
 
 
 def counts_of_classes(table: FrameTable, pairs: ClassPairs) -> list[ClassCounts]:
-    """Count what each class was learned from and tested on.
+    """Count the objects, clips and images each class was learned from and tested on.
 
     Args:
         table: the frames of the run.
@@ -256,7 +257,13 @@ def class_table(classes: Sequence[ClassCounts]) -> Table:
 def kinds_table(table: FrameTable, predictions: Predictions) -> Table:
     """Return a line for each kind of test image, with the share of right answers.
 
-    The kinds are ``KINDS``: how near a test image is to what was learned.
+    The kinds are ``KINDS``: of a new object, of another clip of a learned object, or of
+    a learned clip. A clip is an object in a session.
+
+    Args:
+        table: the frames of the run, for training and test.
+        predictions: arrays with an entry for each test image: ``row`` in the table,
+            true ``label`` and ``answer``.
     """
     learned_objects = set()
     learned_clips = set()
@@ -290,7 +297,17 @@ def kinds_table(table: FrameTable, predictions: Predictions) -> Table:
 def pair_pictures(
     table: FrameTable, predictions: Predictions, pairs: ClassPairs
 ) -> list[ConfusedPair]:
-    """Return the pairs of classes confused most, with images of both sides."""
+    """Return the pairs of classes confused most, with images of both sides.
+
+    Those are test images of one class that were taken for the other, and images that
+    the other was learned from.
+
+    Args:
+        table: the frames of the run.
+        predictions: arrays with an entry for each test image: ``row`` in the table,
+            true ``label`` and ``answer``.
+        pairs: number of test images by true and answered class.
+    """
     confused_pairs = []
     for (truth, label), _ in mistaken_pairs(pairs).most_common(MOST_PAIRS):
         is_truth = predictions["label"] == table.classes.index(truth)
@@ -327,9 +344,14 @@ def picture_of(table: FrameTable, row: int) -> Markup:
 
 
 def _mistake_card(table: FrameTable, predictions: Predictions, index: int) -> Card:
-    """Return the card of a mistake with its image; the most confident come first.
+    """Return the card of a mistake for the page: its image with a caption.
 
-    ``index`` is that of the test image in ``predictions``.
+    Cards are ordered by confidence, the largest first.
+
+    Args:
+        table: the frames of the run.
+        predictions: arrays with an entry for each test image.
+        index: of the test image in them.
     """
     row = int(predictions["row"][index])
     confidence = float(predictions["confidence"][index])
@@ -368,7 +390,7 @@ def advice(
     preset: str = "recommended",
     strategy: str = "rda",
 ) -> list[str]:
-    """Return what would help most, the most helpful first as far as the counts tell.
+    """Return advice to who trains on own images, a line each, the most helpful first.
 
     Args:
         classes: what each was learned from and tested on.
@@ -378,7 +400,7 @@ def advice(
     """
     lines = []
     n_files = unread + sum(counts.images + counts.tested for counts in classes)
-    if unread and unread >= WORTH_MENDING * n_files:
+    if unread and unread >= WORTH_MENDING * n_files:  # a share of all files
         lines.append(
             "Restore or convert the files that could not be read: "
             f"{unread} of {n_files}."

@@ -161,13 +161,13 @@ class Matrix:
 
 @cache
 def environment() -> Environment:
-    """Return the templates of all pages, made once.
+    """Return Jinja's environment with the templates of all pages, made once.
 
     Everything is escaped that is not ``Markup``, and characters that are not seen are
     shown as escapes.
 
-    ``page.html`` also finds the style, the script and its hash: its policy lets only
-    this script run.
+    ``page.html`` also finds the style, the script and its SHA-256: the page's content
+    security policy lets only this script run.
     """
     loader = PackageLoader("crumb_avalanche.report")
     templates = Environment(

@@ -69,10 +69,12 @@ def paired(
     compared: Mapping[int, float],
     splits: Mapping[int, Hashable],
 ) -> Paired | None:
-    """Compare two methods by number of the run.
+    """Compare the accuracies of two methods in runs of the same number.
 
-    Runs of one split count as one unit, unless all runs have the same: then the test
-    set is fixed, and what differs between runs is the unit.
+    These have the same seed and the same order of classes, so that their accuracies are
+    compared in pairs. Runs of one split of the data count as one unit, the mean of
+    their differences, unless all runs have the same: then the test set is fixed, and
+    each run is a unit.
 
     Args:
         reference: accuracy in percent of a method, by number of the run.
@@ -82,7 +84,7 @@ def paired(
     Returns:
         The comparison; None without a run that both have.
     """
-    differences = {}
+    differences = {}  # in points, by number of the run
     for number, accuracy in reference.items():
         if number in compared:
             differences[number] = compared[number] - accuracy

@@ -84,14 +84,16 @@ class Curve:
         joint: bool,
         classes_seen: Sequence[int] | None,
     ) -> "Curve":
-        """Summarise runs of one group.
+        """Summarise the runs of one group by mean and standard deviation.
 
         Args:
             label: of the group.
-            accuracies: of each run after each experience; ``None`` where it was not
-                tested.
-            joint: see the class.
-            classes_seen: number of classes after each experience, if it is known.
+            accuracies: of each run after each experience, in percent; ``None`` where it
+                was not tested.
+            joint: whether the learner is trained on all classes at once, an upper bound
+                without a stream.
+            classes_seen: number of classes after each experience, for the accuracy of
+                guessing; ``None`` if it is not known.
         """
         mean = []
         std = []
@@ -137,23 +139,24 @@ def chance_of(curves: Sequence[Curve]) -> list[float]:
 def draw_curves(
     axes: Axes, curves: Sequence[Curve], chance: Sequence[float], bands: bool = True
 ) -> None:
-    """Draw the accuracy after each experience.
+    """Draw the accuracy in percent after each experience, a line for each group.
 
     Args:
         axes: what to draw on.
-        curves: of the groups.
-        chance: the chance level after each experience; not drawn if empty.
+        curves: of the groups of runs: means and standard deviations over runs.
+        chance: accuracy of guessing in percent after each experience; not drawn if
+            empty.
         bands: whether to shade one standard deviation on both sides.
     """
     longest = max(len(curve.mean) for curve in curves)
     for number, curve in enumerate(curves):
-        _draw_curve(axes, curve, number, longest, bands)
+        _draw_curve(axes, curve, number=number, longest=longest, bands=bands)
     if chance:
         experiences = range(1, len(chance) + 1)
         axes.plot(experiences, chance, color="0.35", lw=0.8, label="chance")
     axes.set_xlim(0.6, longest + 0.4)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, min_n_ticks=1))
-    axes.set_ylim(0, 108)
+    axes.set_ylim(0, 108)  # so that markers at 100 % are whole
     axes.set_yticks(range(0, 101, 20))
     axes.set_xlabel("after experience")
     axes.set_ylabel("accuracy (%)")
@@ -174,8 +177,10 @@ def _draw_curve(
 
     Args:
         axes: what to draw on.
-        curve: a joint learner's is a level line over all experiences.
-        number: of the curve in the picture, from 0, which decides its colours.
+        curve: mean and standard deviation of a group of runs after each experience; a
+            joint learner's is a level line over all experiences.
+        number: of the curve in the picture, from 0, which decides colour, line, marker
+            and the ids by which the page finds it.
         longest: number of experiences of the longest curve.
         bands: whether to shade one standard deviation on both sides.
     """
@@ -220,9 +225,12 @@ def _draw_curve(
 def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> None:
     """Draw a bar for each group's final accuracy, and a dot for each run's.
 
-    A line shows the chance level if it is given.
+    Args:
+        axes: what to draw on.
+        curves: of the groups of runs, from the top.
+        chance: accuracy of guessing in percent, a line; ``None`` for none.
     """
-    rows = np.arange(len(curves))
+    rows = np.arange(len(curves))  # of the bars
     finals = []
     colours = []
     hatches = []  # for colours that repeat
@@ -260,8 +268,8 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
         label = literal(curve.label)
         labels.append(fill(label, 28, break_long_words=False, break_on_hyphens=False))
     axes.set_yticks(rows, labels)
-    axes.set_ylim(len(curves) - 0.4, -0.6)
-    axes.set_xlim(0, 122)
+    axes.set_ylim(len(curves) - 0.4, -0.6)  # the first bar at the top
+    axes.set_xlim(0, 122)  # with room for the numbers
     axes.set_xticks(range(0, 101, 20))
     axes.set_xlabel("final accuracy, all classes (%)")
     title = "final accuracy of one run"
@@ -274,12 +282,12 @@ def _draw_spread_and_dots(axes: Axes, curve: Curve, row: int) -> list[Artist]:
     """Draw what stands on a bar: standard deviation, a dot for each run, numbers.
 
     Args:
-        axes: what to draw on.
-        curve: its final accuracies are drawn.
+        axes: what to draw on; accuracies in percent along x.
+        curve: its final accuracies, their mean and standard deviation are drawn.
         row: number of the bar, from the top.
 
     Returns:
-        What was drawn.
+        All that was drawn, to give it ids.
     """
     artists: list[Artist] = []
     mean = curve.mean[-1]
@@ -382,12 +390,15 @@ class PageFigures:
 
 
 def page_figures(curves: Sequence[Curve]) -> PageFigures:
-    """Draw the accuracy after each experience, and the final accuracy.
+    """Draw the two figures of a page: accuracy after each experience, and final one.
 
     They have no titles: the page has captions.
+
+    Args:
+        curves: of the groups of runs on one stream.
     """
-    size = (8, max(4.6, 1 + 0.4 * len(curves)))
-    chance = chance_of(curves)
+    size = (8, max(4.6, 1 + 0.4 * len(curves)))  # in inches
+    chance = chance_of(curves)  # in percent, after each experience
     with matplotlib.rc_context(STYLE):
         figures = PageFigures(
             curves=Figure(figsize=size, layout="constrained"),
@@ -398,7 +409,7 @@ def page_figures(curves: Sequence[Curve]) -> PageFigures:
         draw_curves(left, curves, chance, bands=len(curves) <= CROWDED)
         _add_legend(figures.curves, left)
         draw_finals(right, curves, chance[-1] if chance else None)
-        right.set_ylim(max(len(curves), 4) - 0.4, -0.6)
+        right.set_ylim(max(len(curves), 4) - 0.4, -0.6)  # few bars are not thick
         left.set_title("")
         right.set_title("")
     return figures
@@ -409,12 +420,15 @@ def inline_svg(
 ) -> Markup:
     """Draw a figure as an ``svg`` element in the colours of the page.
 
+    What matplotlib writes gets the colours and fonts of the page, and its ids a prefix,
+    so that several figures can stand on one page.
+
     Args:
-        figure: what to draw.
+        figure: what to draw; ids ``group-N-...`` are of the curve ``N``.
         prefix: of all ids in it, which are unique on the page with it.
         label: what the figure shows, for screen readers.
         groups: for each curve, the page's number of its group of runs; its elements get
-            it as ``data-group``.
+            it as ``data-group``, by which the page highlights it.
     """
     file = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
@@ -425,6 +439,7 @@ def inline_svg(
     svg = re.sub(r'(<\w+ id=")', rf"\1{prefix}", svg)
 
     def group_attribute(match: re.Match) -> str:
+        """Return the attribute of an element of a curve, in the place of the match."""
         curve = int(match["curve"])
         return f'data-group="{groups[curve]}" '
 

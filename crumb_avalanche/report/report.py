@@ -73,6 +73,9 @@ TIMES = (
 def main(settings: ReportSettings) -> None:
     """Print tables of runs; write a page, pictures, and tables as CSV.
 
+    Args:
+        settings: folders to look for runs in, and the folder of the report.
+
     Raises:
         ValueError: there is no finished run, or a run cannot be read; the others are
             reported first. Or the report cannot be written, and then no file of it is.
@@ -130,11 +133,11 @@ def _default_output(folders: Sequence[str], runs: Sequence[Run]) -> Path:
 def _file_contents(
     groups: Sequence[Group], summary: Table, output: Path, left_out: Sequence[str]
 ) -> dict[str, bytes]:
-    """Return the content of each of a report's ``FILES``, by its name.
+    """Return the content of each file of a report, by its name in ``FILES``.
 
     Args:
         groups: of runs.
-        summary: a line for each group.
+        summary: table with a line for each group.
         output: folder of the report.
         left_out: folders and runs that cannot be reported, and why, a line for each.
     """
@@ -159,14 +162,19 @@ def _write_files(output: Path, contents: dict[str, bytes]) -> None:
 
     The files of an earlier one are replaced when all are complete.
 
+    Args:
+        output: folder of the report, made if it is not there.
+        contents: of each file, by its name.
+
     Raises:
         ValueError: they cannot be written, for instance because the disk is full.
     """
     try:
         with _removed_if_it_fails(output), locked(output), ExitStack() as writers:
             refuse_foreign_files(output, FILES, {PAGE: MARK})
-            stale = [name for name in contents if name != PAGE]
-            for name in (*stale, PAGE):  # contexts end in reverse: the page first
+            other_names = [name for name in contents if name != PAGE]
+            # Files are replaced as contexts end, in reverse: the page first.
+            for name in (*other_names, PAGE):
                 file = writers.enter_context(atomic_write(output / name))
                 file.write(contents[name])
                 file.flush()  # a full disk shows before the first one is replaced
@@ -197,7 +205,7 @@ def _removed_if_it_fails(folder: Path) -> Iterator[None]:
 
 
 def print_run(group: Group) -> None:
-    """Print a group's only run: settings, accuracies and ledger.
+    """Print the only run of a group: settings, accuracies and ledger, as tables.
 
     The settings are the main ones, and those that differ from their defaults.
     """
@@ -221,7 +229,12 @@ def print_run(group: Group) -> None:
 
 
 def print_comparison(groups: Sequence[Group], summary: Table) -> None:
-    """Print groups of runs side by side."""
+    """Print groups of runs side by side: results, settings, and how they stand.
+
+    Args:
+        groups: of runs.
+        summary: table with a line for each group.
+    """
     print(
         "accuracy at the end over all classes: mean +- standard deviation of runs;\n"
         "forgets: points lost since the best test of an experience; mean of runs"
@@ -313,9 +326,9 @@ def report_page(
     """Collect what ``report.html`` shows of groups of runs.
 
     Args:
-        groups: of runs.
-        summary: a line for each group.
-        runs: a line for each run.
+        groups: of runs; elements of the page are marked by their numbers, from 0.
+        summary: table with a line for each group.
+        runs: table with a line for each run.
         left_out: folders and runs that cannot be reported, and why, a line for each.
     """
     n_runs = sum(len(group.runs) for group in groups)
@@ -326,8 +339,8 @@ def report_page(
         "deviation over runs (n - 1); forgetting is in points lost since the best test "
         "of an experience."
     )
-    group_of_runs = []
-    matrices = []
+    group_of_runs = []  # number of the group of each run
+    matrices = []  # accuracies of each group after each experience
     for number, group in enumerate(groups):
         group_of_runs += [number] * len(group.runs)
         matrix = group_tables.accuracy_matrix(group)
@@ -361,8 +374,11 @@ def _streams_name(groups: Sequence[Group]) -> str:
 
 
 def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
-    """Return what the page shows of each stream: figures and a table."""
-    numbers_by_stream: dict[Stream, list[int]] = {}
+    """Return what the page shows of each stream: figures and a table.
+
+    A stream is a benchmark with a protocol; accuracies compare within one.
+    """
+    numbers_by_stream: dict[Stream, list[int]] = {}  # of the groups on it
     for number, streams in enumerate(streams_of(groups)):
         for stream in streams:
             numbers_by_stream.setdefault(stream, []).append(number)

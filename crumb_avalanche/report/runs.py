@@ -125,9 +125,10 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """Key that is equal for the runs of a group.
+        """Text that is equal for the runs of a group, which differ in their seed only.
 
-        It holds the compared settings, and the content of the files that they name.
+        It holds the compared settings, and hashes of the content of the files that they
+        name.
         """
         compared = self.compared
         content = dict(self.result.get("provenance", {}))
@@ -147,6 +148,7 @@ class Run:
         joint learner, a single experience, or an experience that was not tested before
         the end.
         """
+        # A row of the matrix has the accuracies on each experience, after one of them.
         *earlier_rows, final_row = self.matrix
         losses = []
         for experience, final in enumerate(final_row[: len(earlier_rows)]):
@@ -229,8 +231,14 @@ class FoundRuns:
 
 
 def find_runs(folders: Sequence[str]) -> FoundRuns:
-    """Find the folders of runs in and below the given folders."""
-    finished: dict[Path, Path] = {}  # the folder as named first, by what it leads to
+    """Find the folders of runs in and below the given folders.
+
+    Returns:
+        Finished and unfinished ones, each once, as the path that was named first; and
+        problems, a line for each folder that holds no finished run.
+    """
+    # By the folder that a path leads to, links resolved.
+    finished: dict[Path, Path] = {}
     unfinished: dict[Path, Path] = {}
     problems: list[str] = []
     for folder in map(Path, dict.fromkeys(folders)):
@@ -254,7 +262,8 @@ def find_runs(folders: Sequence[str]) -> FoundRuns:
 def _runs_below(top: Path) -> FoundRuns:
     """Find the runs in and below a folder, ``run2`` before ``run10``.
 
-    What lies below a finished one is not looked at.
+    A finished one has a ``RESULT``, which is written last; one with settings or an
+    error alone is unfinished. What lies below a finished one is not looked at.
     """
     finished: list[Path] = []
     started: list[Path] = []
@@ -276,7 +285,9 @@ def _runs_below(top: Path) -> FoundRuns:
 def _unfinished_message(top: Path, started: list[Path]) -> str:
     """Say that a folder holds no finished run, and what to do.
 
-    ``started`` are the folders of the runs below it that were started.
+    Args:
+        top: the folder.
+        started: folders of the runs in or below it that were started.
     """
     text = (
         f"{top} holds no finished run: there is no {RESULT}, which a run writes last, "
@@ -299,7 +310,7 @@ def _unfinished_message(top: Path, started: list[Path]) -> str:
 
 
 def read_run(folder: Path) -> Run:
-    """Read a finished run.
+    """Read a finished run from its folder: settings, result, ledger and matrix.
 
     Raises:
         DamagedRunError: a file is missing, or not what the run wrote.
@@ -347,7 +358,8 @@ def _check_matrix(matrix: list[list[float]], result: dict[str, Any]) -> None:
 def groups_of(runs: Sequence[Run]) -> list[Group]:
     """Group runs that differ in their seed only.
 
-    Groups are in the order in which they were found, and have distinct labels.
+    Groups are in the order in which they were found. Their labels, strategy and
+    settings that differ, are distinct.
     """
     by_identity: dict[str, list[Run]] = {}
     for run in runs:
@@ -371,6 +383,9 @@ def _label_differences(groups: list[Group]) -> None:
 
     Benchmark and protocol are always added where they differ between any groups;
     another setting only to groups that have the same label without it.
+
+    Args:
+        groups: of runs; their ``label`` is changed.
     """
     varying = differences(groups)
     names_in_order = dict.fromkeys([*IDENTITY, *varying])
@@ -400,9 +415,10 @@ def _number_equal_labels(groups: list[Group]) -> None:
 
 
 def streams_of(groups: Sequence[Group]) -> list[list[Stream]]:
-    """Return the streams under which each group is shown, in the order of the groups.
+    """Return the streams under which each group of runs is shown, a list for each.
 
-    A joint learner is under every stream of its images.
+    A stream is a benchmark with a protocol. A joint learner, which has all classes at
+    once, is under every stream of its images.
     """
     streams_learned = dict.fromkeys(
         group.stream for group in groups if group.stream.protocol != JOINT

@@ -9,9 +9,9 @@ from crumb_avalanche.system.words import counted
 
 
 def standings(groups: Sequence[Group]) -> list[str]:
-    """Return a text about the groups on each stream.
+    """Return a text about how the groups of runs stand, for each stream.
 
-    The text names the stream where there are several.
+    A stream is a benchmark with a protocol. The text names it where there are several.
     """
     groups_by_stream: dict[Stream, list[Group]] = {}
     for group, streams in zip(groups, streams_of(groups)):
@@ -62,7 +62,8 @@ def _standing_text(groups: Sequence[Group]) -> str:
 def _comparison(first: Group, second: Group) -> str:
     """Say by how much the best group of runs is ahead of the second, and how surely."""
     accuracies = f"{_final_accuracy(first):.1f} % and {_final_accuracy(second):.1f} %"
-    splits = {}  # by number of the run
+    # Hash of the table of frames, which runs of one split share, by number of the run.
+    splits = {}
     for run in (*second.runs, *first.runs):
         splits[run.result["run"]] = run.result.get("frame_table_sha256")
     comparison = paired(
@@ -104,6 +105,7 @@ def _difference_text(
             f"{counted(n_runs, 'run')}, which is too little to say how surely."
         )
     low, high = comparison.interval
+    # Runs, or splits of the data where several runs have one.
     n_units = len(comparison.units)
     units = counted(n_units, "run" if n_units == n_runs else "split")
     bounds = f"95 % interval {low:.1f} to {high:.1f}, {units}"
