@@ -484,7 +484,7 @@ class FeatureMemo:
     def maps(self, images: Tensor, extract: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the maps of images, computing those that are not cached.
 
-        Images are told apart by their content. The least recently used maps beyond the
+        Images are identified by their content. The least recently used maps beyond the
         capacity are dropped.
 
         Args:
