@@ -148,7 +148,7 @@ class Classifier:
         if moments is None:
             trial = form.for_budget(length, budget_bytes, head_length)
             # Says what so many classes would have to give up; empty if they fit.
-            if trial.narrow(CLASSES, budget_bytes, head_length):
+            if trial.fit_features(CLASSES, budget_bytes, head_length):
                 views = views.of_head()
                 length = head_length
         return cls(

@@ -218,9 +218,9 @@ def _copy_own_tensors(source: dict, target: dict) -> None:
 class OldBranches(OldNetwork):
     """The old network without the weights of the stable branch, which never change."""
 
-    def take(self, model: SplitModel) -> None:
+    def copy_from(self, model: SplitModel) -> None:
         """Copy the weights that training changes."""
-        super().take(model)
+        super().copy_from(model)
         for name in self.state.keys() - model.plastic_layers.changing_names():
             del self.state[name]
 
@@ -365,7 +365,7 @@ class AANetsPlugin(HerdingPlugin):
                 no_labels = torch.empty(0, dtype=torch.int64)
                 self._outer_step(strategy, no_maps, no_labels, **kwargs)
         self.old_classes = list(strategy.seen_classes.seen)
-        self.old_network.take(model)
+        self.old_network.copy_from(model)
 
     def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
         """Take a gradient step of the share ``a`` alone, by which branches are blended.

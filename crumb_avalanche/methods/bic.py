@@ -33,7 +33,7 @@ from crumb_avalanche.training.batch_plugin import in_last_epoch
 _SMALLEST_ALPHA = 0.01
 
 
-def spread(count: int, total: int) -> list[int]:
+def spread_evenly(count: int, total: int) -> list[int]:
     """Choose ``count`` of ``total`` frames, evenly spread; all, if there are no more.
 
     Returns:
@@ -104,9 +104,9 @@ class SplitExemplars(SelectionRule):
         self.stored = {}
         self.held = {}
         for label, n_frames in coming.items():
-            stored_frames = spread(self.quotas[label], n_frames)
+            stored_frames = spread_evenly(self.quotas[label], n_frames)
             n_held = self.n_validating(len(stored_frames))
-            held_indices = spread(n_held, len(stored_frames))
+            held_indices = spread_evenly(n_held, len(stored_frames))
             self.stored[label] = stored_frames
             self.held[label] = [stored_frames[index] for index in held_indices]
         self.offered = {}
@@ -434,7 +434,7 @@ class BiCPlugin(ImageMemoryPlugin):
             alpha, beta = fit_bias(logits, labels, new_classes, self.bias_stage)
             self.alpha[new_classes] = alpha
             self.beta[new_classes] = beta
-        self.old_network.take(strategy.model)
+        self.old_network.copy_from(strategy.model)
 
     def _validation_answers(self, strategy) -> tuple[Tensor, Tensor]:
         """Compute logits of equally many validation exemplars of each stored class.

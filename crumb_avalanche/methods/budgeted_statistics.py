@@ -56,7 +56,7 @@ class BudgetedStatistics(FeatureStatistics):
             n_classes: classes of the stream.
             length: number of features.
             head_length: number of the last features, those of the head's input, which
-                ``narrow`` keeps.
+                ``fit_features`` keeps.
             settings: settings of the method by name.
         """
         return cls.bytes_of(n_classes, length, **settings)
@@ -120,15 +120,20 @@ class BudgetedStatistics(FeatureStatistics):
         """Return the bytes of statistics of so many classes without images."""
         return self.bytes_of(**{**self.settings, "n_classes": classes})
 
-    def narrow(self, classes: int, budget: int, head_length: int) -> str:
+    def fit_features(self, classes: int, budget: int, head_length: int) -> str:
         """Drop all features but the last ones where a budget gets small.
+
+        Args:
+            classes: number of classes that are to fit.
+            budget: in bytes.
+            head_length: number of the last features, which stay.
 
         Returns:
             What is given up for it, in words; empty for nothing.
         """
         return ""
 
-    def share(self, classes: int, budget: int) -> str:
+    def fit_statistics(self, classes: int, budget: int) -> str:
         """Fit the statistics of so many classes into a budget in bytes.
 
         Returns:
@@ -152,7 +157,7 @@ class BudgetedStatistics(FeatureStatistics):
         Raises:
             BudgetError: even the least does not fit.
         """
-        features_given_up = self.narrow(classes, budget, head_length)
+        features_given_up = self.fit_features(classes, budget, head_length)
         bytes_needed = self.least_bytes(classes)
         if bytes_needed > budget:
             raise BudgetError(
@@ -160,5 +165,5 @@ class BudgetedStatistics(FeatureStatistics):
                 f"but the budget is {budget:,}: forget a class, or make a learner with "
                 "a larger budget_bytes and teach it again"
             )
-        statistics_given_up = self.share(classes, budget)
+        statistics_given_up = self.fit_statistics(classes, budget)
         return "; ".join(filter(None, [features_given_up, statistics_given_up]))

@@ -246,7 +246,7 @@ class ClosedForm(BudgetedStatistics):
                 f"{type(other).__name__} cannot be merged into {type(self).__name__}; "
                 "give the same kind"
             )
-        self._check_settings(other.settings, "merged", self._free)
+        self._check_settings(other.settings, verb="merged", free=self._free)
         new_labels = _new_labels(other.image_counts, labels)
         if not new_labels:
             return

@@ -112,8 +112,8 @@ class ClosedFormStrategy(StreamStrategy):
     def _features(self) -> Tensor:
         """Compute ``(B, V * D)`` features of the ``V`` views of the batch's images.
 
-        A look is a square part of an image at its own scale; only looks in use are
-        computed.
+        A look is a middle part of an image, resized; a view is the features of a window
+        of its maps. Only looks in use are computed.
 
         Raises:
             ValueError: the images are not ``(B, looks, 3, h, w)``.
@@ -259,10 +259,12 @@ class ClosedFormStrategy(StreamStrategy):
         head_length = self.features.of_head().length(self.model)
         # Some of these are in reserve, which takes bytes, too.
         n_allocated = self.statistics.allocated_classes
-        dropped_features = self.statistics.narrow(n_allocated, budget, head_length)
+        dropped_features = self.statistics.fit_features(
+            n_allocated, budget, head_length
+        )
         if dropped_features:  # which allocates them again, without a reserve
             n_allocated = classes
-        self.statistics.share(n_allocated, budget)
+        self.statistics.fit_statistics(n_allocated, budget)
 
     def _logits(self, features: Tensor) -> Tensor:
         """Compute logits ``(B, n_classes)``: scores minus that of the best class.

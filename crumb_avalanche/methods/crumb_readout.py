@@ -103,6 +103,7 @@ class ReadoutStrategy(CRUMBStrategy):
                 maps, batch_labels = storage.replay(batch, self.model)
                 features.append(self.features.of_maps(self.model, maps).cpu())
                 labels.append(batch_labels.cpu())
+        # With the numbers of features, and settings that the readout fixes.
         discriminant = RegularizedDiscriminant(
             self.model.n_classes, **self._sizes, **DISCRIMINANT
         )

@@ -86,6 +86,9 @@ class LowRankRoot(NamedTuple):
             rows: ``R``, ``(K, D)`` float64, of ``K < D`` rows.
             variances: ``V^2``, added to the diagonal, ``(D,)``, above 0.
             images: ``N``, that the covariance is of.
+
+        Returns:
+            The factors by which ``whiten`` and ``whitened_rows`` compute.
         """
         deviations = variances.sqrt()  # V
         scale = images**0.5
@@ -168,6 +171,10 @@ class Span(NamedTuple):
         Args:
             whitened_means: ``(C, D)`` float64, minus their mean, where the common
                 covariance is the unit matrix.
+
+        Returns:
+            Orthonormal ``axes``, ``(D, r)``, with the ``lengths`` of the means along
+            them, ``(r,)``; and the coordinates of the means, ``(C, r)``.
         """
         axes, lengths = _principal_axes(whitened_means)  # columns, longest first
         axes = axes[:, : len(whitened_means) - 1]  # C points span no more
@@ -242,7 +249,7 @@ class Group(NamedTuple):
         return cls(
             members=members,
             rows=rows.flatten(0, 1),
-            offsets=(rows @ means.unsqueeze(2)).squeeze(2),
+            offsets=(rows @ means.unsqueeze(2)).squeeze(2),  # W m, (C, k)
             isotropic=isotropic,
             log_determinants=log_determinants,
         )
@@ -293,8 +300,8 @@ class ProductGroup(NamedTuple):
         members: Tensor,
         columns: Tensor,
         spreads: Tensor,
-        inner: Tensor,
-        means: Tensor,
+        row_products: Tensor,
+        mean_products: Tensor,
         isotropic: Tensor,
         length: int,
     ) -> "ProductGroup":
@@ -308,20 +315,21 @@ class ProductGroup(NamedTuple):
             members: ``(C,)`` int64, columns of the classes in the scores.
             columns: ``(C, k)`` int64, which of the ``K`` rows each class has.
             spreads: factor of the rows of each class, ``(C,)``.
-            inner: ``R R^T``, ``(C, k, k)``, products of the rows of each class.
-            means: ``(C, K)``, products of the class means with all rows.
+            row_products: ``R R^T``, ``(C, k, k)``, of the rows of each class.
+            mean_products: ``(C, K)``, of the class means with all rows.
             isotropic: ``(C,)``, variance of each class in all directions.
             length: ``D``, number of features.
         """
         rank = columns.shape[1]
         # isotropic I + spread^2 R R^T = L L^T
-        matrix = spreads.square()[:, None, None] * inner
+        matrix = spreads.square()[:, None, None] * row_products
         matrix.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
         cholesky = torch.linalg.cholesky(matrix)
         scaled_unit = spreads[:, None, None] * torch.eye(rank, dtype=torch.float64)
         # spread * L^-1
         factors = torch.linalg.solve_triangular(cholesky, scaled_unit, upper=False)
-        own_products = means.gather(1, columns)  # of each mean with rows of its class
+        # Of each mean with the rows of its class, (C, k).
+        own_products = mean_products.gather(1, columns)
         log_determinants = 2 * cholesky.diagonal(dim1=1, dim2=2).log().sum(1)
         # The other D - k directions have the isotropic variance.
         log_determinants += (length - rank) * isotropic.log()

@@ -184,7 +184,7 @@ class ClassGaussians(ClosedForm):
         """Return the bytes of one direction."""
         return self.item_bytes(self.settings["length"], self.settings)
 
-    def share(self, classes: int, budget: int) -> str:
+    def fit_statistics(self, classes: int, budget: int) -> str:
         """Give up principal directions until the statistics fit into a budget.
 
         Args:
@@ -266,17 +266,21 @@ class ClassGaussians(ClosedForm):
         )
 
     def common_covariance(self, seen: Tensor, scatters: StoredScatters) -> Tensor:
-        """Compute the common covariance within classes, weighted by images.
+        """Compute the common covariance within classes: their scatter by their images.
+
+        A scatter is a sum of outer products of features minus their class mean. It is
+        the common one, where it is stored, or the sum over what the classes store.
 
         Args:
             seen: ``(n_classes,)`` bool, the classes with images.
-            scatters: of these classes; without effect beside a common scatter.
+            scatters: rows and left-out traces of these classes; without effect beside a
+                common scatter.
 
         Returns:
-            ``(D, D)`` float64: the common scatter's, or from what classes hold.
+            ``(D, D)`` float64.
         """
         if self.scatter is None:
-            # What directions leave out of a scatter is spread evenly.
+            # B^T B of all rows; what they leave out of the trace is spread evenly.
             scatter = products_of_rows(scatters.rows.mT)
             scatter.diagonal().add_(scatters.outside.sum() / len(scatter))
         else:
@@ -570,18 +574,18 @@ class BlendedGaussians(ClassGaussians):
         groups = []
         for count in scatters.counts.unique().tolist():
             members = (scatters.counts == count).nonzero().flatten()
-            columns = []
-            inner = []
+            columns = []  # numbers of the rows of each class
+            row_products = []  # (k, k) of each class, of its rows with each other
             for label in members.tolist():
                 start = ends[label] - count
                 columns.append(torch.arange(start, ends[label]))
-                inner.append(root.products_of_class(slice(start, ends[label])))
+                row_products.append(root.products_of_class(slice(start, ends[label])))
             group = ProductGroup.solve(
                 members=members,
                 columns=torch.stack(columns),
                 spreads=spreads[members],
-                inner=torch.stack(inner),
-                means=mean_products[members],
+                row_products=torch.stack(row_products),
+                mean_products=mean_products[members],
                 isotropic=blends.isotropic[members],
                 length=len(root.deviations),
             )

@@ -98,7 +98,7 @@ class ICaRLPlugin(HerdingPlugin):
         logits = strategy.mb_output
         labels = self.current.labels
         maps = self.current.feature_map
-        slots = self._slots_of_old_classes()
+        slots = self._slots_of_old_classes()  # of their memories
         if slots:
             model = strategy.model
             storage = self.storage_policy
@@ -151,7 +151,7 @@ class ICaRLPlugin(HerdingPlugin):
     def after_training_exp(self, strategy, **kwargs):
         """Choose exemplars by herding, and keep a copy as the old network."""
         self.herd(strategy)
-        self.old_network.take(strategy.model)
+        self.old_network.copy_from(strategy.model)
 
     @torch.no_grad()
     def before_eval(self, strategy, **kwargs):

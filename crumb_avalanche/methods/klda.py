@@ -68,9 +68,10 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
     def _fourier_features(self) -> FourierFeatures:
         """Return weights and phases of random Fourier features, drawn by the seed.
 
-        ``cos(x W + phases)`` approximates the kernel ``exp(-gamma |x - y|^2)``: weights
-        are normal with the variance ``2 gamma``, phases uniform from 0 to ``2 pi``.
-        They are drawn once, on first use.
+        Products of the features ``cos(x W + phases)`` approximate the kernel
+        ``exp(-gamma |x - y|^2)`` up to a factor: weights are normal with the variance
+        ``2 gamma``, phases uniform from 0 to ``2 pi``. They are drawn once, on first
+        use.
 
         Returns:
             Weights ``(length, n)`` and phases ``(n,)``, float64.

@@ -60,5 +60,5 @@ class StreamLwF(BatchPlugin):
 
     def after_training_exp(self, strategy, **kwargs):
         """Keep a copy of the plastic layers as the old network."""
-        self.old_network.take(strategy.model)
+        self.old_network.copy_from(strategy.model)
         self.old_classes = list(strategy.seen_classes.seen)

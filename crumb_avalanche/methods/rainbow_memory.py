@@ -114,7 +114,7 @@ def make_perturbations(
 
 def uncertainties(
     images: Tensor,
-    answers: Callable[[Tensor], Tensor],
+    logits_of: Callable[[Tensor], Tensor],
     perturbations: Sequence[Callable[[Tensor], Tensor]],
 ) -> Tensor:
     """Compute ``1 - votes of the most voted class / copies`` of each image (eq. 3).
@@ -123,14 +123,14 @@ def uncertainties(
 
     Args:
         images: ``(n, 3, h, w)`` uint8.
-        answers: function from images to ``(n, classes)`` logits.
+        logits_of: function from images to ``(n, classes)`` logits.
         perturbations: functions from images to perturbed copies.
 
     Returns:
         ``(n,)`` float, from 0, where all copies are answered alike, to below 1.
     """
     classes_of_copies = [
-        answers(perturb(images)).argmax(1) for perturb in perturbations
+        logits_of(perturb(images)).argmax(1) for perturb in perturbations
     ]
     votes = torch.stack(classes_of_copies, 1)  # (n, copies)
     # Of each copy, how many copies of the image have its vote, (n, copies).
@@ -414,7 +414,7 @@ class RainbowPlugin(ImageMemoryPlugin):
         """
         model = strategy.model
 
-        def answers(images: Tensor) -> Tensor:
+        def logits_of(images: Tensor) -> Tensor:
             """Compute logits ``(n, classes)`` of ``(n, 3, h, w)`` uint8 images."""
             return self.logits(model, _fresh_features(model, images))
 
@@ -425,7 +425,9 @@ class RainbowPlugin(ImageMemoryPlugin):
                 images = []
                 for candidate in candidates[start : start + batch_size]:
                     images.append(self._image(strategy, candidate))
-                of_batch = uncertainties(torch.cat(images), answers, self.perturbations)
+                of_batch = uncertainties(
+                    torch.cat(images), logits_of, self.perturbations
+                )
                 of_candidates += of_batch.tolist()
         return of_candidates
 

@@ -201,7 +201,7 @@ class RegularizedDiscriminant(BlendedGaussians):
             head_alone = head_length
         return cls(0, length, MOST_DIRECTIONS, part=head_alone)
 
-    def narrow(self, classes: int, budget: int, head_length: int) -> str:
+    def fit_features(self, classes: int, budget: int, head_length: int) -> str:
         """Give the features of the map up if they leave a budget too few directions."""
         length = self.settings["length"]
         has_map_features = head_length < length

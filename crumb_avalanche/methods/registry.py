@@ -117,7 +117,10 @@ class Recipe:
         return torch.optim.SGD(trainable(self.model).values(), **arguments)
 
     def common(self, *plugins: object) -> dict:
-        """Return the arguments of ``StreamStrategy`` that all methods share.
+        """Return the arguments of ``StreamStrategy`` that all methods share, by name.
+
+        They are those of the run, and what the caller of ``build_strategy`` gives
+        Avalanche, the host.
 
         Args:
             plugins: those of the method, which come after the host's.
@@ -258,7 +261,13 @@ class Entry:
         return n_memories
 
     def method_settings(self, changes: dict[str, Any] | None = None) -> Any:
-        """Return the settings of the method with some values changed, by name.
+        """Return the settings of the method, its defaults with some values changed.
+
+        Args:
+            changes: new values by name.
+
+        Returns:
+            An instance of the method's dataclass ``settings``.
 
         Raises:
             ValueError: a setting is unknown, or a value has another type or is out of
@@ -520,7 +529,8 @@ def build_strategy(
 
     Args:
         name: a name in ``STRATEGIES``.
-        model: a split model, with a codebook if the entry needs one.
+        model: a split model, with a codebook if the method needs one; it moves to the
+            device.
         settings: settings that all strategies share; default ``LearningSettings()``.
         mem_size: capacity of the buffer, in memories.
         seed: of the method's random draws.
@@ -555,7 +565,8 @@ def recommended_strategy(
 ) -> "StreamStrategy":
     """Build the most accurate strategy at the same bytes.
 
-    It is ``rda``, which is not in the paper, with its defaults.
+    It is ``rda``, regularised discriminant analysis, with its defaults; it is not in
+    the paper.
 
     Args:
         model: a split model, which computes the features.

@@ -494,7 +494,7 @@ class OldNetwork:
         half: hold the weights as float16.
 
     Attributes:
-        state: the weights by name; empty before the first ``take``.
+        state: the weights by name; empty before the first ``copy_from``.
     """
 
     def __init__(self, half: bool = True):
@@ -505,10 +505,10 @@ class OldNetwork:
     def bytes_of(cls, model: Any) -> int:
         """Return the bytes of a copy of ``model.plastic_layers``."""
         old = cls()
-        old.take(model)
+        old.copy_from(model)
         return tensor_bytes(old.state.values())
 
-    def take(self, model: SplitModel) -> None:
+    def copy_from(self, model: SplitModel) -> None:
         """Copy the current weights of the plastic layers, with their buffers."""
         self.state = {}
         for name, weight in model.plastic_layers.state_dict().items():
@@ -542,7 +542,7 @@ class OldNetwork:
             return functional_call(model.plastic_layers, weights, (maps,)).float()
 
     def state_dict(self) -> dict:
-        """Return the weights; none before the first ``take``."""
+        """Return the weights; none before the first ``copy_from``."""
         return dict(self.state)
 
     def load_state_dict(self, state: dict) -> None:

@@ -89,7 +89,7 @@ class OldAndNew:
         self.model = conv_head_model()
         self.maps = self.model.features(pixels)
         self.old = OldNetwork(half)
-        self.old.take(self.model)
+        self.old.copy_from(self.model)
         self.answers = self.model.eval().classify(self.maps).detach()
         self.model.train()
         with torch.no_grad():
@@ -127,7 +127,7 @@ def test_bytes_of_the_old_network(half, width):
     model = conv_head_model()
     old = OldNetwork(half)
     assert not old.state
-    old.take(model)
+    old.copy_from(model)
     weights = sum(weight.numel() for weight in model.plastic_layers.parameters())
     values = weights + 2 * 6  # with the statistics
     size = values * width + 8  # and a number of batches
