@@ -23,7 +23,7 @@ from crumb_avalanche.report.page import (
     MatrixCell,
     MatrixRow,
     Table,
-    count,
+    count_cell,
     render,
 )
 from crumb_avalanche.system.words import counted, error_rates, listed
@@ -435,7 +435,7 @@ def _confusion_row(pairs: ClassPairs, truth: str, columns: Sequence[str]) -> Mat
     cells = []
     for times in counts:
         if times:
-            cells.append(MatrixCell(count(times), f"{times / total:.1%}"))
+            cells.append(MatrixCell(count_cell(times), f"{times / total:.1%}"))
         else:
             cells.append(MatrixCell())
     right = f"{pairs[truth, truth] / total:.0%}".replace("%", " %")
@@ -447,7 +447,7 @@ def confused_table(pairs: ClassPairs) -> Table:
     columns = {"truth": "is", "answer": "taken for", "images": "images or clips"}
     rows = []
     for (truth, label), times in mistaken_pairs(pairs).most_common():
-        rows.append([Cell(truth), Cell(label), count(times)])
+        rows.append([Cell(truth), Cell(label), count_cell(times)])
     return Table(columns, rows)
 
 

@@ -13,10 +13,10 @@ from crumb_avalanche.report.page import (
     MatrixCell,
     MatrixRow,
     Table,
-    count,
-    percent,
-    seconds,
-    setting,
+    accuracy_cell,
+    count_cell,
+    seconds_cell,
+    setting_cell,
 )
 from crumb_avalanche.report.runs import IDENTITY, Group, Run, differences
 from crumb_avalanche.runs.settings import RunSettings, meanings
@@ -39,13 +39,13 @@ class Cost:
 
 
 COSTS = {
-    "memory_bytes": Cost("kept, bytes", count),
-    "images_per_second": Cost("images/s", seconds),
-    "train_seconds": Cost("train, s", seconds),
+    "memory_bytes": Cost("kept, bytes", count_cell),
+    "images_per_second": Cost("images/s", seconds_cell),
+    "train_seconds": Cost("train, s", seconds_cell),
 }
 COSTS_OF_RUN = {
     "memory_bytes": COSTS["memory_bytes"],
-    "buffer_items": Cost("memories", count),
+    "buffer_items": Cost("memories", count_cell),
     "train_seconds": COSTS["train_seconds"],
 }
 
@@ -66,7 +66,7 @@ def summary_table(groups: Sequence[Group]) -> Table:
     rows = []
     for group in groups:
         n_runs = Cell(str(len(group.runs)))
-        row = [Cell(group.label), n_runs, percent(group.curve.finals)]
+        row = [Cell(group.label), n_runs, accuracy_cell(group.curve.finals)]
         row.append(_forgetting(group))
         for name, cost in COSTS.items():
             row.append(cost.cell_of(group.average(name)))
@@ -92,7 +92,7 @@ def bytes_table(groups: Sequence[Group]) -> Table:
     columns = {"buffer_items": "memories stored"}
     for name, label in LEDGER_BYTES.items():
         columns[name] = f"{label}, bytes"
-    return _ledger_table(groups, columns, count)
+    return _ledger_table(groups, columns, count_cell)
 
 
 def seconds_table(groups: Sequence[Group]) -> Table:
@@ -101,7 +101,7 @@ def seconds_table(groups: Sequence[Group]) -> Table:
     for name, label in LEDGER_SECONDS.items():
         columns[name] = f"{label}, s"
     columns["images_per_second"] = "images/s"
-    return _ledger_table(groups, columns, seconds)
+    return _ledger_table(groups, columns, seconds_cell)
 
 
 def _ledger_table(
@@ -111,8 +111,8 @@ def _ledger_table(
 
     Args:
         groups: of runs.
-        columns: heads by name of the entry.
-        cell_of: writes a mean, such as bytes or seconds.
+        columns: headings, by the name of the entry.
+        cell_of: function that writes a mean, such as bytes or seconds, into a cell.
     """
     rows = []
     for group in groups:
@@ -138,7 +138,7 @@ def curves_table(groups: Sequence[Group]) -> Table:
         row = [Cell(group.label)]
         accuracies_of_runs = [run.accuracy_after(n_experiences) for run in group.runs]
         for accuracies in zip(*accuracies_of_runs):  # of all runs, by experience
-            row.append(EMPTY if None in accuracies else percent(accuracies))
+            row.append(EMPTY if None in accuracies else accuracy_cell(accuracies))
         rows.append(row)
     return Table(columns, rows)
 
@@ -156,6 +156,7 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
     setting_names = dict.fromkeys(
         ["strategy", "benchmark", "protocol", *differences(groups)]
     )
+    # Headings by the name of the column.
     columns = {"group": "group", "run": "run", "final_accuracy": "final accuracy, %"}
     for number in range(1, n_experiences + 1):
         columns[f"accuracy_after_{number}"] = f"after exp {number}"
@@ -170,7 +171,7 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
             row = _run_cells(run, n_experiences)
             row["group"] = Cell(group.label)
             for name in setting_names:
-                row[name] = setting(group.settings.get(name))
+                row[name] = setting_cell(group.settings.get(name))
             row["folder"] = Cell(os.path.relpath(run.folder, beside))
             rows.append(row)
     return Table.of(columns, rows)
@@ -184,12 +185,12 @@ def _run_cells(run: Run, n_experiences: int) -> dict[str, Cell]:
         n_experiences: of the longest stream in the table, each of which has a column.
     """
     cells = {
-        "run": setting(run.result["run"]),
-        "final_accuracy": percent([run.result["final_accuracy"]]),
+        "run": setting_cell(run.result["run"]),
+        "final_accuracy": accuracy_cell([run.result["final_accuracy"]]),
     }
     for number, accuracy in enumerate(run.accuracy_after(n_experiences), 1):
         cells[f"accuracy_after_{number}"] = (
-            EMPTY if accuracy is None else percent([accuracy])
+            EMPTY if accuracy is None else accuracy_cell([accuracy])
         )
     if run.forgetting is not None:
         cells["forgetting"] = Cell(f"{run.forgetting:.2f}")
@@ -198,7 +199,7 @@ def _run_cells(run: Run, n_experiences: int) -> dict[str, Cell]:
     learning_rate = run.result.get("learning_rate")
     was_given = run.settings.get("learning_rate") is not None
     if learning_rate is not None and not was_given:
-        cells["tuned_learning_rate"] = setting(learning_rate)
+        cells["tuned_learning_rate"] = setting_cell(learning_rate)
     return cells
 
 
@@ -220,7 +221,7 @@ def differing_settings(groups: Sequence[Group]) -> Table | None:
     rows = []
     for group in groups:
         values = map(group.settings.get, varying)
-        rows.append([Cell(group.label), *map(setting, values)])
+        rows.append([Cell(group.label), *map(setting_cell, values)])
     return Table(columns, rows)
 
 
@@ -234,7 +235,7 @@ def same_settings(groups: Sequence[Group]) -> Table:
         in_all = all(name in group.settings for group in groups)
         if in_all and name not in varying:
             rows.append(
-                [Cell(name), setting(settings[name]), Cell(meaning.get(name, ""))]
+                [Cell(name), setting_cell(settings[name]), Cell(meaning.get(name, ""))]
             )
     columns = {"setting": "setting", "value": "value", "meaning": "meaning"}
     return Table(columns, rows)

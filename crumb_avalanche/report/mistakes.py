@@ -24,7 +24,7 @@ from crumb_avalanche.report.contact_sheet import (
     mistaken_pairs,
     thumbnail,
 )
-from crumb_avalanche.report.page import Cell, Matrix, Table, count, render
+from crumb_avalanche.report.page import Cell, Matrix, Table, count_cell, render
 from crumb_avalanche.runs.run_folder import MISTAKES
 from crumb_avalanche.system.words import counted
 
@@ -228,8 +228,13 @@ def counts_of_classes(table: FrameTable, pairs: ClassPairs) -> list[ClassCounts]
 
 
 def class_table(classes: Sequence[ClassCounts]) -> Table:
-    """Return a line for each class, the worst first: accuracy, and what was learned."""
-    columns = {
+    """Return a line for each class, the worst first: accuracy, and what was learned.
+
+    Args:
+        classes: counts of images, clips and objects of each class; ``share`` is that of
+            right answers.
+    """
+    columns = {  # headings by name
         "class": "class",
         "accuracy": "right, %",
         "tested": "test images",
@@ -244,11 +249,11 @@ def class_table(classes: Sequence[ClassCounts]) -> Table:
         cells = {
             "class": Cell(counts.name),
             "accuracy": Cell(accuracy),
-            "tested": count(counts.tested),
-            "tested_objects": count(counts.tested_objects),
-            "objects": count(counts.objects),
-            "clips": count(counts.clips),
-            "images": count(counts.images),
+            "tested": count_cell(counts.tested),
+            "tested_objects": count_cell(counts.tested_objects),
+            "objects": count_cell(counts.objects),
+            "clips": count_cell(counts.clips),
+            "images": count_cell(counts.images),
         }
         rows.append([cells[name] for name in columns])
     return Table(columns, rows)
@@ -285,7 +290,9 @@ def kinds_table(table: FrameTable, predictions: Predictions) -> Table:
     rows = []
     for kind in sorted(tested):
         accuracy = 100 * right[kind] / tested[kind]
-        rows.append([Cell(KINDS[kind]), Cell(f"{accuracy:.1f}"), count(tested[kind])])
+        rows.append(
+            [Cell(KINDS[kind]), Cell(f"{accuracy:.1f}"), count_cell(tested[kind])]
+        )
     columns = {
         "kind": "test images of",
         "accuracy": "right, %",
@@ -419,7 +426,7 @@ def advice(
 def _advice_on_small_tests(classes: Sequence[ClassCounts]) -> list[str]:
     """Return advice on the classes that were tested on few images or one object.
 
-    It is a line, or none without such classes.
+    It is a list of one line, or of none without such classes.
     """
     uncertain_classes = []
     for counts in classes:
@@ -463,7 +470,7 @@ def _advice_on_few_objects(classes: Sequence[ClassCounts]) -> list[str]:
     """
     n_tested = sum(counts.tested for counts in classes)
     n_right = sum(counts.right for counts in classes)
-    accuracy = n_right / n_tested if n_tested else 1.0
+    accuracy = n_right / n_tested if n_tested else 1.0  # of all classes together
     median_objects = median(counts.objects for counts in classes)
     enough_objects = max(FEW_OBJECTS, median_objects)
     bad_classes = []

@@ -98,12 +98,12 @@ class Table:
         return csv_text(rows)
 
 
-def count(value: float) -> Cell:
+def count_cell(value: float) -> Cell:
     """Return the cell of a whole number, with thousands separators."""
     return Cell(f"{value:,.0f}", f"{value:.0f}")
 
 
-def percent(accuracies: Sequence[float]) -> Cell:
+def accuracy_cell(accuracies: Sequence[float]) -> Cell:
     """Return the cell of accuracies in percent: mean ± standard deviation (n - 1).
 
     A single accuracy stands alone.
@@ -111,12 +111,12 @@ def percent(accuracies: Sequence[float]) -> Cell:
     return Cell(mean_text(accuracies, ".2f", "±"))
 
 
-def seconds(value: float) -> Cell:
+def seconds_cell(value: float) -> Cell:
     """Return the cell of seconds or of images per second, to a tenth."""
     return Cell(f"{value:.1f}")
 
 
-def setting(value: object) -> Cell:
+def setting_cell(value: object) -> Cell:
     """Return the cell of a setting, shortened if it is long."""
     text = cell(value)
     full_text = cell(value, 100_000)

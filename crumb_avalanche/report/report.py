@@ -402,11 +402,15 @@ def _stream_figures(
 
     Args:
         groups: of runs on the stream.
-        stream: of the groups.
-        group_numbers: the page's number of each group.
+        stream: benchmark and protocol of the groups.
+        group_numbers: the page's number of each group, by which curves are marked.
         index: number of the stream on the page, for ids.
+
+    Returns:
+        The curves after each experience, and the final accuracies.
     """
     curves = [group.curve for group in groups]
+    # Without the name of the stream, which all of them share.
     for curve, label in zip(curves, _labels_on_stream(groups)):
         curve.label = label
     caption = "Accuracy over all classes seen"
@@ -417,17 +421,20 @@ def _stream_figures(
             caption += ", band of one standard deviation"
         finals_caption += ": bar mean, line one standard deviation, dots runs"
     figures = pictures.page_figures(curves)
-    svg = pictures.inline_svg(
-        figures.curves, f"curves-{index}-", f"{caption}; {stream.name}", group_numbers
+    curves_svg = pictures.inline_svg(
+        figures.curves,
+        prefix=f"curves-{index}-",
+        label=f"{caption}; {stream.name}",
+        groups=group_numbers,
     )
     finals_svg = pictures.inline_svg(
         figures.finals,
-        f"finals-{index}-",
-        f"{finals_caption}; {stream.name}",
-        group_numbers,
+        prefix=f"finals-{index}-",
+        label=f"{finals_caption}; {stream.name}",
+        groups=group_numbers,
     )
     return [
-        CaptionedFigure(svg, caption),
+        CaptionedFigure(curves_svg, caption),
         CaptionedFigure(finals_svg, finals_caption),
     ]
 

@@ -444,9 +444,12 @@ def differences(groups: Sequence[Group]) -> list[str]:
 
 
 def _differ_in(setting: str, groups: Sequence[Group]) -> bool:
-    """Whether groups differ in a setting.
+    """Whether groups of runs differ in a setting.
 
-    In a setting of a method, ``method.NAME``, groups of the same method are compared.
+    Args:
+        setting: its name; in a setting of a method, ``method.NAME``, only groups of the
+            same method are compared.
+        groups: of runs.
     """
     if not setting.startswith("method."):
         first_value = groups[0].settings.get(setting)
@@ -461,9 +464,10 @@ def _differ_in(setting: str, groups: Sequence[Group]) -> bool:
 
 
 def notes_on(groups: Sequence[Group]) -> list[str]:
-    """Return notes on what weakens a comparison of the groups."""
+    """Return notes on what weakens a comparison of groups of runs, a sentence each."""
     notes = []
     for first, second in combinations(groups, 2):
+        # Groups of equal settings differ in the content of the files that these name.
         if first.settings == second.settings:
             notes.append(
                 f"{first.label} and {second.label}: the files that they name differ in "

@@ -36,8 +36,12 @@ def _final_accuracy(group: Group) -> float:
 
 
 def _standing_text(groups: Sequence[Group]) -> str:
-    """Return the text about the groups of runs on one stream."""
-    ordered = by_accuracy(groups)
+    """Return the text about the groups of runs on one stream.
+
+    The best two learners of the stream are compared; then come joint learners, which
+    are bounds, and the accuracy of guessing.
+    """
+    ordered = by_accuracy(groups)  # the best first
     streamed = [group for group in ordered if not group.curve.joint]
     sentences = []
     if len(streamed) > 1:

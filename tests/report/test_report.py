@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fake_runs import csv_of, fake_run, report, sweep
 
-from crumb_avalanche.report.page import Cell, Table, setting
+from crumb_avalanche.report.page import Cell, Table, setting_cell
 from crumb_avalanche.report.pictures import Curve, comparison_picture
 from crumb_avalanche.report.runs import find_runs, groups_of, read_run
 
@@ -380,7 +380,7 @@ def test_what_was_not_run_is_empty(tmp_path, strategy, after):
 
 def test_csv_gives_back_what_went_in():
     nasty = 'a\\b{c}$d&e#f|m"n[o*p, q\nr'
-    rows = [[Cell(nasty), setting([1, 2])], [Cell("1,234", "1234"), Cell("")]]
+    rows = [[Cell(nasty), setting_cell([1, 2])], [Cell("1,234", "1234"), Cell("")]]
     text = Table({"a": "A", "b": "B"}, rows).csv
     assert list(csv.reader(io.StringIO(text, newline=""))) == [
         ["a", "b"],
