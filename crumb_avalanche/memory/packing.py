@@ -25,7 +25,7 @@ def packed_bytes(codes_per_item: int, bits: int) -> int:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack the codes of ``N`` items, the lowest bits of a byte first.
+    """Pack the codes of ``N`` items into bytes, the first code in the lowest bits.
 
     Args:
         codes: ``(N, L)`` integers in ``[0, 2**bits)``.

@@ -37,7 +37,7 @@ class SelectionRule(ABC):
         Args:
             capacity: number of slots.
             classes: number of classes.
-            when: which classes they are, for the message.
+            when: which classes they are, in words for the message.
         """
         if self.every_class_holds_one and classes > capacity:
             raise ValueError(

@@ -180,9 +180,9 @@ class Codebook(nn.Module):
     def for_channels(self, channels: int) -> "Codebook":
         """Make room for what depends on the number of channels: tables, order, filter.
 
-        ``SplitModel``, ``calibrate`` and ``INITIALISERS`` call it. Tables are then
-        shared by consecutive groups, the order of the channels is that of the maps, and
-        the filter changes nothing.
+        ``SplitModel``, ``calibrate`` and ``INITIALISERS`` call it; the first call
+        decides. Tables are then shared by consecutive groups, the order of the channels
+        is that of the maps, and the filter changes nothing.
 
         Args:
             channels: number ``C`` of channels of the maps.

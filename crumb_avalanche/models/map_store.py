@@ -336,7 +336,7 @@ class MapStore:
             images: ``(B, 3, h, w)``.
 
         Returns:
-            ``(B, C, H, W)`` float16 or float32.
+            ``(B, C, H, W)`` float16, if the store has half precision, or float32.
 
         Raises:
             FeatureCacheError: a value does not fit into float16.

@@ -25,10 +25,9 @@ _SHORTEST = 1e-12  # length below which a slice is scaled as if it had this one
 
 
 def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
-    """Return the codebook row of largest dot product for each slice (eq. 1-2).
+    """Return the index of the row of largest dot product for each slice (eq. 1-2).
 
-    Among ties it is the lowest index; it is -1 where a slice holds a NaN or an
-    infinity.
+    Among ties it is the lowest one; it is -1 where a slice holds a NaN or an infinity.
 
     Args:
         slices: ``(N, d)`` float32.
@@ -60,9 +59,9 @@ def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
 
 
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
-    """Return the L2-nearest row of a table for each vector.
+    """Return the index of the L2-nearest row of a table for each vector.
 
-    Among ties it is the lowest index.
+    Among ties it is the lowest one.
 
     Args:
         vectors: ``(N, d)`` float32, finite.
@@ -80,7 +79,9 @@ def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
 def _best_by_products(
     vectors: Tensor, rows: Tensor, offsets: Tensor | None = None
 ) -> Tensor:
-    """Return the row of the largest dot product plus offset for each vector.
+    """Return the index of the row of largest dot product plus offset for each vector.
+
+    The products are computed for ``TILE`` vectors at a time, which fit a cache.
 
     Args:
         vectors: ``(N, d)``.

@@ -183,10 +183,12 @@ class SplitModel(ImageInput):
 
     @torch.no_grad()
     def _measured_map_shape(self) -> tuple[int, int, int]:
-        """Return the shape of F's map of one image, ``(C, H, W)``.
+        """Return the shape of the feature map of one image, ``(C, H, W)``.
+
+        The feature extractor runs on a black image.
 
         Raises:
-            ValueError: F cannot take the image, or does not give a map.
+            ValueError: it cannot take the image, or does not give a map.
         """
         side = self.input_side
         black_image = self.pixel_mean.new_zeros(1, 3, side, side)

@@ -216,7 +216,7 @@ def _timm_error(
 def _classes_in(
     state: dict[str, Tensor], classifier: str | tuple[str, ...] | None
 ) -> int:
-    """Return the number of classes of the first head in a state; 0 without a head.
+    """Return the number of classes of the first head in weights; 0 without a head.
 
     Args:
         state: weights of a network of timm, by name.
@@ -242,8 +242,13 @@ def _short_text(error: BaseException) -> str:
 def _classifier_layer(network: nn.Module) -> str | None:
     """Return the name of the linear or convolutional layer of timm's classifier.
 
-    ``None`` if there are two, as in distilled networks, or if it is the last layer of a
-    pool by attention, as in CLIP's ResNets, which cannot be traced.
+    Args:
+        network: of timm.
+
+    Returns:
+        Its qualified name; ``None`` if there are two, as in distilled networks, or if
+        it is the last layer of a pool by attention, as in CLIP's ResNets, which cannot
+        be traced.
     """
     classifiers = network.get_classifier()
     if not isinstance(classifiers, tuple | list):

@@ -124,21 +124,24 @@ def pseudo_classes(
 def _objects_in_turn(
     labels: Sequence[int], objects: Sequence[Hashable]
 ) -> list[list[int]]:
-    """Return positions of each object with several images, class by class in turn.
+    """Return the positions of the images of each object, class by class in turn.
+
+    Objects with a single image are left out.
 
     Args:
         labels: class of each image.
         objects: object of each image; objects of different classes may share a name.
 
     Returns:
-        The first object of each class, then the second one of each, and so on.
+        A list for the first object of each class, then for the second one of each, and
+        so on.
     """
-    positions_of_objects = []
+    positions_of_objects = []  # by class and name
     for positions in _positions_by_key(list(zip(labels, objects, strict=True))):
         if len(positions) > 1:
             positions_of_objects.append(positions)
     class_of_objects = [labels[positions[0]] for positions in positions_of_objects]
-    objects_of_classes = _positions_by_key(class_of_objects)
+    objects_of_classes = _positions_by_key(class_of_objects)  # numbers of the objects
     in_turn = []
     for turn in zip_longest(*objects_of_classes):  # None for a class without any left
         in_turn += [positions_of_objects[index] for index in turn if index is not None]

@@ -21,7 +21,7 @@ def in_replay_step(strategy: Any) -> bool:
 
 
 def memory_step(strategy: Any, loss: Tensor, **kwargs: Any) -> None:
-    """Take an optimiser step on a loss of memories alone.
+    """Take an optimiser step on a loss of memories alone, as on that of a new batch.
 
     Triggers these events on the strategy's plugins: ``on_replay_loss``, in which
     ``strategy.replay_loss`` may be replaced; ``after_backward``, ``on_replay_update``

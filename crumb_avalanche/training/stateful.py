@@ -102,7 +102,8 @@ def _load_attribute(plugin: StatefulPlugin, name: str, state: Any) -> None:
     Args:
         plugin: its attribute is changed.
         name: of the attribute.
-        state: what ``_attribute_state`` returned of it.
+        state: what ``_attribute_state`` returned of it: a generator's or an object's
+            state dict, a tensor, or a plain value.
     """
     attribute = getattr(plugin, name)
     if isinstance(attribute, np.random.Generator):
@@ -419,10 +420,13 @@ def _load_optimizer_state(
 ) -> None:
     """Load the state of an optimizer whose weights are listed by name.
 
+    Each parameter group gets the weights that it had, those that Avalanche added too,
+    so that torch finds the state of each.
+
     Args:
         optimizer: its groups and its state are replaced.
         model: has the weights.
-        state: what ``_optimizer_state`` returned.
+        state: torch's state dict, and ``weights``: a list of names for each group.
 
     Raises:
         StateError: it has other groups, or weights that the model lacks.

@@ -266,8 +266,8 @@ def _warn_of_sorted_classes(labels: list[int]) -> None:
         labels: of the images of an experience, in the order of training.
     """
     n_classes = len(set(labels))
-    runs_of_equal_labels = len(list(groupby(labels)))
-    if n_classes > 1 and runs_of_equal_labels == n_classes:
+    n_runs_of_equal_labels = len(list(groupby(labels)))
+    if n_classes > 1 and n_runs_of_equal_labels == n_classes:
         warnings.warn(
             "the images of this experience come one class after the other, and the "
             "network forgets the first classes while it learns the last: call "
