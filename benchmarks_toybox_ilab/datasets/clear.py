@@ -200,7 +200,7 @@ def CLEAR(
     if evaluation_protocol == "streaming":
         benchmark = replace(benchmark, test_split="train")
     arguments = {"data_name": data_name, "evaluation_protocol": evaluation_protocol}
-    # A benchmark is bound to one function that makes its table: here one for both.
+    # The benchmark's own function of frames takes no `evaluation_protocol`.
     return replace(benchmark, frames=CLEARFrames).stream(
         dataset_root, arguments, **host
     )

@@ -239,7 +239,7 @@ def CORe50ListedFrames(
         batches=batches,
         pattern=PATTERN,
         example="s1/o3/C_01_03_010.png 2",
-        names=listed_image,
+        describe_image=listed_image,
         labelled=object_lvl,
     )
     return FrameTable(
@@ -272,9 +272,10 @@ def CORe50(
         object_lvl: Whether the 50 objects are the classes, instead of the ten
             categories; by default so in the official protocols, as in Avalanche.
             "paper" has categories alone.
-        mini: See `CORe50ListedFrames`; "paper" has only the larger images.
+        mini: Take images of 32 x 32 pixels instead of 128 x 128, which "paper" has not.
         download: Download the images (5 GB) and the lists, if they are not there.
-        **host: See `StreamKeywords`. Lists leave nothing to draw or divide.
+        **host: Keywords of every stream, see `StreamKeywords`. Lists leave nothing to
+            draw or divide.
 
     Raises:
         ValueError: If the scenario is unknown, or a keyword does not fit it.

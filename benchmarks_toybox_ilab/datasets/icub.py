@@ -121,6 +121,9 @@ def listing_order(root: str | Path) -> list[str]:
 
     Part by part. The published code numbers the classes so, and its order of classes
     depends on the machine that holds the data.
+
+    Args:
+        root: Folder of the data set.
     """
     top = LAYOUT.folder(Path(root))
     folders = [top / name for name in PARTS]

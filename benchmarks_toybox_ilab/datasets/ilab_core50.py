@@ -123,7 +123,9 @@ def _balanced_clips(table: FrameTable, split: str, reference: bool) -> list[np.n
     Args:
         table: The frames of both data sets.
         split: "train" or "test", whose clips are chosen from.
-        reference: Choose as the published code does, see `ILabCORe50Frames`.
+        reference: Choose as pandas does in the published code: permuted by numpy's
+            legacy generator, seeded with the number of the class. Else the order is
+            that of the SHA-256 of the clips' names.
 
     Returns:
         Row numbers of each chosen clip.

@@ -117,7 +117,7 @@ class Layout:
         return [name for name in self.folders if (root / name).is_dir()]
 
     def folder(self, root: Path) -> Path:
-        """Return the folder of the data set below a root, see `find`.
+        """Return the folder of the data set: the root that a user gave, or one below.
 
         Raises:
             FrameTableError: If it is not there, or lacks one of `self.folders` where
@@ -463,7 +463,7 @@ def read_lists(
     batches: int,
     pattern: re.Pattern[str],
     example: str,
-    names: Callable[[re.Match[str], int, int], Listed],
+    describe_image: Callable[[re.Match[str], int, int], Listed],
     labelled: bool = True,
 ) -> Lists:
     """Read the text lists of images and labels that authors publish with a data set.
@@ -476,8 +476,8 @@ def read_lists(
         batches: Number of training lists.
         pattern: Regular expression of the path of an image.
         example: A line, for messages.
-        names: Called with the match of an image's path, its label and the number of its
-            line; returns what is known of the image.
+        describe_image: Called with the match of an image's path, its label and the
+            number of its line; returns class, object and frame of the image.
         labelled: Whether each class has a label of its own, from 0.
 
     Raises:
@@ -508,7 +508,7 @@ def read_lists(
                     f"line {number} of {file} is {line[:80]!r}, but must be the path "
                     f"of an image and a label, e.g. {example}. Unpack the lists again."
                 )
-            listed = names(image, int(label), number)
+            listed = describe_image(image, int(label), number)
             class_name = listed.class_name
             if labelled and label_of.setdefault(class_name, int(label)) != int(label):
                 raise FrameTableError(

@@ -220,7 +220,7 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
         batches=BATCHES,
         pattern=LISTED,
         example="train/cup_10/001.jpg 34",
-        names=listed_image,
+        describe_image=listed_image,
     )
     name = f"openloris_{MIXTURE}"
     return FrameTable(lists.frames, root, name=name, classes=lists.classes)

@@ -149,7 +149,11 @@ class Benchmark:
             root: Folder of the data set.
             run: Number of the run.
             reference: Whether to choose frames as the paper's published code does.
-            fps, bad_videos, new_class: See `ClipFolderFrames`.
+            fps: Frames per second taken from a video, for a folder of clips.
+            bad_videos: Collects a message for each video that cannot be read; None
+                makes such a video an error.
+            new_class: Take every class folder for a class, also if the names of two are
+                nearly the same or they look like splits.
 
         Raises:
             FrameTableError: If a root is needed and not given, the data set does not

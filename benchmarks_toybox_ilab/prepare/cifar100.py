@@ -40,9 +40,11 @@ def write_cifar100(job: Job, archive: Path) -> None:
 
 
 def _pixels_in_archive(root: Path, archive: Path) -> dict[Path, np.ndarray]:
-    """Return the pixels of each image of CIFAR-100 by its path below root.
+    """Return the pixels of each image of CIFAR-100, `(32, 32, 3)` uint8, by its path.
 
-    Pixels are `(32, 32, 3)` uint8.
+    Args:
+        root: Folder that the images are to be written to.
+        archive: The published archive of pickles, whose checksum was verified.
     """
     images: dict[Path, np.ndarray] = {}
     with tarfile.open(archive) as file:

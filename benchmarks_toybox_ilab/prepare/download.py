@@ -154,6 +154,11 @@ class _NoFtp(urllib.request.FTPHandler):
 def _receive_rest(url: str, partial_file: Path, progress: Callable[..., Any]) -> int:
     """Download the rest of `partial_file` until the connection ends.
 
+    Args:
+        url: Address of the file.
+        partial_file: Holds what has arrived before; the rest is appended.
+        progress: Makes a progress bar of the bytes.
+
     Returns:
         The expected length of the complete file in bytes, or 0 if unknown.
     """

@@ -34,7 +34,12 @@ def describe(source: Path, layout: Layout) -> str:
 
 
 def _describe_folder(source: Path, layout: Layout) -> str:
-    """Say what a downloaded folder holds instead of the files of a data set."""
+    """Say what a downloaded folder holds instead of the files of a data set.
+
+    Args:
+        source: The folder.
+        layout: How the data set lies in folders.
+    """
     names = _files_of_download(source)
     if not names:
         return "It is empty."
@@ -63,7 +68,12 @@ def _describe_folder(source: Path, layout: Layout) -> str:
 
 
 def _describe_archives(archives: list[Path], layout: Layout) -> str:
-    """Say what downloaded archives hold instead of the images of a data set."""
+    """Say what downloaded archives hold instead of the images of a data set.
+
+    Args:
+        archives: Their paths, at least one.
+        layout: How the data set lies in folders.
+    """
     names: list[str] = []
     for archive in archives:
         try:

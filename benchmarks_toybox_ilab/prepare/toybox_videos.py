@@ -25,6 +25,9 @@ def bring_toybox(job: Job) -> list[str]:
     Frames are named `root/images/<supercategory>/<object>/<object>_<transform>_<k>.png`
     with k from 1. Finished clips are skipped.
 
+    Args:
+        job: Source, root and number of threads; reports what is done.
+
     Returns:
         A line for each video that cannot be read.
     """

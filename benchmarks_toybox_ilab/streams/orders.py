@@ -342,7 +342,13 @@ def _fixed_class_counts(
 ) -> dict[int, int]:
     """Return how many classes a user wants in an experience, by number of experience.
 
-    The arguments are those of `class_counts`.
+    Args:
+        total: Number of all classes.
+        half_first: Whether the first experience has half of the classes.
+        per_exp_classes: Number of classes by number of experience, for some of them.
+
+    Raises:
+        ValueError: If both say something, or there are fewer classes.
     """
     if not per_exp_classes:
         if half_first:

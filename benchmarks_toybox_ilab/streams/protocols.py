@@ -410,11 +410,14 @@ class _StreamFrames:
     def _datasets_of_experiences(
         self, experiences: Sequence[np.ndarray]
     ) -> list[AvalancheDataset]:
-        """Return the dataset of each experience, given by its rows.
+        """Return the dataset of each experience of a stream, in order.
 
         They are subsets of one dataset: Avalanche joins these into one, but keeps
         datasets that have transforms apart, so its replay buffers would grow with every
         update.
+
+        Args:
+            experiences: Row numbers of the frames of each experience.
         """
         rows = np.concatenate(experiences)
         frames = FrameDataset(self.table, rows, labels=self.labels)

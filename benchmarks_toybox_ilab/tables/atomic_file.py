@@ -63,7 +63,8 @@ def atomic_write(
         **options: further arguments of ``open``, such as ``encoding``.
 
     Raises:
-        OSError: see ``check_replaceable``, or the disk fails; names the path.
+        OSError: the path is a folder, a pipe or a device, this process may not write to
+            it, or the disk fails; names the path.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -228,6 +229,10 @@ def _take_over_owner(path: Path, replaced: os.stat_result) -> int:
     """Give a file the owner and group of another; return the permissions to set.
 
     They are those of the other file, without the group's if the group stays another.
+
+    Args:
+        path: the file, whose owner is changed as far as this process may.
+        replaced: status of the other file.
     """
     permissions = stat.S_IMODE(replaced.st_mode) & 0o777
     present = path.stat()

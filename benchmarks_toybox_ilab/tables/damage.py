@@ -161,6 +161,10 @@ def _check_tiff_page(image: Image.Image, file: BinaryIO) -> None:
 
     Those of LZW, JPEG and Deflate are checked; libtiff does not look at the checksums
     of Deflate once all pixels are there.
+
+    Args:
+        image: The opened image, at the page that is read.
+        file: Its file.
     """
     tags = image.tag_v2  # type: ignore[attr-defined]
     compression = tags.get(_COMPRESSION)

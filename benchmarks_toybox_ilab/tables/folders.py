@@ -201,7 +201,8 @@ def ignored_files_in_words(ignored: Counter[str]) -> str:
     Such as `3 .heic (convert them to JPEG or PNG), 1 .txt and 2 hidden or system`.
 
     Args:
-        ignored: Numbers of files by extension, see `Entries`.
+        ignored: Numbers of files by extension such as ".txt", empty for none, and of
+            hidden files.
     """
     names = [name for name, count in ignored.items() if count]
     # The most frequent extensions first, hidden files last.

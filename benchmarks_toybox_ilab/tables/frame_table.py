@@ -398,7 +398,9 @@ class FrameTable:
 
         Args:
             path: The file.
-            root, reader, padded: See `FrameTable`.
+            root: Folder that the paths of the table are relative to, if any.
+            reader: Makes the image of a path; None reads the file below root.
+            padded: Whether a path may be repeated in its clip as another frame.
 
         Raises:
             FrameTableError: If the file is missing, its header or a line is invalid,

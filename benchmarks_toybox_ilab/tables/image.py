@@ -274,6 +274,10 @@ def to_rgb(image: Image.Image, upright: bool = False) -> Image.Image:
 
     The result shares no memory with the image.
 
+    Args:
+        image: As `open_image` returns it; its pixels are decoded.
+        upright: Rotate the image as its EXIF orientation says.
+
     Raises:
         ValueError: If the range of the pixels is unknown (floats, 32 bits, 10 to 14
             bits of a colour), there are none, or the file is a raw photo or for HDR

@@ -34,7 +34,7 @@ _CURSOR = re.compile(r"(\n|\x1b\[A)+")  # what tqdm writes to go from one bar to
 
 
 def is_seen(text: str, index: int) -> bool:
-    """Whether a character of a text is drawn, or changes how its neighbours are drawn.
+    """Whether the character at an index of a text is drawn, or changes its neighbours.
 
     Control characters, unpaired surrogates, marks of direction and zero-width
     characters are not seen. A joiner between two characters beyond ASCII or after a
@@ -44,14 +44,15 @@ def is_seen(text: str, index: int) -> bool:
     previous = text[max(index - 1, 0) : index]
     following = text[index + 1 : index + 2]
     is_after_ascii = previous <= "\x7f"  # or begins the text
-    if char in _JOINERS:
+    if char in _JOINERS:  # zero-width joiner and non-joiner
         if is_after_ascii or {previous, following} & {*_JOINERS, *_BLANK}:
             return False
         return following > "\x7f" or combining(previous) == _VIRAMA
-    if _SELECTORS.match(char):
+    if _SELECTORS.match(char):  # of a variant of the character before it
         return not is_after_ascii or following == _KEYCAP
     if char in _BLANK or _is_noncharacter(ord(char)):
         return False
+    # Signs that enclose numbers are drawn, although their category (Cf) is not.
     return char in _SIGNS or category(char) not in _UNSEEN_CATEGORIES
 
 

@@ -78,11 +78,15 @@ def srgb(pixels: np.ndarray, transfer: int, primaries: int) -> np.ndarray:
 
 @cache
 def _light_of_signals(transfer: int) -> np.ndarray:
-    """Return the light of each 16-bit signal, `(65536,)` float32.
+    """Return the linear light of each 16-bit signal of a video, `(65536,)` float32.
 
     1 is white (PQ, sRGB), or the most that the scene has (HLG). The curves and their
     constants are those of SMPTE ST 2084 (PQ, up to 10,000 cd/m2), ITU-R BT.2100 (HLG)
     and IEC 61966-2-1 (sRGB).
+
+    Args:
+        transfer: Number of the transfer function in ITU-T H.273: PQ, HLG, or any other,
+            which is taken for that of sRGB.
     """
     signal = np.linspace(0, 1, 1 << 16)
     if transfer == _PQ:  # with the constants m2, c1, c2, c3, m1

@@ -106,6 +106,9 @@ def open_standard_streams() -> None:
 def run_command(arguments: list[str]) -> int:
     """Run a subcommand, print its error if it has one, and return the exit code.
 
+    Args:
+        arguments: of the command line; the first one names the command.
+
     Raises:
         SystemExit: of the parser, after ``--help`` or a wrong argument.
         Exception: a bug, whose traceback helps to find it.

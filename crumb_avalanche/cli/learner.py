@@ -82,6 +82,10 @@ def check_settings(settings: LearnerSettings) -> None:
 def merge(settings: LearnerSettings) -> str:
     """Write what two learners know as a new file; return what was done, in words.
 
+    Args:
+        settings: ``model`` and the only entry of ``names`` are the files of the two
+            learners, ``output`` is the new file.
+
     Raises:
         ValueError: both are one file, or they do not go together.
         FileExistsError: the new file exists and is no learner.
@@ -111,6 +115,9 @@ def change(settings: LearnerSettings) -> str:
     """Change the learner of a file as an action asks; return what was done, in words.
 
     The network is not built: what was learned changes alone.
+
+    Args:
+        settings: ``model`` is the file, ``action`` what to do.
     """
     from crumb_avalanche.learner.learner import Learner
 
@@ -195,6 +202,9 @@ def read_lessons(settings: LearnerSettings) -> tuple[list[Lesson], list[int]]:
 
     The header of the file says both; the file is read whole for pictures, or if a run
     left it.
+
+    Args:
+        settings: ``model`` is the file; ``pictures`` is a folder if they are asked for.
     """
     header = read_header(file_of(settings.model))
     if settings.pictures is None and not isinstance(header, LearnerHeader):

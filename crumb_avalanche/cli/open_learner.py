@@ -16,6 +16,10 @@ from crumb_avalanche.models.backbone_names import full_name
 def open_or_make_learner(settings: NewLearnerSettings, path: Path) -> Learner:
     """Load the learner of a file, or make one if there is no file.
 
+    Args:
+        settings: of new learners: method, backbone, weights, budget and others.
+        path: of the file.
+
     Raises:
         ValueError: the learner was made with other settings.
     """

@@ -400,9 +400,16 @@ def usable_paths(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _usable_path(setting: str, path: Any) -> Any:
-    """Return the path of a setting with ``~`` expanded; see ``usable_paths``.
+    """Return the path of a setting with ``~`` expanded.
 
     A value that is no text is returned as it is: the settings say what is wrong.
+
+    Args:
+        setting: its name, for the error.
+        path: its value.
+
+    Raises:
+        ValueError: the path is empty or holds a zero byte.
     """
     if path == "":
         raise ValueError(

@@ -155,6 +155,10 @@ def load_learner(settings: PredictSettings) -> Learner:
 
     What to know of its answers is said on stderr.
 
+    Args:
+        settings: ``model`` is the file, or the folder of a run; ``strict`` the
+            confidence from which on a class is named, if it is given.
+
     Raises:
         DamagedRunError: a file of the run's folder was changed.
         LearnerError: the file is no learner, is damaged or needs weights.
@@ -261,7 +265,12 @@ def _without_repeats(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def print_answers(answers: Answers, settings: PredictSettings) -> list[Answer]:
-    """Print answers as they come, in the format of the command, and return them."""
+    """Print answers as they come, and return them.
+
+    Args:
+        answers: are printed.
+        settings: ``json`` or ``csv`` is the format; else lines for people.
+    """
     printed_answers = []
     if settings.csv:
         print(csv_text([COLUMNS]), end="")

@@ -91,9 +91,12 @@ def print_address(address: str, settings: ServeSettings, is_reachable: bool) -> 
 def shared_learner(
     settings: ConnectSettings | ServeSettings,
 ) -> Iterator[SharedLearner]:
-    """Hold a learner in the ``with`` block that several ask and change.
+    """Yield a learner that several ask and change, in a ``with`` block.
 
     Its file is locked meanwhile, and made if it is absent.
+
+    Args:
+        settings: ``model`` is the file; others are for a new learner.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -139,7 +142,11 @@ def connect(settings: ConnectSettings) -> None:
 
 
 def address_of(settings: ConnectSettings) -> "Address":
-    """Return where the MQTT broker is, with what it asks for.
+    """Return where the MQTT broker is, with user, password and TLS if it asks for them.
+
+    Args:
+        settings: ``broker`` is HOST or HOST:PORT, ``password_file`` and ``ca`` are
+            files.
 
     Raises:
         ValueError: a setting cannot be used.

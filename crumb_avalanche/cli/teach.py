@@ -121,6 +121,9 @@ def teach_in_shards(
         settings: of the command: source, label and number of shards.
         engine: whose workers compute the features, each those of a shard of the images.
 
+    Returns:
+        The lesson.
+
     Raises:
         ShardsFailedError: some failed; the learner is as it was.
     """

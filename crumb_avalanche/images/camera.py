@@ -92,7 +92,8 @@ def _opening_arguments(device: str | int) -> tuple[str, dict[str, Any]]:
     """Return name and options that PyAV opens a camera with on this platform.
 
     Args:
-        device: as for ``camera_clip``.
+        device: a device file, a number, a name, a video file, or the address of a
+            stream.
 
     Raises:
         ValueError: the device is a number on Windows.
@@ -147,7 +148,9 @@ def camera_frames(device: str | int, seconds: float = math.inf) -> TimedFrames:
     """Return the frames of a camera, which is opened when the first one is taken.
 
     Args:
-        device, seconds: see `camera_clip`, with its errors.
+        device: a device file, a number, a name, a video file, or the address of a
+            stream.
+        seconds: after the first frame, at which the frames end.
 
     Returns:
         Pairs of the time in seconds since the first frame, and a function that converts

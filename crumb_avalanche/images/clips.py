@@ -217,6 +217,9 @@ def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
     They could be the classes: a user who has put all classes into one folder is asked
     about them. ``None`` if there are several class folders or none, or less than two
     folders in the only one, or photos beside them, or a name that no class may have.
+
+    Args:
+        source: path of a folder; there is none in any other source.
     """
     class_by_folder = class_folders(source)
     if len(class_by_folder) != 1:

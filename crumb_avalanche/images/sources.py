@@ -130,7 +130,8 @@ def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterato
     labels if no folder has the name of a class taught.
 
     Args:
-        source: as for ``clips_of``.
+        source: path of a photo, a video or a folder, glob pattern, image, array, or an
+            iterable of these.
         classes: taught, each with its ``name``.
         **options: of ``clips_of``.
     """
@@ -167,7 +168,8 @@ class _ClipReader:
         """Yield the clips of any source.
 
         Args:
-            source: as for `clips_of`.
+            source: path of a photo, a video or a folder, glob pattern, PIL image,
+                array, clip, or a list of these.
             label: class name of its clips, if they have one.
             name: that stands for the path of images in memory.
         """
@@ -530,7 +532,11 @@ def _is_tensor(source: object) -> bool:
 
 
 def pixels_image(pixels: Any) -> Image.Image:
-    """Convert an image of `array_images` to 8-bit RGB, on white where it has alpha.
+    """Convert the pixels of an image to 8-bit RGB, on white where they have alpha.
+
+    Args:
+        pixels: ``(H, W, C)`` array, uint8 or floating-point from 0 to 1, or such a
+            tensor ``(C, H, W)``, of 3 channels or 4 with alpha.
 
     Raises:
         ValueError: floating-point values are not from 0 to 1.

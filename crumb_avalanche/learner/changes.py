@@ -176,7 +176,7 @@ class ChangeableLearner(Predictor):
                 not allowed as a name; ``new`` is nearly the name of another class and
                 ``new_class`` is not set.
         """
-        self.check_teachable()
+        self.check_teachable()  # raises if it can only be asked
         new = check_name(new)
         with self._lock:
             state = self._state
@@ -226,7 +226,7 @@ class ChangeableLearner(Predictor):
                     "apart"
                 )
             self.network.check_same(other.network)  # raises
-            # With the features of drawn images, which the first lesson computes.
+            # With features of drawn images that show no class, which it compares with.
             state = self._state_with_nothing()
             added = other._state  # once: another thread may teach it meanwhile
             state.check_mergeable(added)  # raises

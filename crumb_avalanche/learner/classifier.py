@@ -655,6 +655,10 @@ class Classifier:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned.
 
+        Args:
+            state: names, images and clips of the classes, their statistics, the
+                confidence, weights of looks, and features of what shows nothing.
+
         Raises:
             StateError: it is of other features, or of other statistics.
         """

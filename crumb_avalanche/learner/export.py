@@ -419,7 +419,11 @@ def compare(learner: Learner, session: Any, images: Any) -> Parity:
     Args:
         learner: the learner.
         session: of its graph.
-        images: as for ``Learner.predict_all``; what cannot be read is left out.
+        images: paths, images or arrays; what cannot be read is left out.
+
+    Returns:
+        The largest differences of scores and probabilities, and the numbers of images
+        with another answer.
 
     Raises:
         ValueError: none could be read.
@@ -478,9 +482,10 @@ def _difference(learner: Learner, session: Any, image: Image.Image) -> _Differen
 def _answered(
     learner: Learner, image: Image.Image
 ) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return what the graph computes of an image, as the learner does.
+    """Return the learner's answer for an image, in the form of the graph's outputs.
 
-    These are its ``(C,)`` scores and probabilities, and whether it is known.
+    Returns:
+        Scores and probabilities, ``(C,)`` each, and whether the image is known.
     """
     classifier = learner._classifier
     network = learner.network
@@ -488,6 +493,7 @@ def _answered(
     transform = LookTransform(shares, network.image_size, network.interpolation)
     features = classifier.compute(network.model, transform(image)[None], shares)
     evidence = classifier.evidence(features)
+    # Evidence has the scores of the method divided by its temperature.
     scores = evidence.scores[0] * classifier.statistics.temperature
     confidence = classifier.confidence
     probabilities = confidence.probabilities(evidence)

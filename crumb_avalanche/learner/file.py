@@ -124,7 +124,9 @@ def _header(
     """Return the header of a learner file, as it is after JSON.
 
     Args:
-        network, state, weights: see ``write_learner``.
+        network: is described.
+        state: what ``State.state_dict`` returned; its plain values are taken.
+        weights: whether the file holds the network's weights.
     """
     header = selected(state, PLAIN)
     header["network"] = {**network.header(), "included": weights}
@@ -139,7 +141,9 @@ def _without_header(
     """Return what a learner file stores besides the header, with tensors.
 
     Args:
-        network, state, weights: see ``write_learner``.
+        network: its weights are taken if ``weights`` is true.
+        state: what ``State.state_dict`` returned; what has tensors is taken.
+        weights: whether the file holds the network's weights.
     """
     stored = without(state, *PLAIN)
     stored["network"] = None
@@ -165,8 +169,8 @@ def read_learner(
             run always is.
 
     Raises:
-        LearnerError: see ``read_header``; or a tensor is damaged, or the weights are
-            absent or others.
+        LearnerError: the file is no learner, is of a newer version or damaged, or the
+            weights are absent or others.
     """
     path = file_of(path)
     try:

@@ -276,7 +276,11 @@ class Learner(ChangeableLearner):
         ``slda``.
 
         Args:
-            source, on_bad, progress: as for ``teach``; of folders all images are taken.
+            source: path, images or arrays, as for ``teach``; of folders all images are
+                taken.
+            on_bad: ``raise`` for an error at a file that cannot be read, ``skip`` to
+                leave it out and list it.
+            progress: called with the number of images after each batch.
 
         Returns:
             The lesson; ``nothing`` is the number of images.
@@ -383,7 +387,7 @@ class Learner(ChangeableLearner):
         unread: list[BadImage] = []
         with self._lock:
             self._take_fastest_runtime()  # unless the user has chosen one
-            # With the features of drawn images, which the first lesson computes.
+            # With features of drawn images that show no class, which it compares with.
             state = self._state_with_nothing()
             classifier = copy.deepcopy(state.classifier)
             recorder = FeatureRecorder(state.history.room)  # for ``undo``

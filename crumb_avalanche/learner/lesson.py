@@ -141,6 +141,9 @@ def learn(
         unread: files that could not be read; filled while ``clips`` are read.
         progress: called with the number of images after each batch.
         on_piece: called with each piece after it is learned.
+
+    Returns:
+        The lesson: numbers of images and clips, answers before learning, and doubts.
     """
     tally = _Tally()  # counts images and predictions
     classifier.begin_lesson()

@@ -250,7 +250,8 @@ class Predictor:
             NothingTaughtError: nothing was taught.
             ValueError: the source has several clips: use ``predict_all``; or it has
                 boxes and several images, or a box is none of the image.
-            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
+            BadFrameError: a file cannot be decoded, and ``on_bad`` is ``raise``.
+            FileNotFoundError: the path does not exist.
         """
         if boxes is not None:
             return self._predict_boxes(source, on_bad, lambda image: boxes)
@@ -305,8 +306,9 @@ class Predictor:
         clip, and so are the frames of a list.
 
         Args:
-            source: as for ``teach``.
-            on_bad: ``raise`` or ``skip``.
+            source: path of an image, folder or video, glob pattern, PIL image, array,
+                tensor, or a list of these.
+            on_bad: ``raise`` an error at a file that cannot be read, or ``skip`` it.
             report: called with each file that is left out.
             runners_up: most classes that an answer names besides the first.
 
@@ -315,7 +317,8 @@ class Predictor:
 
         Raises:
             NothingTaughtError: nothing was taught.
-            OSError: see ``teach``: ``BadFrameError`` and ``FileNotFoundError``.
+            BadFrameError: a file cannot be decoded, and ``on_bad`` is ``raise``.
+            FileNotFoundError: the path does not exist.
         """
         self._check_taught()  # raises
         # Another runtime takes a second to load: not for a single photo.
@@ -462,7 +465,7 @@ class Predictor:
             for the answer than elsewhere, negative where it speaks for the runner-up.
 
         Raises:
-            LearnerError: see ``check_teachable``.
+            LearnerError: the learner is one that a run left, which can only be asked.
             NothingTaughtError: nothing was taught.
             ValueError: the source has several images.
         """

@@ -66,13 +66,14 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         """Learn further features and labels.
 
         Args:
-            X, y: as for ``fit``.
+            X: ``(N, D)`` features.
+            y: ``(N,)`` labels.
             classes: labels that will come, ``(C,)``; optional.
 
         Raises:
             BudgetError: a class more does not fit into the budget; nothing of the call
                 is learned then.
-            ValueError: see ``fit``.
+            ValueError: a value is not finite, or the method is not one in closed form.
         """
         first = not hasattr(self, "classes_")
         features, y = validate_data(self, X, y, reset=first)

@@ -211,6 +211,9 @@ class ShardedLesson:
                 another class.
             threads: CPU threads of each worker.
 
+        Returns:
+            The clips, and shards of them that workers compute.
+
         Raises:
             DoubtfulNameError: a name is nearly that of another class, and ``new_class``
                 is false.

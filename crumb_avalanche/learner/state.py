@@ -191,7 +191,7 @@ class State:
         Args:
             state: what ``state_dict`` returned, of a classifier with the same settings
                 as the one here, which has no classes.
-            lessons: see ``Lesson.of_state``.
+            lessons: all lessons, in order.
 
         Raises:
             StateError: it is of other features, or of other statistics.

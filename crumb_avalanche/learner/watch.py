@@ -96,10 +96,14 @@ def same_classes(evidence: Any, other: Any) -> bool:
 
 
 def together(frames: list[Any]) -> Any:
-    """Join the evidence of frames to that of a clip.
+    """Return the evidence of frames of a window joined to that of a clip.
 
     Args:
-        frames: evidence of each frame, or outputs of ``RunAnswers``.
+        frames: evidence of each frame; or outputs ``(1, classes)`` of each, for what a
+            run left.
+
+    Returns:
+        The same with a row for each frame.
     """
     last = frames[-1]
     if not isinstance(last, Evidence):

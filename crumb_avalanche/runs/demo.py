@@ -177,6 +177,9 @@ def train_network(
         images: of ``shapes``: ``(3, 64, 64)`` uint8 with a label each.
         epochs: passes over the images.
         progress: whether to show a bar with the loss.
+
+    Returns:
+        The trained network, in evaluation mode.
     """
     network = SmallCNN(len(PRETRAINING_CLASSES)).to(memory_format=torch.channels_last)
     loader = DataLoader(images, batch_size=64, shuffle=True)

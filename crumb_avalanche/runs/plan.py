@@ -57,9 +57,13 @@ def preset_settings(preset: str) -> dict[str, Any]:
 
 
 def paper_settings(strategy: str, benchmark: str) -> dict[str, Any]:
-    """Return the settings of the paper's authors for a method on a benchmark.
+    """Return the settings of the paper's authors for a method on a benchmark, by name.
 
     ``method`` has the settings of the method itself, by their name.
+
+    Args:
+        strategy: name of the method.
+        benchmark: name of the benchmark.
 
     Raises:
         ValueError: the paper's authors did not run the method.
@@ -121,9 +125,12 @@ class RunPlan(RunSettings):
 
     @classmethod
     def of(cls, settings: RunSettings) -> "RunPlan":
-        """Fill in the settings of a run that are ``None``.
+        """Return the plan of a run: its settings, with defaults in place of ``None``.
 
         Values come from the family, else the preset, the benchmark or the method.
+
+        Args:
+            settings: as a user gave them.
 
         Raises:
             ValueError: benchmark, strategy or backbone is unknown, or settings of the

@@ -73,6 +73,9 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
 
     Those of runs on the same test set align.
 
+    Args:
+        folder: of the run.
+
     Returns:
         ``row``, ``label`` and ``answer``, each ``(N,)`` int32; ``confidence``, ``(N,)``
         float32: softmax of the outputs, not calibrated.

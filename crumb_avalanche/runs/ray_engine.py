@@ -151,7 +151,10 @@ class RayEngine(Engine):
 
 
 def address_of(settings: EngineSettings) -> str:
-    """Return the address of a cluster that answers.
+    """Return the address of the Ray cluster, HOST:PORT, after a check that it answers.
+
+    Args:
+        settings: ``address`` is HOST:PORT, or "auto" for the cluster of this computer.
 
     Raises:
         EngineError: there is none, or another user started that of this computer.

@@ -56,8 +56,13 @@ class Recorder:
     ) -> dict[str, Any]:
         """Write metrics, predictions, accuracy matrix and ledger to the run folder.
 
-        The last ledger of ``progress`` gets the costs of the feature cache, too, and is
-        returned.
+        The last ledger of ``progress`` gets the costs of the feature cache, too, in
+        place, and is returned.
+
+        Args:
+            folder: of the run.
+            session: stream and feature cache of the run.
+            progress: accuracies and ledgers so far.
         """
         self._write_metrics(folder)  # metrics.csv
         experiences = session.stream.benchmark.test_stream
@@ -221,6 +226,10 @@ def _learner_header(session: Session, n_learned: int) -> LearnerHeader:
     """Return the header of a run's learner file after ``n_learned`` experiences.
 
     It says how the file is read: method, network, preprocessing, classes and budget.
+
+    Args:
+        session: plan, stream, model and strategy of the run.
+        n_learned: whose classes it names.
     """
     plan = session.plan
     model = session.model

@@ -188,7 +188,12 @@ def _do_steps_of_run(
 ) -> dict[str, Any]:
     """Do a run from its plan to its folder; return the content of ``result.json``.
 
-    The arguments are those of ``run_once``.
+    Args:
+        plan: of the run; ``plan.output`` is its folder.
+        verbose: whether to print the tables.
+        finished: called with folder, plan and stream when all is written.
+        count_divergence: whether a run that diverges after the first experience ends
+            there and counts, instead of raising ``TrainingDivergedError``.
     """
     start = time.perf_counter()
     folder = Path(plan.output)
@@ -305,7 +310,8 @@ def learn_stream(
         session: with the strategy in the state that ``resume.position`` says.
         ledger: the metric of bytes and seconds that the strategy's evaluator holds.
         resume: of the run.
-        count_divergence: see ``run_once``.
+        count_divergence: whether a run that diverges after the first experience ends
+            there and counts.
 
     Raises:
         TrainingDivergedError: training diverged, and the run does not count.
@@ -376,6 +382,10 @@ def evaluate(session: Session, number: int) -> SeenAccuracy:
     """Test on the classes of all experiences up to ``number``, which counts from 0.
 
     The RNG states do not change.
+
+    Args:
+        session: with the strategy, and the stream whose test images are shown.
+        number: of the last experience that was learned.
 
     Returns:
         The accuracy in percent on the test images of each experience, and on all.

@@ -207,6 +207,10 @@ def claim(folder: Path, overwrite: bool) -> None:
 
     A finished run needs no checkpoints, which an interruption may have left.
 
+    Args:
+        folder: of the run.
+        overwrite: whether a finished run in it is to be replaced.
+
     Raises:
         FinishedRunError: it holds a finished run, which is not to be replaced.
         ValueError: it holds files of another program.
@@ -322,8 +326,16 @@ def _table_hash(
 ) -> str | None:
     """Hash the frame table of a run; ``None`` if its images are not on this machine.
 
-    Cached for sweeps. The arguments are settings of the run; ``run`` is its number,
-    and ``reference`` whether the stream is that of the paper's published code.
+    Cached for sweeps.
+
+    Args:
+        benchmark: its name.
+        root: folder of the data set.
+        run: number of the run.
+        reference: whether the stream is that of the paper's published code.
+        fps: frames per second taken from a video.
+        skips_bad_frames: whether videos that cannot be read are left out.
+        new_class: whether nearly the same names are two classes.
     """
     catalog_entry = get_benchmark(benchmark)
     if catalog_entry.needs_root and not (root and Path(root).is_dir()):
@@ -378,10 +390,14 @@ def commit_of_checkout() -> str:
 
 @lru_cache(maxsize=64)
 def _weights_hash(path: str, changed: int, size: int) -> str:
-    """Hash a file of weights.
+    """Hash a file of weights: ``sha256:`` and the hash of its tensors or bytes.
 
-    Cached by time of modification (ns) and size (bytes), because a sweep asks once for
-    each of its runs.
+    Cached, because a sweep asks once for each of its runs.
+
+    Args:
+        path: of the file.
+        changed: its time of modification in ns, so that a changed file is read again.
+        size: its size in bytes, for the same reason.
     """
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -404,7 +420,7 @@ def check_finished(folder: Path, plan: RunPlan) -> None:
     """Raise unless a folder holds the finished run of a plan.
 
     Raises:
-        DamagedRunError: see ``read_result``.
+        DamagedRunError: a file of the run is missing, or not what the run wrote.
         FinishedRunError: its settings, input files or frames are not those of the plan.
     """
     result = read_result(folder)

@@ -343,6 +343,12 @@ def _open_cache(
 
     It has a store for each look (the whole images, their middle), whose key says how
     the look was made of the images.
+
+    Args:
+        folder: of the cache, which runs may share.
+        plan: precision of the maps, loader processes, and the memory's capacity.
+        stream: whose images are stored.
+        model: whose F computes the maps.
     """
     stores = [
         MapStore(
@@ -496,6 +502,11 @@ def _check_statistics_fit(
     """Raise ValueError if a method's statistics take more bytes than the budget.
 
     A budget counts in the family *fair*, and where the settings give one.
+
+    Args:
+        plan: settings of the run, with its budget in bytes.
+        strategy_entry: the method in the registry, which computes its bytes.
+        model: the network, for the length of its features.
     """
     n_classes = model.n_classes
     method_settings = strategy_entry.method_settings(plan.method)

@@ -409,6 +409,9 @@ def meanings(settings: type) -> dict[str, str]:
 
     The texts are of the docstring of the class, or that of ``RunSettings``. They are
     empty where Python strips docstrings.
+
+    Args:
+        settings: the dataclass, of settings of a command.
     """
     texts = dict.fromkeys(field_names(settings), "")
     for documented in (RunSettings, *reversed(settings.__mro__)):

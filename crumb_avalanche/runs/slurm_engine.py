@@ -322,7 +322,12 @@ def usable_minutes(settings: EngineSettings) -> int:
 
 
 def check_request(settings: EngineSettings, minutes: int) -> None:
-    """Raise EngineError if SLURM would never run a job that asks for so much."""
+    """Raise EngineError if SLURM would never run a job that asks for so much.
+
+    Args:
+        settings: of the engine: cpus, gpus, memory and partition of a job.
+        minutes: time limit of a job.
+    """
     values = {
         "cpus-per-task": settings.cpus,
         "time": minutes,

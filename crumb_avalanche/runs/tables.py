@@ -33,6 +33,10 @@ def cell(value: object, width: int = 60) -> str:
     """Format a setting for a cell of a text table, in at most ``width`` characters.
 
     A long path is shown by its last name, any other long text by its beginning.
+
+    Args:
+        value: of the setting: text, number, list or ``None``.
+        width: most characters.
     """
     if isinstance(value, list):
         text = ", ".join(map(str, value))

@@ -133,7 +133,12 @@ def work_on(unit: WorkUnit) -> str:
 
 
 def _advice(error: BaseException, folder: Path) -> str:
-    """Return what to do about an error, as a last line; empty if nothing is to say."""
+    """Return a line on what to do about an error of a unit; empty if there is nothing.
+
+    Args:
+        error: that the work raised.
+        folder: of the unit, whose disk may be full.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if getattr(cause, "errno", None) in DISK_FULL:

@@ -77,7 +77,11 @@ class Call:
         os.chdir(self.working_folder)
 
     def _difference(self, host: str) -> str:
-        """Say in what this worker differs from the call; empty if in nothing."""
+        """Say in what this worker differs from the call; empty if in nothing.
+
+        Args:
+            host: name of the worker's computer, for the text.
+        """
         if not self.working_folder.is_dir():
             return (
                 f"the worker on {host} does not see {self.working_folder}, where the "

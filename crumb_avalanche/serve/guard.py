@@ -34,7 +34,7 @@ class Guard:
 
     Args:
         app: ASGI application.
-        token: see above.
+        token: that requests must have.
         origins: such as ``http://127.0.0.1:8000``.
         policy: Content-Security-Policy.
     """

@@ -151,7 +151,7 @@ def from_pretrained(name: str, **download_options: Any) -> Learner:
     """Fetch a learner by ``owner/name`` from a model hub, or from a folder.
 
     Args:
-        name: see above.
+        name: ``owner/name``, or path of a folder.
         download_options: ``revision``, ``token`` and others, see
             ``huggingface_hub.hf_hub_download``.
     """

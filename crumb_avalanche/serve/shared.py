@@ -252,7 +252,8 @@ class SharedLearner:
 
         Raises:
             ValueError: the last change is not the one that made this version.
-            SaveError, BusyError: see the classes.
+            SaveError: the learner cannot be saved; nothing was changed.
+            BusyError: too many calls are waiting.
         """
 
         def put_back(_: Learner) -> None:
@@ -329,7 +330,8 @@ class SharedLearner:
         Raises:
             LearnerError: the file is no valid learner, or can be asked alone.
             ValueError: its network is another one.
-            SaveError, BusyError: see the classes.
+            SaveError: the learner cannot be saved; nothing was changed.
+            BusyError: too many calls are waiting.
         """
 
         def take_over(learner: Learner) -> None:

@@ -81,7 +81,7 @@ def locked_file(path: Path) -> Iterator[None]:
 def output_file(
     path: Path, kind: str, is_kind: Callable[[Path], bool], flag: str = "--output"
 ) -> Iterator[None]:
-    """Hold the lock of a file that a command writes; see ``locked_file``.
+    """Hold the lock of a file that a command writes, in a ``with`` block.
 
     Args:
         path: the file.
@@ -121,7 +121,7 @@ def in_use(folder: Path) -> bool:
 
 
 def _acquire_lock(path: Path, problem: str, cure: str) -> BaseFileLock:
-    """Acquire a lock file, or say who holds it.
+    """Acquire a lock file and return it, or raise an error that says who holds it.
 
     Args:
         path: the lock file; missing folders are created.
@@ -146,10 +146,14 @@ def _acquire_lock(path: Path, problem: str, cure: str) -> BaseFileLock:
 
 
 def _try_lock(path: Path, patience: float) -> BaseFileLock:
-    """Acquire a lock file, or the marker beside it where files cannot be locked.
+    """Acquire and return a lock file, or a marker beside it where there are no locks.
 
     They differ in name because an empty lock file that a killed process left would be a
     marker of nobody, for ever.
+
+    Args:
+        path: the lock file; missing folders are created.
+        patience: seconds to wait for another process.
 
     Raises:
         Timeout: it was held for all of ``patience``, in seconds.

@@ -251,7 +251,7 @@ def _as_tensor(array: np.ndarray, path: str) -> Tensor:
 
 
 def unflatten(tree: Any, tensors: dict[str, Tensor]) -> Any:
-    """Restore a nested state, which ``flatten`` split.
+    """Return the nested state that ``flatten`` split into a tree and tensors.
 
     Args:
         tree: of JSON, with nodes such as ``{"tensor": name}``.
@@ -328,7 +328,7 @@ def read_state(path: str | os.PathLike) -> tuple[Any, dict[str, str]]:
     """Read what ``write_state`` wrote: the state, and the metadata without the tree.
 
     Raises:
-        TensorFileError: see ``read_tensors``; or the file holds no state.
+        TensorFileError: the file is absent or damaged, or holds no state.
     """
     tensors, metadata = read_tensors(path)
     if "tree" not in metadata:

@@ -216,8 +216,18 @@ def ToyShapes(
 ) -> FrameBenchmark:
     """Make the toy shapes as an Avalanche benchmark.
 
-    The default transform has the size that they are drawn in. See `ToyShapesFrames` and
-    `Benchmark.stream`; `dataset_root` is ignored, there are no files.
+    The default transform has the size that they are drawn in.
+
+    Args:
+        dataset_root: Ignored: there are no files.
+        classes: Names of classes; None selects all 20.
+        objects_per_class: Number of objects per class.
+        sessions: Number of clips per object.
+        frames_per_clip: Number of frames per clip.
+        size: Side of the images in pixels.
+        held_out_sessions: Numbers of the test sessions, counted from 0.
+        dots: Draw the shapes as dots along their edges.
+        **host: Keywords of every stream, see `StreamKeywords`.
     """
     arguments = {
         "classes": classes,

@@ -188,6 +188,10 @@ def _toy(class_name: str, object_index: int) -> _Toy:
     """Draw the outline, pattern and colours of a toy object from its random numbers.
 
     Pattern and details are darker than a bright body and brighter than a dark one.
+
+    Args:
+        class_name: One of `CLASSES`.
+        object_index: Number of the object in its class, from 0.
     """
     # Draws random numbers that are the same on every machine.
     uniform = _uniform_of_key("object", class_name, object_index)
@@ -236,8 +240,14 @@ def _smooth_curve(
 
 @lru_cache(maxsize=1024)
 def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
-    """Draw background, motion and light of a toy clip from its random numbers."""
-    luma = _toy(class_name, object_index).luma
+    """Draw background, motion and light of a toy clip from its random numbers.
+
+    Args:
+        class_name: One of `CLASSES`.
+        object_index, session_index: Number of the object in its class and of its clip,
+            from 0.
+    """
+    luma = _toy(class_name, object_index).luma  # brightness of the object, 0 to 1
     uniform = _uniform_of_key("clip", class_name, object_index, session_index)
     # The background is clearly darker or brighter than the object; otherwise some
     # objects would be invisible.
@@ -349,7 +359,7 @@ def _corners_in_pixels(
 
 
 def _lit_image(image: Image.Image, clip: _Clip, pose: dict[str, float]) -> Image.Image:
-    """Apply brightness, colour cast and shading from side to side to a toy scene.
+    """Return a toy scene with brightness, colour cast and shading from side to side.
 
     In integers, to be the same on every machine.
 
