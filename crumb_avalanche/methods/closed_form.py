@@ -305,8 +305,8 @@ class ClosedForm(BudgetedStatistics):
     ) -> Typicality:
         """Score images, and measure how typical they are of the classes with images.
 
-        What "typical" means is the method's own; see ``_typicality``. It tells images
-        of known classes from others.
+        What "typical" means is the method's own: by default, the largest score. It
+        tells images of known classes from others.
 
         Args:
             features: ``(B, D)`` float, on the CPU.

@@ -132,7 +132,7 @@ class ReadoutStrategy(CRUMBStrategy):
         are 0 before any memory is stored.
 
         Args:
-            images: ``(B, 3, h, w)``, as for ``SplitModel.features``.
+            images: ``(B, 3, h, w)``, uint8 pixels or normalised floats.
         """
         discriminant = self._discriminant
         if discriminant is None:

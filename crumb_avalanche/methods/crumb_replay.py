@@ -102,6 +102,9 @@ def build_crumb(recipe: Recipe) -> StreamStrategy:
 
     The codebook is trained unless ``freeze_codebook`` is set. With the readout
     ``closed_form_stock`` nothing is trained.
+
+    Args:
+        recipe: a model with a codebook, settings, size of the buffer and seed.
     """
     method = recipe.method
     codebook = recipe.model.codebook

@@ -294,6 +294,10 @@ class ClassDirections:
 
         They are made principal directions again, and rounded as they would be stored.
 
+        Args:
+            label: the class.
+            count: number of features that stay.
+
         Returns:
             Rows, scales and energies (squared lengths) of the cut directions, and the
             share of the energy of all features that they have.

@@ -110,7 +110,9 @@ class FeatureMoments(InRange):
     def layers(self, model: SplitModel, maps: Tensor) -> list[Tensor]:
         """Compute the layers whose moments are the features, of ``(B, C, H, W)`` maps.
 
-        The plastic layers P, which take these maps, are in evaluation mode.
+        Args:
+            model: its plastic layers run on the maps, in evaluation mode.
+            maps: feature maps, which enter these layers.
 
         Returns:
             The maps themselves, if ``maps`` is set, and the head's input: ``(B, C')``,

@@ -465,7 +465,8 @@ class Solution:
 
         Args:
             features: ``(B, D)`` float64, of which all count.
-            whitened_rows: of these features, as for ``scores``.
+            whitened_rows: these features where the common covariance is 1, if the
+                caller has them already.
         """
         products = None  # with the rows of all classes, (B, K), where there are fewer
         if self.projection is not None:

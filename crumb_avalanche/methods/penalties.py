@@ -198,7 +198,7 @@ class StreamEWC(Penalty):
             """Compute the loss over the classes seen so far, of one image."""
             return strategy._criterion(strategy.seen_classes.mask(logits), labels)
 
-        # Of an importance; a step of the penalty above it would overshoot.
+        # Importance above which gradient descent on the penalty overshoots.
         limit = self.limit(strategy)
         fisher_information = mean_importances(
             strategy, loss=image_loss, importance=torch.square
@@ -253,7 +253,7 @@ class StreamMAS(Penalty):
             """Compute the squared length of logits ``(1, classes)``."""
             return logits[:, seen].norm(dim=1).pow(2).mean()
 
-        # Of an importance; a step of the penalty above it would overshoot.
+        # Importance above which gradient descent on the penalty overshoots.
         limit = self.limit(strategy)
         new_importances = mean_importances(
             strategy, loss=squared_length, importance=torch.abs

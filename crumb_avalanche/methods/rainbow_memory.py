@@ -411,6 +411,10 @@ class RainbowPlugin(ImageMemoryPlugin):
 
         It is the share of perturbed copies of an image that do not vote for the class
         with most votes, from 0 to 1.
+
+        Args:
+            strategy: gives the network, and the experience with the frames.
+            candidates: memories and frames of a class.
         """
         model = strategy.model
 

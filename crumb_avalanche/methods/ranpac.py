@@ -65,11 +65,12 @@ def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
         fits_noise = n_parameters > MOST_FITTED * images
         if fits_noise:
             break
+        # N - r of the weights (G + ridge)^-1 H^T Y, by eigenvalues g and energies e of
+        # G = H^T H: the sum of e (g + 2 ridge) / (g + ridge)^2.
         explained = float((energies * (values + 2 * ridge) / ridged.square()).sum())
-        # r: one-hot targets have the sum of squares N. At least what rounding adds.
-        residuals = max(images - explained, ROUNDING * images)
+        residuals = max(images - explained, ROUNDING * images)  # r
         error = residuals / (images - n_parameters) ** 2
-        if error < (1 - BETTER) * least_error:
+        if error < (1 - BETTER) * least_error:  # by more than rounding
             best = ridge
             least_error = error
     return best

@@ -266,11 +266,17 @@ class MeansSpan(NamedTuple):
         apart_from_drawn = None
         if cosines:
             apart_from_drawn = cosines[0].amax(1)
-        background = None
+        background = None  # squared distances from any class, (B,)
         if self.background is not None:
             background = points.square() @ self.background
-        seen = SeenPoints(points, self.means, lengths, background, apart_from_drawn)
-        typicality = Typicality(scores, seen.values(self.apart_share))
+        seen = SeenPoints(
+            points=points,
+            means=self.means,
+            lengths=lengths,
+            background=background,
+            apart=apart_from_drawn,
+        )
+        typicality = Typicality(scores, values=seen.values(self.apart_share))
         if len(cosines) > 1:
             typicality = typicality._replace(apart=cosines[1].amax(1))
         if left_out is None or len(self.means) < 2:
@@ -278,8 +284,10 @@ class MeansSpan(NamedTuple):
         if cosines:
             cosines_of_others = without_row(cosines[0].mT, left_out).mT
             apart_from_drawn = cosines_of_others.amax(1)
-        values = self._values_without(left_out, points, lengths, apart_from_drawn)
-        return typicality._replace(left_out=values)
+        values_without = self._values_without(
+            left_out, points=points, lengths=lengths, apart=apart_from_drawn
+        )
+        return typicality._replace(left_out=values_without)
 
     def _values_without(
         self, column: int, points: Tensor, lengths: Tensor, apart: Tensor | None
@@ -298,7 +306,8 @@ class MeansSpan(NamedTuple):
             apart: ``(B,)``, cosines with the other means apart from what shows nothing.
 
         Returns:
-            ``(B, 3)``; see ``Typicality.values``.
+            ``(B, 3)``: closeness to the nearest class, cosine with the mean of nearest
+            direction, and that cosine apart from what shows nothing.
         """
         squares = self.means.square().sum(0)  # along each axis, (r,)
         # Axes are the principal ones of the means, so these are the rows of their
@@ -320,11 +329,18 @@ class MeansSpan(NamedTuple):
         apart_share = 0.0
         if self.background is not None:
             background = self._background_without(column, points, squares)
+            # The normals of the other means, projected likewise.
             normals_in_plane = without_row(normals, column)
             along_normal = (normals_in_plane @ normal).unsqueeze(1)
             normals_in_plane = normals_in_plane - along_normal * normal
             apart_share = _apart_share(normals_in_plane, len(self.centre))
-        seen = SeenPoints(points, means - centre, lengths, background, apart)
+        seen = SeenPoints(
+            points=points,
+            means=means - centre,
+            lengths=lengths,
+            background=background,
+            apart=apart,
+        )
         return seen.values(apart_share)
 
     def _background_without(
