@@ -62,7 +62,7 @@ def calibrate(
             a ``CentredLinear`` takes off, ``codebook``, ``codes_error``,
             ``calibrated``.
         images: items ``(image, ...)`` of the first experience or of pretraining; ``(3,
-            h, w)`` images as for ``SplitModel.extract``.
+            h, w)`` images, uint8 pixels or normalised floats.
         codebook_init: a name in ``initialisers.INITIALISERS``; default ``matched``, as
             in the paper, and ``kmeans`` for a codebook that chooses rows by distance.
         seed: seed of the initialiser.

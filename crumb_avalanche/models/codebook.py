@@ -223,8 +223,8 @@ class Codebook(nn.Module):
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of
                 ``codebook_dim``.
-            usable: whether the map is finite (see ``maps_are_usable``), a bool on its
-                device; default it is checked here, which waits for a GPU once more.
+            usable: whether the map is finite, a bool on its device; default it is
+                checked here, which waits for a GPU once more.
 
         Returns:
             ``(B, G, H, W)`` codes, ``uint8`` up to 256 rows and ``int16`` above; ``(B,

@@ -205,7 +205,7 @@ class MapStore:
         Those that are missing in the file or damaged are computed and written first.
 
         Args:
-            images: items ``(image, ...)``, images as for ``SplitModel.extract``.
+            images: items ``(image, ...)``, ``(3, h, w)`` uint8 or normalised floats.
             rows: ``(len(images),)`` int64, number of the map of each image in the
                 store, below ``count``.
             labels: class of each item.
@@ -307,7 +307,7 @@ class MapStore:
         Maps that other processes write meanwhile are left out.
 
         Args:
-            images: items ``(image, ...)``, images as for ``SplitModel.extract``.
+            images: items ``(image, ...)``, ``(3, h, w)`` uint8 or normalised floats.
             rows: ``(len(images),)`` int64, numbers of their maps in the store.
         """
         drawn_rows: deque[np.ndarray] = deque()  # of batches that the loader drew

@@ -270,7 +270,8 @@ def _split_built_in(
         weights: one of ``PUBLISHED``, a path, or ``None`` for random ones.
         cut_layer: number of leading layers in the feature extractor; ``None`` for the
             usual one.
-        relu_logits, head_kernel: as for ``split_backbone``, of SqueezeNet alone.
+        relu_logits: put a ReLU behind SqueezeNet's last convolution.
+        head_kernel: kernel of that convolution, 1 or 3.
         image_size: side of the images in pixels.
         smallest_side: side in pixels that smaller images are enlarged to.
 

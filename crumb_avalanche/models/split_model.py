@@ -442,7 +442,8 @@ class SplitModel(ImageInput):
         In training, registered hooks get the images, maps and codes.
 
         Args:
-            images: ``(B, 3, h, w)``, or maps from a cache, as for ``features``.
+            images: ``(B, 3, h, w)``, uint8 pixels or normalised floats; or ``(B, C, H,
+                W)`` maps from a cache.
 
         Returns:
             ``(B, classes)`` float32.

@@ -45,7 +45,7 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
     The file is copied to memory before anything in it is checked, since another program
     may write to it meanwhile. Verified are the checksums of zip archives (``.npz``,
     ``.pth``, ``.pt``), those of a ``.safetensors`` file where it has them, and the
-    digits in a name as torch.hub gives it (see ``check_hub_name``).
+    digits in a name as torch.hub gives it, the first eight of the file's SHA-256.
 
     Args:
         path: of the file; its suffix, one of ``SUFFIXES``, says its format.
@@ -333,7 +333,7 @@ def packaged_weights() -> dict[str, Tensor]:
     """Return the weights of EfficientNet-Lite0 in ``PACKAGE``, without importing it.
 
     The package's file is read. Its tensors are in the order of those of
-    ``EfficientNetLite``, under other names; see ``renamed_weights``.
+    ``EfficientNetLite``, under other names, which ``renamed_weights`` changes.
 
     Raises:
         WeightsError: the package is not installed, or its file is absent or damaged.

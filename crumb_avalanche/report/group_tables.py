@@ -55,6 +55,9 @@ def summary_table(groups: Sequence[Group]) -> Table:
 
     Accuracies are final ones in percent, forgetting is in points and empty for a joint
     learner, costs are means over the runs.
+
+    Args:
+        groups: of runs that differ in their seed only.
     """
     columns = {
         "group": "group",
@@ -128,6 +131,9 @@ def curves_table(groups: Sequence[Group]) -> Table:
 
     It is over all classes seen so far, in percent, of all runs of the group. A cell is
     empty where a run was not tested; a joint learner has the last one alone.
+
+    Args:
+        groups: of runs that differ in their seed only.
     """
     n_experiences = _longest_stream(groups)
     columns = {"group": "group"}

@@ -377,6 +377,9 @@ def _stream_parts(groups: Sequence[Group]) -> list[StreamPart]:
     """Return what the page shows of each stream: figures and a table.
 
     A stream is a benchmark with a protocol; accuracies compare within one.
+
+    Args:
+        groups: of runs; a joint learner may be on several streams.
     """
     numbers_by_stream: dict[Stream, list[int]] = {}  # of the groups on it
     for number, streams in enumerate(streams_of(groups)):

@@ -264,6 +264,9 @@ def _runs_below(top: Path) -> FoundRuns:
 
     A finished one has a ``RESULT``, which is written last; one with settings or an
     error alone is unfinished. What lies below a finished one is not looked at.
+
+    Args:
+        top: the folder.
     """
     finished: list[Path] = []
     started: list[Path] = []
@@ -419,6 +422,9 @@ def streams_of(groups: Sequence[Group]) -> list[list[Stream]]:
 
     A stream is a benchmark with a protocol. A joint learner, which has all classes at
     once, is under every stream of its images.
+
+    Args:
+        groups: of runs.
     """
     streams_learned = dict.fromkeys(
         group.stream for group in groups if group.stream.protocol != JOINT

@@ -64,7 +64,11 @@ def _standing_text(groups: Sequence[Group]) -> str:
 
 
 def _comparison(first: Group, second: Group) -> str:
-    """Say by how much the best group of runs is ahead of the second, and how surely."""
+    """Say by how much the best group of runs is ahead of the second, and how surely.
+
+    Args:
+        first, second: the groups; their runs of the same number are compared.
+    """
     accuracies = f"{_final_accuracy(first):.1f} % and {_final_accuracy(second):.1f} %"
     # Hash of the table of frames, which runs of one split share, by number of the run.
     splits = {}

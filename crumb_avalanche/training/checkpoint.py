@@ -78,7 +78,7 @@ class CheckpointFolder:
             for path in files:
                 if path.name != but:
                     path.unlink(missing_ok=True)
-            self.folder.rmdir()
+            self.folder.rmdir()  # fails if a file stays
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints, newest first."""

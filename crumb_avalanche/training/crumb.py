@@ -321,11 +321,15 @@ def _in_first_task(strategy) -> bool:
 
 
 def _check_plugins_beside(strategy, buffer: MemoryBuffer) -> None:
-    """Raise ValueError for plugins that do not fit beside a ``CRUMBPlugin``.
+    """Refuse a model or plugins that do not fit beside a ``CRUMBPlugin``.
 
     Args:
         strategy: its model and plugin list are looked at.
         buffer: of the ``CRUMBPlugin``; codes need the codebook that made them.
+
+    Raises:
+        TypeError: the model is not a ``SplitModel`` as it is.
+        ValueError: a plugin would replay again, or put the codebook back.
     """
     check_split_model(strategy.model, "CRUMB")
     crumb_plugins = [

@@ -298,8 +298,8 @@ def tune(
         loader: keyword arguments of the data loaders, such as ``num_workers``.
 
     Returns:
-        The trials, each with rate, accuracy in percent and loss: the chosen one first
-        (see ``choose_trial``), then the others from best to worst.
+        The trials, each with rate, accuracy in percent and loss: first the one whose
+        rate ``choose_trial`` takes, then the others from best to worst.
 
     Raises:
         ValueError: training diverges at all rates.

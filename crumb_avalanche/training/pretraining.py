@@ -97,7 +97,7 @@ def pretrain(
     Args:
         model: with an initialised codebook and a head for all classes; trained in
             place.
-        maps: items ``(image, label)`` with images as for ``SplitModel.extract``; or
+        maps: items ``(image, label)``, images of uint8 pixels or normalised floats; or
             ``(raw feature map, label)`` with maps of ``(C, H, W)``, as a ``MapStore``
             returns them: the extractor does not run then.
         settings: epochs, batch size, weights of the losses, arguments of SGD, seed.
@@ -296,7 +296,8 @@ def _resume(
         model, optimizer, random_rows: of this pretraining; their state is replaced.
 
     Returns:
-        Loss and accuracies of each epoch, as ``pretrain`` returns them.
+        ``loss``, ``direct_accuracy`` and ``codebook_accuracy`` of each finished epoch;
+        accuracies are in percent.
 
     Raises:
         CheckpointError: the state does not fit this pretraining.

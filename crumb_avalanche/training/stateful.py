@@ -178,7 +178,9 @@ def strategy_state(strategy: Any) -> dict[str, Any]:
         strategy: an Avalanche strategy, between two steps.
 
     Returns:
-        The parts of the state by name, see ``STATE_PARTS``.
+        ``model`` and ``optimizer``, counts of the ``clock``, how far ``training`` is,
+        ``seconds`` of the parts of the model, and the states of ``plugins`` and
+        ``buffers``.
     """
     clock_counts = {}  # of experiences, epochs and iterations
     for name, value in vars(strategy.clock).items():
@@ -217,13 +219,13 @@ def _plugin_states(strategy: Any) -> dict[str, dict[str, Any]]:
 def load_strategy_state(
     strategy: Any, state: dict[str, Any], strict: bool = True
 ) -> None:
-    """Load what ``strategy_state`` returned; see ``StreamStrategy.load_state_dict``.
+    """Load a state that training resumes from, as ``strategy_state`` returned it.
 
-    All parts are checked before anything is changed.
+    Plugins and buffers are compared before anything is changed.
 
     Args:
         strategy: built from the settings of the one that the state is of; changed.
-        state: its parts by name, see ``STATE_PARTS``.
+        state: its parts by name, those of ``STATE_PARTS``: model, optimizer and so on.
         strict: whether the plugins that have a state must be the same.
 
     Raises:
