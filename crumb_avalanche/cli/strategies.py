@@ -19,7 +19,7 @@ def main(settings: StrategiesSettings) -> None:
         print("\n\n".join(blocks))
         print("\ncrumb strategies NAME shows the settings of a method, too.")
         return
-    print(with_settings(settings.name))
+    print(describe_with_settings(settings.name))
 
 
 def describe_method(method: Description) -> str:
@@ -43,15 +43,18 @@ def labelled(label: str, text: str) -> list[str]:
     )
 
 
-def with_settings(name: str) -> str:
+def describe_with_settings(name: str) -> str:
     """Format the description of a method, with the defaults of its settings.
+
+    Args:
+        name: of the method.
 
     Raises:
         ValueError: the name is unknown.
     """
     strategy_entry = get_strategy(name)
     method = Description(**attributes(strategy_entry, field_names(Description)))
-    lines = [describe_method(method)]
+    lines = [describe_method(method)]  # what it does, stores and costs
     setting_texts = []
     for setting, default in asdict(strategy_entry.settings()).items():
         setting_texts.append(f"{setting} {default!r}")

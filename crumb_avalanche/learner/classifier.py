@@ -202,7 +202,7 @@ class Classifier:
             raise ValueError(f"there is no class {name!r}; taught are: {taught}")
         return self.names.index(name)
 
-    def number_of(self, name: str) -> tuple[int, str]:
+    def ensure_class(self, name: str) -> tuple[int, str]:
         """Return the number of a class, which is added if it is new.
 
         Args:
@@ -354,7 +354,7 @@ class Classifier:
         return self._by_view(features)[:, views].flatten(0, 1)
 
     def learn_nothing(self, features: Tensor) -> None:
-        """Keep some of ``n`` images of a clip as what shows nothing.
+        """Keep features of some images of a clip as those of what shows no class.
 
         Args:
             features: ``(n, V * D)``, as ``compute`` returns them.
@@ -371,9 +371,9 @@ class Classifier:
         # Images at equal distances in the clip, of which neighbours are alike.
         spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
         spread_features = features[spread.round().long()]
-        views = self._computed_views(spread_features)
-        rows = self._rows_of(spread_features, views)
-        self.nothing = with_shown(self.nothing, rows)
+        views = self._computed_views(spread_features)  # numbers of those that are used
+        rows = self._rows_of(spread_features, views)  # one for each view of each image
+        self.nothing = with_shown(self.nothing, rows)  # of which the latest are kept
 
     def begin_lesson(self) -> None:
         """Let all that was learned so far answer for the first clip of a lesson."""
@@ -389,23 +389,25 @@ class Classifier:
     def predict_before_learning(
         self, features: Tensor, number: int
     ) -> Prediction | None:
-        """Answer for a clip with what was learned before, and record how sure it is.
+        """Answer for a clip before it is learned, and record the answer in place.
 
-        An earlier copy of the statistics answers; see ``EarlierForm``.
+        The records are what the confidence and the weights of the views are fitted to.
+        A copy of the statistics answers that may lack the last images, since statistics
+        that change have to be solved anew.
 
         Args:
-            features: ``(n, V * D)``, as ``compute`` returns them.
+            features: ``(n, V * D)`` of the clip's images, as ``compute`` returns them.
             number: of the clip's class.
 
         Returns:
             What the images looked like, by the confidence before the lesson; ``None``
-            if the copy knew no other class, or of a new class more than 32.
+            if the copy knew no other class, or for a new class more than 32.
         """
         form = self._earlier_form.copy_of(self.statistics)
         if not self._judges(form, number):
             return None
-        views = self._computed_views(features)
-        rows = self._rows_of(features, views)
+        views = self._computed_views(features)  # numbers of those that are used
+        rows = self._rows_of(features, views)  # one for each view of each image
         of_views = evidence(form, rows, self.nothing, left_out=number)
         losses = self._losses_of(of_views, views, number)
         self.look_weights.add_losses(losses)  # which the next line weights by
@@ -538,7 +540,10 @@ class Classifier:
         self.names[number] = new
 
     def move(self, old: str, new: str) -> None:
-        """Make the images of a class those of another one, which is known.
+        """Make the images of a class those of another one, in place.
+
+        Args:
+            old, new: names of two classes that were taught; ``old`` is gone then.
 
         Raises:
             ValueError: there is no class ``old`` or ``new``.
@@ -603,7 +608,7 @@ class Classifier:
         labels: dict[int, int] = {}  # number here, by number in the other
         notes = []
         for theirs in other.taught:
-            mine, note = self.number_of(str(other.names[theirs]))
+            mine, note = self.ensure_class(str(other.names[theirs]))
             labels[theirs] = mine
             self.images[mine] += other.images[theirs]
             self.clips[mine] += other.clips[theirs]

@@ -37,6 +37,7 @@ def explanation(
     weight_of_view = dict(zip(look_weights.used_views, weights, strict=True))
     pixels_of_look = dict(zip(shares, looks_of(pixels), strict=True))
     looks = classifier.looks
+    # For each look the features of its views, in the order of the views' numbers.
     moments_of_looks = looks.windows(classifier.features_of_statistics(model))
     view = 0
     for share, moments_of_views in zip(looks.shares, moments_of_looks):
@@ -67,8 +68,9 @@ def attributed_to_view(
     """
     with torch.no_grad(), evaluating(model):
         maps = model.features(look)
+        # The input of the head, and whether the network averages it over locations.
         before_head, averaged_by_network = unpooled_head_input(model, maps)
-        maps = model.patch_grid(maps)
+        maps = model.patch_grid(maps)  # without the tokens of a transformer
     layers = [before_head]
     if moments.maps:  # features of the maps themselves, too
         layers = [maps, before_head]

@@ -96,13 +96,15 @@ class History:
             features: of the new lesson; ``None`` if they are too many.
         """
         lessons = (*self.lessons, lesson)
+        # Lessons are taken back by learning the later ones again, so without features
+        # of one of them, only the last lesson can be.
         last_undoable_alone = History(
             self.room, lessons, classifier_before, (features,)
         )
         if features is None or None in self.features:
             return last_undoable_alone
         recent = [*filter(None, self.features), features]
-        n_dropped = _excess(recent, self.room)
+        n_dropped = _count_dropped(recent, self.room)
         if n_dropped >= len(self.features):
             return last_undoable_alone
         before_recent = self.classifier_before
@@ -136,9 +138,9 @@ class History:
         for lesson in undoable:
             if lesson.number == number:
                 return lesson
-        raise ValueError(self._why_not(number))
+        raise ValueError(self._why_not_undoable(number))
 
-    def _why_not(self, number: int | None) -> str:
+    def _why_not_undoable(self, number: int | None) -> str:
         """Say why a lesson cannot be taken back.
 
         Args:
@@ -321,7 +323,7 @@ class History:
         return cls(room, tuple(lessons), empty, tuple(features))
 
 
-def _excess(features: Sequence[LessonFeatures], room: int) -> int:
+def _count_dropped(features: Sequence[LessonFeatures], room: int) -> int:
     """Return how many of the first lessons have to go for the rest to fit.
 
     Of too many lessons an eighth goes at once: what was learned before the others is

@@ -181,8 +181,8 @@ def _learn_piece(
         What was recorded of the clip; ``None`` without a prediction.
     """
     observation = None
-    number, note = classifier.number_of(label)
-    if note:
+    number, note = classifier.ensure_class(label)
+    if note:  # what the learner gives up for a new class, in words
         tally.notes.append(note)
     if is_first:
         prediction = classifier.predict_before_learning(features, number)

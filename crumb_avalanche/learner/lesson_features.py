@@ -213,7 +213,7 @@ def _repeat_piece(
     if clip.label == NOTHING:
         classifier.learn_nothing(piece)
         return
-    number, _ = classifier.number_of(clip.label)
+    number, _ = classifier.ensure_class(clip.label)
     if is_first and clip.observation is not None:
         classifier.observe(clip.observation)
     classifier.learn(piece, number, is_first)

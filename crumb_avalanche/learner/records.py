@@ -66,7 +66,7 @@ class Records(NamedTuple):
 
     @classmethod
     def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
-        """Return the records of a lesson, of at most 20 of its images.
+        """Return records of how images of a lesson were answered before it, 20 at most.
 
         Args:
             evidence: of its images; with ``left_out`` if the class is known.
@@ -109,7 +109,7 @@ class Records(NamedTuple):
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Records":
-        """Return records from their columns in a state, which are copied.
+        """Return records of earlier answers from their columns in a state, as copies.
 
         Args:
             state: the columns of the records, by name of the attribute.

@@ -86,8 +86,12 @@ def sweep(
         finished: called in this process with the settings of each run that is done.
 
     Returns:
-        Folders of the failed runs with the last line of the error; see ``do_all``, also
-        for what is raised.
+        Folders of the failed runs with the last line of the error.
+
+    Raises:
+        EngineError: the cluster is not there, or a worker does not fit this process.
+        ValueError: two runs share a folder, or a folder holds the result of other
+            settings.
     """
     is_on_cluster = settings.engine != "processes"
     cells = [replace(cell, threads=cell.threads or settings.threads) for cell in cells]
@@ -96,6 +100,7 @@ def sweep(
     cell_by_folder = {Path(cell.output): cell for cell in cells}
 
     def report_finished(unit: WorkUnit) -> None:
+        """Call ``finished`` with the settings of the run that a unit is."""
         if finished is not None:
             finished(cell_by_folder[unit.folder])
 

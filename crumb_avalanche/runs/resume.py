@@ -139,6 +139,8 @@ class Resume:
                 ``progress`` (accuracies, ledgers, trials of the learning rate),
                 ``metrics`` and ``runtime``.
         """
+        # Types that `check` compares values with: `record` is a dictionary with these
+        # keys, `each` a list with a type for its members.
         position_type = record(
             experience=whole(0, self.experiences), epoch=whole(), step=whole(-1)
         )
@@ -193,10 +195,11 @@ class Resume:
         self.checkpoint = None  # its tensors are not needed after the strategy has them
 
         def restore() -> None:
+            """Load the checkpoint into the strategy and the RNGs."""
             self._restore(strategy, checkpoint)
 
         restore()
-        if self.position.inside:
+        if self.position.inside:  # an experience, of which epochs and steps are skipped
             plugin.resume_from(self.position, plugin.rng_at_epoch_start, restore)
 
     def _check_runtime(self, strategy: StreamStrategy) -> None:
@@ -211,6 +214,10 @@ class Resume:
 
     def _restore(self, strategy: StreamStrategy, checkpoint: Checkpoint) -> None:
         """Load a checkpoint into the strategy, its evaluator and the RNGs.
+
+        Args:
+            strategy: of the same plan; its state is replaced.
+            checkpoint: ``state`` of strategy and RNGs, and ``notes`` with the metrics.
 
         Raises:
             CheckpointError: it does not fit; the strategy may be changed in part.

@@ -93,9 +93,10 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     looks = LookTransform(looks_of_plan(plan), plan.image_size, interpolation)
     transforms = looks.transforms  # one for each look
     transform = looks if len(transforms) > 1 else transforms[0]
+    protocol = "offline" if joint else plan.protocol
     benchmark = make_benchmark(
         table,
-        "offline" if joint else plan.protocol,
+        protocol,
         run=plan.run,
         classes_per_experience=plan.classes_per_experience,
         train_transform=transform,
@@ -232,10 +233,10 @@ class Session:
         trials: list[Trial] | None = None,
         learner: bool = True,
     ) -> "Session":
-        """Build all objects of a plan.
+        """Build all objects of a plan: stream, model, cache and strategy.
 
         Args:
-            plan: the plan.
+            plan: settings of the run with their defaults.
             stream: an open stream; by default that of the plan is opened.
             cache: an open cache of feature maps; by default that of the plan.
             plugins, evaluator: of the strategy; plugins are added after the cache.
@@ -248,7 +249,7 @@ class Session:
                 the budget.
         """
         strategy_entry = get_strategy(plan.strategy)
-        check_device(plan.device)
+        check_device(plan.device)  # raises if this computer has none
         if stream is None:
             stream = open_stream(plan)
         n_classes = stream.benchmark.n_classes
@@ -261,9 +262,10 @@ class Session:
         if has_several_looks:
             first_dataset = OneLook(first_dataset, 0)  # the first look of each image
         if not plan.pretrained:
-            calibrate(model, first_dataset, plan.codebook_init, plan.run)
+            # Sets the feature scale, and the codebook's first memory blocks.
+            calibrate(model, first_dataset, plan.codebook_init, seed=plan.run)
         elif model.codebook is not None:  # which has its memory blocks already
-            measure_codes(model, first_dataset)
+            measure_codes(model, first_dataset)  # their error, for the ledger
         calibration_seconds = time.perf_counter() - start
         # What runs F from here on; "auto" has chosen it.
         runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
@@ -465,7 +467,7 @@ def capacity_of(plan: RunPlan, strategy_entry: Entry, model: SplitModel) -> int:
     Raises:
         ValueError: the budget is too small, or buys more memories than a run can have.
     """
-    if not strategy_entry.budgeted:
+    if not strategy_entry.budgeted:  # it keeps statistics
         _check_statistics_fit(plan, strategy_entry, model)
         return 0
     n_classes = model.n_classes
@@ -480,7 +482,7 @@ def capacity_of(plan: RunPlan, strategy_entry: Entry, model: SplitModel) -> int:
             # The paper charges CRUMB's codebook, but neither REMIND's nor the old
             # networks of other methods.
             charged=plan.family != "paper" or strategy_entry.codebook,
-            exact=plan.family == "fair",
+            exact=plan.family == "fair",  # the paper rounds some bytes
         )
     if n_memories > MOST_MEMORIES:
         raise ValueError(
@@ -527,6 +529,9 @@ def rate_trials(session: Session) -> list[Trial]:
 
     A joint bound, which trains on all classes at once, is tuned on the first experience
     of the stream that is not joined.
+
+    Args:
+        session: plan, stream and model of the run; its strategy is not built yet.
 
     Returns:
         The trials, the chosen one first; none if the plan has a rate, or the strategy

@@ -45,7 +45,7 @@ class Call:
         Raises:
             EngineError: others may write to the folder.
         """
-        make_private(folder)
+        make_private(folder)  # makes it; raises if others may write to it
         call = cls(
             folder=folder.resolve() / f"call-{secrets.token_hex(8)}",
             working_folder=Path.cwd(),

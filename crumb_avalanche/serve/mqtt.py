@@ -117,7 +117,10 @@ class Bridge:
         self._log(printable(text))
 
     async def answer(self, broker: Any, received: Any) -> None:
-        """Answer a message, unless it was answered before.
+        """Answer a message of the broker, unless it was answered before.
+
+        The journal, a file, holds the answers by the key of the message: a message that
+        the broker delivers again changes the learner once.
 
         Args:
             broker: what publishes, as ``Broker``.
@@ -130,6 +133,7 @@ class Bridge:
         if not received.dup:  # the broker uses the number of the packet again
             self.journal.drop_keys(_packet_key(received.mid))
         entry = self.journal.find(message.key)
+        # "begun": this program ended before it had an answer.
         if entry is None or entry.state == "begun":
             entry = await self._carry_out(message, entry)
         if entry.state == "sent":  # the broker has the answer already
@@ -348,6 +352,7 @@ class Bridge:
                 f"the image of {event_id or 'the last answer'} is gone; teach it as "
                 f"{label}"
             )
+        # Image and box of each of the last answers, by the id of the event.
         last_id = next(reversed(self._recent))
         image, box = self._recent[event_id or last_id]
         return label, image, box
@@ -433,7 +438,7 @@ def _event_in(data: bytes) -> dict[str, Any]:
 
 
 async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
-    """Answer a broker's messages until cancelled; connect again when it was gone.
+    """Answer the messages of an MQTT broker until cancelled; connect again if it goes.
 
     Args:
         bridge: takes the messages.
@@ -463,7 +468,7 @@ async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
 async def _serve(
     bridge: Bridge, topics: Sequence[str], broker: Broker, address: Address
 ) -> None:
-    """Answer the messages of a connection to the broker until it ends.
+    """Answer the messages of a connection to the MQTT broker until it ends.
 
     Args:
         bridge: takes the messages.
@@ -477,7 +482,7 @@ async def _serve(
         return await _retained_message(address, entry.topic) == entry.text.encode()
 
     await bridge.send_unsent(broker, has_arrived)
-    if not broker.session_kept:
+    if not broker.session_kept:  # then numbers of packets begin anew
         bridge.begin_session()
     commands = [f"{bridge.name}/{command}/#" for command in COMMANDS]
     await broker.subscribe([*topics, *commands])

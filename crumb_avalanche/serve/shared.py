@@ -96,8 +96,8 @@ class SharedLearner:
         self._previous: Learner | None = None
         self._answer_lock = Lock()
         self._stops = False
-        self._changes = _CallQueue()
-        self._answers = _CallQueue()
+        self._change_queue = _CallQueue()
+        self._answer_queue = _CallQueue()
 
     @property
     def learner(self) -> Learner:
@@ -149,8 +149,8 @@ class SharedLearner:
             TooLargeError: an image has too many pixels.
             BusyError: too many calls are waiting.
         """
-        # In the thread of answers, after those that wait.
-        return await self._answers(self._predict, images, box, all_classes)
+        # `_predict` runs in the thread of answers, after those that wait.
+        return await self._answer_queue(self._predict, images, box, all_classes)
 
     def _predict(self, images: NamedImages, box: Box, all_classes: bool) -> Found:
         """Answer in the thread of answers; see ``predict``."""
@@ -193,7 +193,10 @@ class SharedLearner:
         source = printable(source)[:LONGEST_NAME] or counted(len(images), "image")
 
         def learn_images(learner: Learner) -> Lesson:
-            """Learn the images as one lesson; ``learning`` shows how many are done."""
+            """Learn the images as one lesson.
+
+            Meanwhile ``self.learning`` shows how many are done.
+            """
             notes: list[str] = []  # what of the images is not used
             learning = Learning(label or "the empty scene", len(images))
             self.learning = learning
@@ -250,6 +253,9 @@ class SharedLearner:
 
         Taken back itself, it is done again.
 
+        Args:
+            version: number of changes that the caller knows of; the last one is that.
+
         Raises:
             ValueError: the last change is not the one that made this version.
             SaveError: the learner cannot be saved; nothing was changed.
@@ -274,7 +280,7 @@ class SharedLearner:
             BusyError: too many calls are waiting, or the server stops.
         """
         try:
-            return await self._changes(self._change, action)
+            return await self._change_queue(self._change, action)
         except asyncio.CancelledError:
             self._stops = True
             self._check_running()
@@ -288,10 +294,15 @@ class SharedLearner:
     def _change(self, action: Callable[[Learner], Result]) -> Change[Result]:
         """Change the learner that is taught; let it answer once it is saved.
 
-        Runs in the thread of changes. If it fails, the learner is as it was.
+        Runs in the thread of changes. ``_working`` is the learner that is changed,
+        ``_answering`` its copy that answers meanwhile, and ``_previous`` the copy that
+        answered before, for ``revert``. If the change fails, all are as they were.
 
         Args:
             action: changes the learner, and returns a result.
+
+        Returns:
+            The result, and the number of changes since the start.
         """
         try:
             result = action(self._working)
@@ -335,9 +346,12 @@ class SharedLearner:
         """
 
         def take_over(learner: Learner) -> None:
-            """Give the learner of the file the network that is already loaded."""
+            """Put what the file holds in the place of what the learner knows.
+
+            The network, which is the same, stays loaded.
+            """
             opened = Learner.load(path, network=False)
-            opened.check_teachable()
+            opened.check_teachable()  # raises if it can only be asked
             if opened.network.header() != learner.network.header():
                 raise ValueError(
                     f"the file is of a learner with {opened.network.backbone}, "
@@ -368,7 +382,7 @@ class SharedLearner:
             OSError: there is no room for a temporary file.
             BusyError: too many calls are waiting.
         """
-        return await self._answers(self._file_bytes)
+        return await self._answer_queue(self._file_bytes)
 
     def _file_bytes(self) -> bytes:
         """Return the bytes of a learner's file, in the thread of answers."""
@@ -385,8 +399,8 @@ class SharedLearner:
         Neither is saved.
         """
         self._stops = True
-        self._changes.close()
-        self._answers.close()
+        self._change_queue.close()
+        self._answer_queue.close()
 
 
 class _CallQueue:

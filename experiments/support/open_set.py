@@ -167,7 +167,7 @@ def teach_copy(
     """
     classifier = copy.deepcopy(empty)
     for label, features in lessons:
-        number, _ = classifier.number_of(names[label])
+        number, _ = classifier.ensure_class(names[label])
         classifier.begin_lesson()
         classifier.predict_before_learning(features, number)
         classifier.learn(features, number)

@@ -257,7 +257,7 @@ def test_most_lessons_that_are_kept(make_any, monkeypatch):
 def test_an_eighth_of_too_many_lessons_goes_at_once(monkeypatch, lessons, room, excess):
     monkeypatch.setattr(history, "MOST_LESSONS", 16)
     features = [SimpleNamespace(bytes=1)] * lessons
-    assert history._excess(features, room) == excess
+    assert history._count_dropped(features, room) == excess
 
 
 def test_bytes_for_undo(make_any):

@@ -428,7 +428,7 @@ def test_the_budget_is_kept_to_the_last_class(method):
     generator = torch.Generator().manual_seed(0)
     with pytest.raises(BudgetError, match="budget"):
         for number in range(1000):
-            class_number, _ = classifier.number_of(f"c{number}")
+            class_number, _ = classifier.ensure_class(f"c{number}")
             classifier.learn(torch.randn(4, 20, generator=generator), class_number)
             assert tensor_bytes(classifier.statistics.tensors()) <= budget
     assert classifier.statistics.least_bytes(len(classifier.classes) + 1) > budget

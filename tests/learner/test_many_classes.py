@@ -174,7 +174,7 @@ def test_a_thousand_classes():
 
     for number in range(1000):
         features = draw(number, 5)
-        classifier.learn(features, classifier.number_of(f"c{number}")[0])
+        classifier.learn(features, classifier.ensure_class(f"c{number}")[0])
     assert tensor_bytes(classifier.tensors()) <= budget
     assert classifier.length == 512
     asked = range(0, 1000, 10)
