@@ -235,7 +235,7 @@ def OpenLORIS(
 ) -> FrameBenchmark:
     """Make OpenLORIS-Object as an Avalanche benchmark of 9 experiences.
 
-    36 for "sequence", with all 121 classes each.
+    There are 36 for "sequence". Each has all 121 classes.
 
     Args:
         dataset_root: Folder of the data set; None is where Avalanche keeps it.

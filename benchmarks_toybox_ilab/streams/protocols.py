@@ -300,7 +300,7 @@ def _numbered_in_each_experience(
             "class_ids_from_zero_from_first_exp, and experiences that share "
             "classes; leave it out."
         )
-    # Classes that the stream leaves out have no number.
+    # Number of each class, its position in its experience; -1 for those left out.
     numbers = np.full(len(stream.table.classes), -1)
     for label, number in _positions_in_chunks(chunks).items():
         numbers[label] = number
@@ -392,10 +392,10 @@ class _StreamFrames:
         info: StreamInfo,
         for_evaluation: bool = False,
     ) -> list[FrameExperience]:
-        """Make the experiences of a stream.
+        """Make Avalanche's experiences of a stream, numbered from 0.
 
         Args:
-            rows_by_experience: Row numbers of each in order.
+            rows_by_experience: Row numbers of the frames of each in order.
             info: Classes of the stream, for the strategies that read them.
             for_evaluation: Whether images get the transform of the group "eval".
         """

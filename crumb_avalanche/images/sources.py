@@ -109,18 +109,20 @@ def clips_of(
     if label is not None:
         label = check_name(label)
     reader = _ClipReader(on_bad == "skip", report)
-    # `not_empty` raises at the end if there was no clip.
+    # `with_final_check` raises at the end if there was no clip.
     if not isinstance(source, str | os.PathLike):
         clips = reader.clips_of_source(source, label, "source")
-        return reader.not_empty(clips, "the source")
+        return reader.with_final_check(clips, "the source")
     path = path_of(source)
     if not os.path.lexists(path) and not is_pattern(path):
         raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
     if label is None:
         labels = class_folders(path)
         if labels:
-            return reader.not_empty(reader.clips_of_classes(path, labels), str(path))
-    return reader.not_empty(reader.clips_of_path(path, label), str(path))
+            return reader.with_final_check(
+                reader.clips_of_classes(path, labels), str(path)
+            )
+    return reader.with_final_check(reader.clips_of_path(path, label), str(path))
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterator[Clip]:
@@ -297,8 +299,8 @@ class _ClipReader:
             frames = self._frames_of_images((str(file), file) for file in files)
         return Clip(str(path), label, frames, tuple(map(str, files)))
 
-    def not_empty(self, clips: Iterator[Clip], source: str) -> Iterator[Clip]:
-        """Yield clips, and warn of ignored files after the last one.
+    def with_final_check(self, clips: Iterator[Clip], source: str) -> Iterator[Clip]:
+        """Yield clips; after the last one, warn of ignored files or raise if none came.
 
         Args:
             clips: of this reader.

@@ -125,9 +125,12 @@ class _Sweep:
         self.failed: dict[Path, str] = {}
 
     def run(self) -> dict[Path, str]:
-        """Do all units; return the error of each failed one by its folder.
+        """Do all units of work, such as runs; return the error of each failed one.
 
         An interrupt stops the workers; what to do then is printed.
+
+        Returns:
+            The last line of the error by the folder of the unit.
         """
         try:
             while self.waiting or self.running:
@@ -156,7 +159,7 @@ class _Sweep:
         self.engine.start(units)
 
     def _end(self, ended: Ended) -> None:
-        """Note how a worker of the sweep ended; let a lost unit wait for another one.
+        """Note how a unit of work ended; put it back if its worker was lost.
 
         Args:
             ended: the unit, with ``text``: ``DONE`` or its traceback, or ``None`` if
