@@ -528,12 +528,11 @@ def _temperature(records: Records, prior: float) -> float:
     step = 0.5
     while step > 1e-4:
         candidates = best + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
-        losses = []
-        for candidate in candidates:
-            cross_entropy = weights @ (gaps / candidate.exp()).logsumexp(1)
-            of_prior = ((candidate - prior) / DEVIATION).square() / 2
-            losses.append(cross_entropy + of_prior)
-        best = float(candidates[int(torch.stack(losses).argmin())])
+        # Of each candidate and record.
+        divided = gaps / candidates.exp()[:, None, None]
+        losses = divided.logsumexp(2) @ weights
+        losses += ((candidates - prior) / DEVIATION).square() / 2
+        best = float(candidates[int(losses.argmin())])
         step /= 8
     return float(torch.tensor(best, dtype=torch.float32).exp())
 

@@ -7,11 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.packed_scatter import BLOCK, mirrored
+from crumb_avalanche.methods.packed_scatter import mirrored
 
 # Of an axis of the discriminant space, in units of the longest: shorter ones are
 # rounding.
 LEAST_LENGTH = 1e-5
+# Rows that are multiplied at once with those before them: with fewer a product takes
+# longer, with more less of the upper half is left out.
+ROWS_AT_ONCE = 128
 SMALLEST_SHARE = 1e-30  # whose logarithm is finite in float32
 
 
@@ -142,8 +145,8 @@ class LowRankRoot(NamedTuple):
 def products_of_rows(rows: Tensor) -> Tensor:
     """Return ``R R^T`` of ``(K, D)`` rows, of which one half is computed."""
     products = rows.new_empty(len(rows), len(rows))
-    for start in range(0, len(rows), BLOCK):
-        end = min(start + BLOCK, len(rows))
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        end = min(start + ROWS_AT_ONCE, len(rows))
         torch.mm(rows[start:end], rows[:end].mT, out=products[start:end, :end])
     return mirrored(products)
 

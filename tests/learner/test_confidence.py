@@ -128,6 +128,26 @@ def test_temperature_by_hand(lessons):
     assert shares == pytest.approx([share, 1 - share])
 
 
+@pytest.mark.parametrize("lessons", [1, 8])
+def test_temperature_of_the_largest_posterior(lessons):
+    """No temperature of a fine grid has a larger one, each computed alone."""
+    confidence = observed(range(lessons))
+    records = confidence._of_known
+    gaps = records.gaps.double().tolist()
+    weight = 1 / 12  # of each of the images of a lesson
+
+    def loss(logarithm):
+        losses = []
+        for gaps_of_image in gaps:
+            odds = [math.exp(gap / math.exp(logarithm)) for gap in gaps_of_image]
+            losses.append(math.log1p(sum(odds)))
+        return weight * sum(losses) + (logarithm / DEVIATION) ** 2 / 2
+
+    temperature = confidence.temperature(random_lesson(1))
+    least = min(loss(step / 100) for step in range(-200, 201))
+    assert loss(math.log(temperature)) <= least + 1e-6
+
+
 def test_temperature_of_more_lessons():
     """The likelihood is largest where the sigmoid of 4 / T is 3/4."""
     evidence = evidence_of([[4.0, 0]])

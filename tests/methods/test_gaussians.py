@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from torch.distributions import MultivariateNormal
 
 from crumb_avalanche.learner.evidence import evidence
-from crumb_avalanche.methods.gaussian_solution import LowRankRoot, Span
+from crumb_avalanche.methods.gaussian_solution import (
+    ROWS_AT_ONCE,
+    LowRankRoot,
+    Span,
+    products_of_rows,
+)
 from crumb_avalanche.methods.klda import KernelLDA
 from crumb_avalanche.methods.loranpac import LoRanPAC
 from crumb_avalanche.methods.lr_rgda import LowRankRda
@@ -163,6 +168,16 @@ def test_no_image_is_like_an_unseen_class(few_rows):
     expected = seen_alone.typicality(asked, nothing).values
     values = with_unseen.typicality(asked, nothing).values
     torch.testing.assert_close(values, expected)
+
+
+@pytest.mark.parametrize("count", [1, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 1])
+def test_products_of_rows(count):
+    """Of one piece of rows, and of several, the last one of a single row."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(count, 40, generator=generator, dtype=torch.float64)
+    products = products_of_rows(rows)
+    torch.testing.assert_close(products, rows @ rows.mT, rtol=1e-12, atol=1e-12)
+    assert torch.equal(products, products.mT)
 
 
 def test_rows_where_the_covariance_is_1(few_rows):
