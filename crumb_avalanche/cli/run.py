@@ -130,4 +130,5 @@ def demo(settings: DemoSettings) -> None:
     report(ReportSettings([str(folder) for folder in folders], settings.output))
     run_of_codes = read_run(Path(settings.output) / "crumb")
     run_of_images = read_run(Path(settings.output) / "image_replay")
-    print("\n" + fill(same_bytes(run_of_codes, run_of_images), WIDTH))
+    comparison = same_bytes(run_of_codes, run_of_images)  # in words
+    print("\n" + fill(comparison, WIDTH))

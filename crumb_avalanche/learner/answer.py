@@ -76,9 +76,9 @@ class Answer:
     def as_dict(self) -> dict:
         """Return plain values for JSON, without the frames.
 
-        ``label`` is the nearest class also of an unknown image: ``known`` tells it from
-        an image of a class that is called unknown. ``unknown`` is true where ``known``
-        is false, and false where the method cannot tell.
+        ``label`` is the most likely class, also where the answer is that the image is
+        unknown: then ``known`` is false and ``unknown`` true. Where the method cannot
+        tell, ``known`` is null and ``unknown`` false.
         """
         runners_up = [
             {"label": label, "confidence": round(share, 6)}

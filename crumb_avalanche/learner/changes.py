@@ -218,7 +218,7 @@ class ChangeableLearner(Predictor):
                 "Learner.load(path)"
             )
         with self._lock:
-            self.check_teachable()
+            self.check_teachable()  # both raise if a learner can only be asked
             other.check_teachable()
             if other is self:
                 raise ValueError(

@@ -427,6 +427,9 @@ class Classifier:
     ) -> Tensor:
         """Return what a clip adds to the losses of each weighting of the looks.
 
+        A weighting says how much the scores of each look count; the weights in use are
+        a mean over weightings, in which those with smaller losses count more.
+
         Args:
             of_views: evidence of its images, a row for each view.
             views: numbers of the views.
@@ -438,7 +441,7 @@ class Classifier:
         if number not in of_views.labels:
             return torch.zeros_like(self.look_weights.losses)
         scores = of_views.scores.unflatten(0, (-1, len(views)))  # (n, V', C)
-        column = int((of_views.labels < number).sum())
+        column = int((of_views.labels < number).sum())  # of the class in the scores
         return self.look_weights.losses_of(scores, column)
 
     def _judges(self, form: ClosedForm, number: int) -> bool:

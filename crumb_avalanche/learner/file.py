@@ -205,7 +205,7 @@ def _read(
     if metadata_of_tensors["learner"] != metadata["learner"]:
         return _read(path, weights, build)  # replaced by another process meanwhile
     if isinstance(header, LearnerHeader):
-        return _of_run(header, stored)
+        return _content_of_run(header, stored)
     check_state(header, stored)  # raises
     stored_weights = stored.pop("network")
     network: FrozenNetwork | StoredNetwork
@@ -257,7 +257,7 @@ def _network(
 # What a run in closed form left
 
 
-def _of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
+def _content_of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
     """Return the content of a learner, from that of a run in closed form.
 
     Args:
@@ -275,6 +275,7 @@ def _of_run(header: LearnerHeader, stored: Any) -> LearnerContent:
         raise StateError(
             f"the run's state is not that of a method in closed form: {reason}"
         ) from error
+    # A run's file is checked as that of a learner, which it becomes.
     learner_header = _header(network, state, weights=True)
     check_header(learner_header)
     check_state(learner_header, _without_header(network, state, weights=True))

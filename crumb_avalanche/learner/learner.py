@@ -231,7 +231,7 @@ class Learner(ChangeableLearner):
                 more does not fit into the budget. After any error, the learner is as it
                 was.
         """
-        self.check_teachable()
+        self.check_teachable()  # raises if it can only be asked
 
         def labelled_clips(
             names: Sequence[str | None], report: Report
@@ -252,7 +252,7 @@ class Learner(ChangeableLearner):
 
         with self._lock:
             if not new_class:
-                self._check_new_names(source, label)
+                self._check_new_names(source, label)  # raises
             return self._teach_clips(source, labelled_clips, on_bad, progress)
 
     def _check_new_names(self, source: Any, label: str | None) -> None:
@@ -473,7 +473,7 @@ class Learner(ChangeableLearner):
             ReplacedError: another program replaced it since this learner was loaded
                 from it or saved to it.
         """
-        self.check_teachable()
+        self.check_teachable()  # raises if it can only be asked
         path = path_of(path)
         lock = contextlib.nullcontext() if locked else locked_file(path)
         with self._lock, lock:

@@ -79,7 +79,7 @@ class _Tally:
         prediction: Prediction,
         names: Sequence[str | None],
     ) -> None:
-        """Count a clip that was predicted.
+        """Count a clip that was predicted; note what each of its images looked like.
 
         Args:
             label, number: name and number of the class that the clip was given as.
@@ -87,7 +87,7 @@ class _Tally:
             names: name of each class, by number.
         """
         self.answered += 1
-        self.right += prediction.names(number)
+        self.right += prediction.is_answer(number)
         self.unknown += not prediction.known
         evidence = prediction.evidence
         of_label = evidence.labels == number
@@ -187,7 +187,7 @@ def _learn_piece(
     if is_first:
         prediction = classifier.predict_before_learning(features, number)
         if prediction is not None:
-            if prediction.has_column_of(number):
+            if prediction.has_column_of(number):  # not of a new class
                 tally.add_prediction(label, number, prediction, classifier.names)
             observation = prediction.observation
     classifier.learn(features, number, is_first)

@@ -44,6 +44,6 @@ class Prediction:
         """Whether a class, by its number, was known and could be the answer."""
         return number in self.evidence.labels
 
-    def names(self, number: int) -> bool:
+    def is_answer(self, number: int) -> bool:
         """Whether the clip was answered with a class, by its number."""
         return self.known and self.evidence.best == number

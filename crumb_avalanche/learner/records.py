@@ -69,9 +69,10 @@ class Records(NamedTuple):
         """Return records of how images of a lesson were answered before it, 20 at most.
 
         Args:
-            evidence: of its images; with ``left_out`` if the class is known.
-            label: the true class.
-            lesson: its number.
+            evidence: of its images: ``scores``, ``(n, C)``, and ``typicality``, ``(n,
+                3)``, also as ``left_out``, without the true class, if that is known.
+            label: number of the true class.
+            lesson: number of the lesson.
         """
         count = min(len(evidence.scores), PER_LESSON)
         # Images at equal distances in the lesson.
@@ -82,6 +83,7 @@ class Records(NamedTuple):
         # Of the true class: one number, or none if the class is not known.
         own_column = (evidence.labels == label).nonzero().flatten()
         if len(own_column):
+            # Images that the class was learned from before, 0 for a new one.
             images = evidence.counts[own_column].expand(count)
             left_out = _without_class(evidence)[rows].float()
             gaps = (scores - scores[:, own_column]).float()
@@ -90,7 +92,8 @@ class Records(NamedTuple):
             images = torch.zeros(count, dtype=torch.int64)
             left_out = typicality
             gaps = (scores - scores.amax(1, keepdim=True)).float()
-        # The rivals of an image are the other classes with the largest scores.
+        # The rivals of an image are the other classes with the largest scores; a gap is
+        # the score of a rival minus that of the true class, or of the best one.
         largest = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
         is_rival = largest.values > -torch.inf
         rivals = torch.where(is_rival, evidence.labels[largest.indices], -1)

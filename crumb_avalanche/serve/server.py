@@ -155,7 +155,7 @@ async def teach(
     box: Box = None,
 ) -> Learned:
     """Learn the images of the body as one lesson of a class."""
-    if not new_class:  # the label is checked before the upload is read
+    if not new_class:  # raises before the upload is read
         check_near([label], [info.name for info in shared.learner.classes])
     images = await read_images(request)
     return await shared.teach(
