@@ -244,15 +244,15 @@ def _table_of_classes(
     frames = []
     if novel:
         classes = ["novel"]
-        for entry in test:
-            frames.append(_row_of_test_image(entry, "novel", "train"))
+        for entry in test:  # marked as training images, which every table needs
+            frames.append(_row_of_test_image(entry, "novel", split="train"))
     else:
         names = _class_of_number(folder, train, test)
         classes = [names[number] for number in sorted(names)]
         for entry in train:
             frames.append(_row_of_training_image(entry, names[entry.number]))
         for entry in test:
-            frames.append(_row_of_test_image(entry, names[entry.number], "test"))
+            frames.append(_row_of_test_image(entry, names[entry.number], split="test"))
     reader = None  # images are read as they are
     if bbox_crop:
         boxes = {entry.path: entry.box for entry in (*train, *test)}

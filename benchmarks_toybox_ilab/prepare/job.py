@@ -120,7 +120,7 @@ class Job:
             if write is not None and self._is_own_archive(archive):
                 write(archive)
             else:
-                self._check_own_archive(archive)
+                self._check_own_archive(archive)  # raises if it is damaged
                 self.unpack(archive)
             is_own_download = archive.parent.name == DOWNLOADS
             if is_own_download:

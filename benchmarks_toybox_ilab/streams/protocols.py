@@ -174,14 +174,30 @@ def make_benchmark(
 
     Args:
         table: The frames.
+        protocol: "class_instance" (clips shuffled), "class_iid" (frames shuffled),
+            "offline" (all classes at once), or "table" (in the order of the table).
+        run: Number of the run, which seeds all draws; None is 0 unless there is a seed.
+        classes_per_experience: Number of classes in one experience; the last may have
+            fewer. None makes an experience of each session.
+        train_transform, eval_transform: Make a tensor of a PIL image; None gives
+            `(3, 224, 224)` float32, normalised for ImageNet networks.
         class_groups: Names of all classes in groups that follow one another and are
             shuffled separately; None is one group.
         reference: Draw orders as the paper's published code does, and label classes by
             the order of their first frames, which differs between runs. By default the
             labels are the same in every run.
+        n_experiences: Number of experiences, instead of `classes_per_experience`.
+        seed: Draw the order of classes as Avalanche does with this seed.
+        fixed_class_order: Labels or names of the classes in their order, not drawn.
+        shuffle: False takes the classes in the order of their labels.
+        first_exp_with_half_classes: Put half of the classes into the first experience.
+        per_exp_classes: Number of classes by number of experience, for some of them.
+        return_task_id: Take the number of the experience as task label instead of 0.
+        class_ids_from_zero_from_first_exp: Number the labels by the order of the
+            classes.
+        class_ids_from_zero_in_each_exp: Number the labels from 0 in each experience.
         test_split: The split whose rows the test experiences have; "train" tests on
             the training frames.
-        others: See `orders.StreamKeywords`, which describes them all.
 
     Raises:
         ValueError: As `plan_stream`, or if both numberings of labels are asked for, or
@@ -192,10 +208,10 @@ def make_benchmark(
     plan = plan_stream(
         table,
         protocol,
-        run,
-        classes_per_experience,
-        class_groups,
-        reference,
+        run=run,
+        classes_per_experience=classes_per_experience,
+        class_groups=class_groups,
+        reference=reference,
         n_experiences=n_experiences,
         seed=seed,
         fixed_class_order=fixed_class_order,
@@ -232,6 +248,8 @@ def make_benchmark(
         "eval": (eval_transform or imagenet_transform(), None),
     }
     frames = _StreamFrames(table, numbering.labels, transforms, return_task_id)
+    # The experiences get attributes that Avalanche's strategies read: task labels, and
+    # the classes of before and later.
     streams = _streams_for_strategies(
         frames.experiences(plan.train, info),
         frames.experiences(plan.test, test_info, for_evaluation=True),

@@ -26,9 +26,9 @@ def main(settings: PrepareSettings) -> None:
         failures = prepare(
             settings.name,
             settings.dataset_root,
-            settings.source,
-            settings.workers or os.cpu_count() or 1,
-            partial(progress_bar, show=settings.progress),
+            source=settings.source,
+            workers=settings.workers or os.cpu_count() or 1,
+            progress=partial(progress_bar, show=settings.progress),
         )
     if failures:
         raise ListedError(

@@ -390,6 +390,7 @@ class Predictor:
         with closing(frames):  # type: ignore[type-var]
             for seconds, image, dropped in frames:
                 transform = self._transform  # which may be another after a lesson
+                # A batch of one image.
                 ((_, pixels),) = batches([(path, image)], 1, transform)
                 features = self._compute(pixels, transform.shares)
                 with self._lock:

@@ -441,8 +441,8 @@ async def run(bridge: Bridge, topics: Sequence[str], address: Address) -> None:
     """Answer the messages of an MQTT broker until cancelled; connect again if it goes.
 
     Args:
-        bridge: takes the messages.
-        topics: of snapshots and events.
+        bridge: asks or changes the learner as a message says.
+        topics: of the messages: snapshots of cameras, and events.
         address: of the broker.
 
     Raises:

@@ -514,9 +514,11 @@ def test_errors_are_one_line(refused, tmp_path, name, root, options, words):
 
 def test_failures_are_a_list(refused, monkeypatch, tmp_path):
     failures = ["a.mp4: is cut off", "b.mp4: is no video"]
-    monkeypatch.setattr(
-        command, "prepare", lambda *given: failures if in_use(tmp_path) else []
-    )
+
+    def prepare_in_vain(*given, **options):
+        return failures if in_use(tmp_path) else []
+
+    monkeypatch.setattr(command, "prepare", prepare_in_vain)
     words = (
         "^crumb prepare: all is finished except for 2 that failed:\n"
         "  a.mp4: is cut off\n  b.mp4: is no video\n$"
