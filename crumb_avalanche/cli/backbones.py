@@ -126,7 +126,7 @@ def describe_backbone(name: str, settings: BackbonesSettings) -> str:
     if record.eth80 is not None:
         accuracy = f"{record.eth80:.1f} % with --preset recommended"
         lines += _labelled("ETH-80", f"{accuracy}, {record.splits} splits")
-    weights = weights_of(name)
+    weights = describe_weights(name)
     if weights:
         lines += _labelled("weights", weights)
     return "\n".join(lines)
@@ -153,7 +153,7 @@ def _labelled(label: str, text: str) -> list[str]:
     )
 
 
-def weights_of(name: str) -> str:
+def describe_weights(name: str) -> str:
     """Say who publishes the weights of a backbone and whether they are here.
 
     Empty if nobody does.

@@ -210,13 +210,13 @@ def _read(
     stored_weights = stored.pop("network")
     network: FrozenNetwork | StoredNetwork
     if build:
-        network = _network(path, header["network"], stored_weights, weights)
+        network = _build_network(path, header["network"], stored_weights, weights)
     else:
         network = StoredNetwork.of_file(header["network"], stored_weights)
     return LearnerContent(network, stored | selected(header, PLAIN))
 
 
-def _network(
+def _build_network(
     path: Path,
     described: dict[str, Any],
     stored_weights: dict[str, Tensor] | None,

@@ -116,7 +116,9 @@ class Shard:
         return self.path.is_file()
 
     def compute(self) -> None:
-        """Compute the features, and write them.
+        """Compute the features of the shard's clips, and write them to its file.
+
+        A worker does so in a process of its own, perhaps on another computer.
 
         Raises:
             BadFrameError: an image cannot be read, and ``on_bad`` is ``raise``.

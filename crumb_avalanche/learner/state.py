@@ -64,11 +64,12 @@ class State:
         return State(replay.classifier, replay.history)
 
     def with_lesson_moved(self, lesson: Lesson, old: str, new: str) -> "State":
-        """Return the state of a learner that had a lesson with another name of a class.
+        """Return the state that a learner would have if a lesson had had another label.
 
         Args:
-            lesson: what ``History.undoable_lesson`` returned.
-            old, new: names of the class.
+            lesson: one that can be taken back, as ``History.undoable_lesson`` returns
+                it.
+            old, new: names of the class: as it was given, and the right one.
 
         Raises:
             ValueError: the lesson does not show ``old``, or has no features.
@@ -87,10 +88,11 @@ class State:
         return State(replay.classifier, replay.history)
 
     def without_image(self, lesson: Lesson, number: int) -> "State":
-        """Return the state of a learner whose lesson had an image less.
+        """Return the state that a learner would have if a lesson had had an image less.
 
         Args:
-            lesson: what ``History.undoable_lesson`` returned.
+            lesson: one that can be taken back, as ``History.undoable_lesson`` returns
+                it.
             number: of the image in the lesson, from 0.
 
         Raises:

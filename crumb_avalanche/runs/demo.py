@@ -113,7 +113,11 @@ def _pretrain(
         pretrained_file: is written after the second step.
     """
     set_up_process(settings.threads, settings.seed)
-    images = shapes(pixel_transform(SIDE), settings.progress, FRAMES_PER_CLIP)
+    images = shapes(
+        pixel_transform(SIDE),
+        progress=settings.progress,
+        frames_per_clip=FRAMES_PER_CLIP,
+    )
     print(
         f"\n1. training a small network on {len(images)} images of "
         f"{len(PRETRAINING_CLASSES)} rendered shapes"
