@@ -296,6 +296,7 @@ def _network_of_run(header: LearnerHeader, stored: Any) -> FrozenNetwork:
     for name, tensor in stored["feature_extractor"].items():
         weights[f"feature_extractor.{name}"] = tensor
     for name, tensor in stored["strategy"]["model"].items():
+        # A learner needs neither the head nor what was measured of codes.
         if not name.startswith(("plastic_layers.head.", *NOT_WEIGHTS)):
             weights[name] = tensor
     described = {

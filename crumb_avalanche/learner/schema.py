@@ -183,11 +183,11 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
             what was learned before them.
         header: of the learner.
     """
-    # `require` raises unless its first argument is true.
     before = history["before"]  # what was learned before the last lessons
     recent = history["kept"]  # features of the last lessons
     lessons = header["lessons"]
     path = "history.kept"
+    # `require` raises unless its first argument is true.
     agrees = (before is None) == (not recent)
     require(agrees, "history.before", "there if lessons are kept")
     require(len(recent) <= len(lessons), path, "of no more than the lessons")

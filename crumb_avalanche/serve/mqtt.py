@@ -471,8 +471,8 @@ async def _serve(
     """Answer the messages of a connection to the MQTT broker until it ends.
 
     Args:
-        bridge: takes the messages.
-        topics: of snapshots and events.
+        bridge: asks or changes the learner as a message says.
+        topics: of the messages: snapshots of cameras, and events.
         broker: the open connection.
         address: of the broker, for a second connection.
     """
@@ -481,6 +481,7 @@ async def _serve(
         """Whether the broker has an answer that an earlier process sent."""
         return await _retained_message(address, entry.topic) == entry.text.encode()
 
+    # Answers that an earlier connection did not deliver.
     await bridge.send_unsent(broker, has_arrived)
     if not broker.session_kept:  # then numbers of packets begin anew
         bridge.begin_session()

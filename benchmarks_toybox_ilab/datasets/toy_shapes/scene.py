@@ -458,7 +458,8 @@ def _draw_toy(
 
     Args:
         toy: The object.
-        pose: Its angles, size and place in this frame, see `_projected`.
+        pose: Its place in this frame: "yaw", "pitch" and "turn" in radians, "scale"
+            (half its size), "x" and "y" (its middle) in units of the image's side.
         surface: RGB image that is drawn on.
         mask: Black image of the same size that is drawn on: white is the object.
     """
@@ -468,7 +469,7 @@ def _draw_toy(
     corners_of_all = _corners_in_pixels(
         [*toy.pattern, *outlines], lambda points: _projected(points, pose, mask.width)
     )
-    polygons = list(corners_of_all)
+    polygons = list(corners_of_all)  # of x, y, x, y, ... in pixels
     pattern_polygons = polygons[: len(toy.pattern)]
     part_polygons = polygons[len(toy.pattern) :]
     for corners in pattern_polygons:
