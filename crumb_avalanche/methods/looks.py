@@ -29,14 +29,20 @@ CLOSE: Window = (0.52, 0.117)  # of the second view of the closest look
 MIDDLE_OF_WHOLE: Window = (0.6, 0.18)  # of the second view of the whole image
 # Of the weights that are tried, by number of views.
 STEPS = {1: 1, 2: 10, 3: 6, 4: 4, 5: 4}
-# Cost of the squared distance from equal weights, in units of the log-likelihood of a
-# clip.
+# Usual weight of the view of a whole image, if there are others: an object that fills
+# the image needs it, and one in a scene is learned from all views whatever they weigh.
+WHOLE_VIEW = 0.5
+# Cost of the squared distance from the usual weights, in units of the log-likelihood of
+# a clip.
 PRIOR = 8.0
 # Of an image; 0 is of what was not compared. Classes of few images are sure of what
 # they do not know, which is worth no more than other mistakes.
 LEAST_LOSS = 1e-9
 MOST_LOSS = 3.0
 LEAST_CLIPS = 20  # observed before a look is given up
+# Sum of the losses of one look alone before that: two clips that it gets wrong. Where
+# every look is right, clips do not tell which one is needed.
+LEAST_EVIDENCE = 5.0
 # A look is enough alone if it costs less log-likelihood of a clip than this, for
 # certain: by so many standard errors.
 ENOUGH = 0.02
@@ -118,6 +124,23 @@ class Looks:
             else:
                 windows_of_looks.append([TOWARDS_MIDDLE])
         return windows_of_looks
+
+    def usual_weights(self) -> Tensor:
+        """Return the weights of the views before any clip: ``(V,)`` float64.
+
+        The view of a whole image has a half, and the others share the rest alike;
+        without it all weigh the same.
+        """
+        all_windows = itertools.chain.from_iterable(self._windows)
+        is_whole = torch.tensor([window is None for window in all_windows])
+        n_others = int((~is_whole).sum())
+        if n_others in (0, len(is_whole)):
+            return torch.full(is_whole.shape, 1 / len(is_whole), dtype=torch.float64)
+        weights = torch.full(
+            is_whole.shape, (1 - WHOLE_VIEW) / n_others, dtype=torch.float64
+        )
+        weights[is_whole] = WHOLE_VIEW
+        return weights
 
     def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:
         """Return for each look what is computed of its maps, an item for each view."""
@@ -239,12 +262,12 @@ class LookWeights:
 
     They follow how well each weighting predicted clips before they were learned: they
     are the mean over a grid of weightings, by their likelihood of the clips' true
-    classes, with a prior for equal weights; of an image it is at least ``exp(-3)``.
+    classes, with a prior for the usual weights; of an image it is at least ``exp(-3)``.
     Losses are sums over clips, so that those of two learners are added.
 
-    From 20 clips on, ``settle`` gives the other looks up where the views of one alone
-    are as good as all views, with equal weights: two standard errors above its mean,
-    the difference of losses is below 0.02.
+    From 20 clips on, of which a look alone gets two wrong or more, ``settle`` gives the
+    other looks up where the views of one alone are as good as all views, with the usual
+    weights: two standard errors above its mean, the difference of losses is below 0.02.
 
     Args:
         looks: what the views are of.
@@ -261,17 +284,18 @@ class LookWeights:
         self.looks = looks
         n_views = looks.views
         steps = STEPS[n_views]
-        # All weightings in steps; before them equal weights of all views, and of those
-        # of each look alone.
+        # All weightings in steps; before them the usual weights of all views, and of
+        # those of each look alone.
         steps_of_views = itertools.product(range(steps + 1), repeat=n_views)
         weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
         weights_in_steps = torch.tensor(weightings, dtype=torch.float64) / steps
-        equal_weights = torch.zeros(1 + len(looks), n_views, dtype=torch.float64)
-        equal_weights[0] = 1 / n_views
+        self._usual = looks.usual_weights()
+        usual_weights = torch.zeros(1 + len(looks), n_views, dtype=torch.float64)
+        usual_weights[0] = self._usual
         for number in looks.all:
             views_of_look = self._views_of([number])
-            equal_weights[1 + number, views_of_look] = 1 / len(views_of_look)
-        self._grid = torch.cat([equal_weights, weights_in_steps])  # (weightings, V)
+            usual_weights[1 + number, views_of_look] = self._usual_of(views_of_look)
+        self._grid = torch.cat([usual_weights, weights_in_steps])  # (weightings, V)
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
         self.squares = torch.zeros(len(looks), dtype=torch.float64)
         self.clips = 0
@@ -309,7 +333,7 @@ class LookWeights:
         """Return the weights by which the scores of some views are added.
 
         They are the mean of a grid of weightings by their posterior: the likelihood of
-        the clips observed so far, with a prior for equal weights.
+        the clips observed so far, with a prior for the usual weights.
 
         Args:
             views: numbers of the views; default the used ones.
@@ -321,10 +345,15 @@ class LookWeights:
         grid = self._grid[:, chosen_views]  # (weightings, chosen views)
         # Weightings that give the other views nothing.
         is_of_chosen = grid.sum(1) > 1 - ROUNDING
-        distances = (grid - 1 / len(chosen_views)).square().sum(1)  # from equal ones
+        distances = (grid - self._usual_of(chosen_views)).square().sum(1)
         # Losses are negative log-likelihoods, summed over clips.
         log_posterior = (-self.losses - PRIOR * distances)[is_of_chosen]
         return log_posterior.softmax(0) @ grid[is_of_chosen]
+
+    def _usual_of(self, views: Sequence[int]) -> Tensor:
+        """Return the usual weights of some views alone, with the sum 1."""
+        usual = self._usual[list(views)]
+        return usual / usual.sum()
 
     @property
     def is_learning(self) -> bool:
@@ -378,7 +407,9 @@ class LookWeights:
 
     def settle(self) -> None:
         """Give up the other looks where the views of one are enough; see the class."""
-        if len(self.used) == 1 or self.clips < LEAST_CLIPS:
+        losses_alone = self.losses[1 : 1 + len(self.looks)]
+        is_evident = float(losses_alone.max()) >= LEAST_EVIDENCE
+        if len(self.used) == 1 or self.clips < LEAST_CLIPS or not is_evident:
             return
         means = self._excess_losses(self.losses) / self.clips
         variances = (self.squares / self.clips - means.square()).clamp_min(0)

@@ -174,6 +174,7 @@ def test_a_learner_has_the_features_of_a_run(weights_file):
 
 FIRST_RIGHT = torch.tensor([[[4.0, 0.0], [0.0, 4.0]]], dtype=torch.float64)
 SECOND_RIGHT = FIRST_RIGHT.flip(1)
+BOTH_RIGHT = torch.tensor([[[4.0, 0.0], [4.0, 0.0]]], dtype=torch.float64)
 # One says what the other does not know.
 EACH_KNOWS_A_PART = torch.tensor(
     [[[4.0, 0.0, 4.0], [4.0, 4.0, 0.0]]], dtype=torch.float64
@@ -183,7 +184,8 @@ EACH_KNOWS_A_PART = torch.tensor(
 @pytest.fixture
 def look_weights(monkeypatch):
     """A function that returns the weights of two views after some clips."""
-    monkeypatch.setattr(Looks, "look_of_views", property(lambda looks: [0, 1]))
+    a_view_each = [[looks_module.TOWARDS_MIDDLE], [looks_module.TOWARDS_MIDDLE]]
+    monkeypatch.setattr(Looks, "_windows", a_view_each)
     monkeypatch.setattr(looks_module, "LEAST_CLIPS", 5)
 
     def make(scores=FIRST_RIGHT, clips=5):
@@ -197,6 +199,20 @@ def look_weights(monkeypatch):
 
 def test_looks_weigh_the_same_at_first(look_weights):
     assert look_weights(clips=0).weights().tolist() == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("shares", "usual"),
+    [
+        ((1.0,), [1]),
+        ((0.6,), [0.5, 0.5]),
+        ((0.75, 0.5), [1 / 3, 1 / 3, 1 / 3]),
+        ((1.0, 0.6), [0.5, 1 / 6, 1 / 6, 1 / 6]),
+    ],
+    ids=str,
+)
+def test_the_whole_image_has_half_of_the_usual_weights(shares, usual):
+    assert Looks(shares).usual_weights().tolist() == pytest.approx(usual)
 
 
 def test_the_look_that_was_right_counts_more(look_weights):
@@ -219,8 +235,9 @@ def test_losses_of_two_learners_are_added(look_weights):
         (SECOND_RIGHT, 5, (1,)),
         (FIRST_RIGHT, 4, (0, 1)),
         (EACH_KNOWS_A_PART, 5, (0, 1)),
+        (BOTH_RIGHT, 50, (0, 1)),
     ],
-    ids=["first", "second", "few clips", "both are needed"],
+    ids=["first", "second", "few clips", "both are needed", "no evidence"],
 )
 def test_a_look_that_is_enough_stays_alone(look_weights, scores, clips, used):
     weights = look_weights(scores, clips)
@@ -354,6 +371,7 @@ def test_undo_takes_losses_of_looks_back(noise_learner):
 def settled(weights_file, monkeypatch):
     """A learner that found in its third lesson that one look is enough."""
     monkeypatch.setattr(looks_module, "LEAST_CLIPS", 1)
+    monkeypatch.setattr(looks_module, "LEAST_EVIDENCE", 0.0)
     monkeypatch.setattr(looks_module, "ENOUGH", 100.0)
     learner = learner_of(weights_file, (1.0, 0.5))
     learner.teach(pictures(RED, BLUE), "red")
