@@ -159,6 +159,8 @@ class MemoryBuffer(ABC):
     def store(self, batch: StreamBatch, model: SplitModel) -> int:
         """Offer a batch to the selection rule, and write the images that it chose.
 
+        The rule gives each of them a slot, the place of one memory in the buffer.
+
         Args:
             batch: images with labels and feature maps.
             model: whose maps they are; it encodes them where codes are stored.
@@ -182,8 +184,9 @@ class MemoryBuffer(ABC):
     ) -> Tensor:
         """Draw slots of memories to replay, equally many of each class.
 
-        A round has a random memory of each class; there are as many rounds as give
-        ``at_least`` slots.
+        A slot is the place of one memory in the buffer, by its number. A round has a
+        random memory of each class; there are as many rounds as give ``at_least``
+        slots.
 
         Args:
             without: classes that are not drawn from.
@@ -251,11 +254,12 @@ class MemoryBuffer(ABC):
                 f"the saved buffer has mem_size={saved_size}, this one "
                 f"{self.max_size}; give the same"
             )
+        # Copies, as storing overwrites rows in place.
         self.labels = state["labels"].clone()
         rows = state["rows"]  # None before the first memory
         self.rows = None if rows is None else rows.clone()
         self.slots.free = list(state["free"])
-        self.slots.by_class = _copy_of_slots(state["by_class"])
+        self.slots.by_class = _copy_of_slots(state["by_class"])  # lists by class
         self.slots.random.bit_generator.state = state["random"]
         self.rule.load_state_dict(state["rule"])
 

@@ -122,7 +122,7 @@ class ProductQuantizer(nn.Module):
                 k=n_centroids,
                 niter=ITERATIONS,
                 seed=seed + group,
-                min_points_per_centroid=1,
+                min_points_per_centroid=1,  # it warns of fewer
             )
             kmeans.train(slices.contiguous().numpy())
             centroids = torch.from_numpy(kmeans.centroids)

@@ -243,9 +243,9 @@ class EveryJth(SelectionRule):
         if slots.random.random() >= admission_probability:
             return False
         if n_memories >= self.quota:
-            slots.release(label)
+            slots.release(label)  # evicts a random memory of the class
         else:
-            slots.make_room(label)
+            slots.make_room(label)  # evicts one of a largest class, unless one is free
         return True
 
 
@@ -294,12 +294,12 @@ class ClassBalancedReservoir(SelectionRule):
             Whether the image is to be stored.
         """
         # A class that has once been the largest is "full" from then on.
-        largest = slots.largest()
+        size_of_largest = slots.size_of_largest_class()
         for candidate in slots.classes:
-            if slots.count(candidate) == largest:
+            if slots.count(candidate) == size_of_largest:
                 self.full.add(candidate)
         if label not in self.full:
-            slots.make_room(label)
+            slots.make_room(label)  # evicts a random memory of a largest class
             return True
         n_memories = slots.count(label)
         if n_memories == 0:
@@ -307,7 +307,7 @@ class ClassBalancedReservoir(SelectionRule):
         admission_probability = n_memories / self.seen[label]
         if slots.random.random() >= admission_probability:
             return False
-        slots.release(label)
+        slots.release(label)  # evicts a random memory of the class
         return True
 
 

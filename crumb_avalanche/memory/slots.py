@@ -35,7 +35,7 @@ class Slots:
         """Return the number of memories of a class."""
         return len(self.by_class.get(label, ()))
 
-    def largest(self) -> int:
+    def size_of_largest_class(self) -> int:
         """Return the number of memories of the largest class."""
         return max((len(slots) for slots in self.by_class.values()), default=0)
 
@@ -52,7 +52,7 @@ class Slots:
     def make_room(self, label: int) -> None:
         """Make sure that a slot is free: evict a random memory of a largest class.
 
-        Nothing is evicted if one is free.
+        A slot is the place of one memory. Nothing is evicted if one is free.
 
         Args:
             label: class that needs the slot; it gives up a memory itself if it is one
@@ -60,13 +60,13 @@ class Slots:
         """
         if self.free:
             return
-        largest = self.largest()
+        size_of_largest = self.size_of_largest_class()
         largest_classes = []
         for candidate, slots in self.by_class.items():
-            if len(slots) == largest:
+            if len(slots) == size_of_largest:
                 largest_classes.append(candidate)
         if label in largest_classes:
-            self.release(label)
+            self.release(label)  # evicts a random memory of the class
         else:
             index = int(self.random.integers(len(largest_classes)))
             self.release(largest_classes[index])

@@ -100,17 +100,18 @@ class SplitExemplars(SelectionRule):
         for label in coming:
             # A class even if no slot is left for it.
             slots.by_class.setdefault(label, [])
-        self.quotas = allot(slots.capacity, list(slots.by_class))
+        self.quotas = allot(slots.capacity, list(slots.by_class))  # slots of each class
         self.stored = {}
         self.held = {}
         for label, n_frames in coming.items():
+            # Numbers of frames, of all of the class from 0.
             stored_frames = spread_evenly(self.quotas[label], n_frames)
             n_held = self.n_validating(len(stored_frames))
             held_indices = spread_evenly(n_held, len(stored_frames))
             self.stored[label] = stored_frames
             self.held[label] = [stored_frames[index] for index in held_indices]
         self.offered = {}
-        return trim(slots, dict.fromkeys(coming, 0))
+        return trim(slots, dict.fromkeys(coming, 0))  # no memory of these is left
 
     def _numbers_in_class(self, labels: Sequence[int]) -> list[int]:
         """Number each image of a batch among the frames of its class in this epoch."""
@@ -183,8 +184,8 @@ class SplitExemplars(SelectionRule):
         held_out_frames = self.held[label]
         if number in held_out_frames:
             # Exemplars for validation come first in the list, in their order.
-            members = slots.by_class[label]
-            members.insert(held_out_frames.index(number), members.pop())
+            class_slots = slots.by_class[label]
+            class_slots.insert(held_out_frames.index(number), class_slots.pop())
         return slot
 
     def _most_above_quota(self, slots: Slots) -> int:
@@ -450,8 +451,8 @@ class BiCPlugin(ImageMemoryPlugin):
         fewest = min(map(len, slots_of_classes))  # exemplars of a class
         per_class = self.exemplars.n_validating(fewest)
         validation_slots: list[int] = []
-        for members in slots_of_classes:  # those for validation first
-            validation_slots += members[:per_class]
+        for class_slots in slots_of_classes:  # those for validation first
+            validation_slots += class_slots[:per_class]
         slots = torch.tensor(validation_slots)
         logits = []
         labels = []

@@ -89,13 +89,15 @@ class BudgetedStatistics(FeatureStatistics):
             length: number of features.
             head_length: number of the last features, those of the head's input; used
                 by subclasses.
-            items: number of items that the budget buys beside the fixed bytes.
+            items: number of items that the budget buys beside the fixed bytes; what an
+                item is, such as a principal direction, the method says.
             seed: for subclasses that draw random numbers.
             settings: settings of the method by name.
         """
         arguments = dict(settings)
         if "seed" in inspect.signature(cls._allocate).parameters:
             arguments["seed"] = seed
+        # Sizes that follow from what the budget buys.
         arguments.update(cls.bought(n_classes, length, items, settings))
         return cls(n_classes, length, **arguments)
 

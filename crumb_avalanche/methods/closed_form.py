@@ -246,6 +246,7 @@ class ClosedForm(BudgetedStatistics):
                 f"{type(other).__name__} cannot be merged into {type(self).__name__}; "
                 "give the same kind"
             )
+        # Raises where they differ, but for the settings that are free to.
         self._check_settings(other.settings, verb="merged", free=self._free)
         new_labels = _new_labels(other.image_counts, labels)
         if not new_labels:
@@ -277,10 +278,11 @@ class ClosedForm(BudgetedStatistics):
             ValueError: the shape does not fit, or a feature is not finite or too large.
         """
         self._check_features(features)
-        seen = self.image_counts > 0
+        seen = self.image_counts > 0  # (n_classes,) bool, classes with images
         scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
         if seen.any():
-            scores[:, seen] = self.solution()(features)
+            classifier = self.solution()  # solved for, or cached
+            scores[:, seen] = classifier(features)
         return scores
 
     def solution(self) -> Scores:
@@ -345,7 +347,8 @@ class ClosedForm(BudgetedStatistics):
         They depend on shapes and on which classes have images. Where these are as at
         the last measurement, its bytes are returned; else the classifier is solved for.
         """
-        seen = self.image_counts > 0
+        seen = self.image_counts > 0  # (n_classes,) bool, classes with images
+        # What the bytes depend on; they are remembered, as solving takes time.
         shapes = seen.tolist(), [tensor.shape for tensor in self.tensors()]
         measured_shapes, measured_bytes = self._derived  # the last measurement
         if self._solution is None and measured_shapes == shapes:

@@ -143,7 +143,7 @@ class ReadoutStrategy(CRUMBStrategy):
         maps = self.model.codebook.decode(codes)
         features = self.features.of_maps(self.model, maps)
         scores = discriminant.scores(features.cpu())
-        best = scores.amax(1, keepdim=True)
+        best = scores.amax(1, keepdim=True)  # taken off: float32 has few digits
         has_memories = discriminant.image_counts > 0
         outputs = torch.where(has_memories, scores - best, NO_DENSITY)
         return outputs.float().to(self.device)

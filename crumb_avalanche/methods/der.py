@@ -97,6 +97,7 @@ class DarkReplayPlugin(ImageMemoryPlugin):
         memories, of one draw; ``beta`` times the loss of the labels, of another. Each
         draw has as many memories as there are new images.
         """
+        # Of memories whose logits are compared ("dark" ones), or whose labels are.
         dark_slots = draw(self.storage_policy, len(strategy.mb_y))
         label_slots = draw(self.storage_policy, len(strategy.mb_y))
         count = len(dark_slots)  # of each draw

@@ -425,6 +425,7 @@ class ClassDirections:
             n_scales = n_directions
         rows_of_classes = tensors["directions"].split(n_directions)
         scales_of_classes = tensors["direction_scales"].split(n_scales)
+        # Copies: a view would keep the rows of all classes in memory.
         self.rows = [rows.clone() for rows in rows_of_classes]
         self.scales = [scales.clone() for scales in scales_of_classes]
         for label in range(len(n_directions)):

@@ -120,6 +120,7 @@ class FeatureMoments(InRange):
         """
         with evaluating(model):
             if self.window:
+                # And whether the network averages it, which its axes tell, too.
                 before_head, _ = unpooled_head_input(model, maps)
             else:
                 before_head = head_input(model, maps)

@@ -46,7 +46,7 @@ class ShrunkCovariance(NamedTuple):
         difference = points * self.deviations - mean * self.deviations  # d
         along = difference @ self.rows.mT  # d V^T, (B, k + 1)
         explained = (along @ self.inverse * along).sum(1)
-        unexplained = -(explained - difference.square().sum(1))
+        unexplained = difference.square().sum(1) - explained
         return unexplained / self.isotropic
 
 

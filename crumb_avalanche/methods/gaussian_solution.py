@@ -99,12 +99,12 @@ class LowRankRoot(NamedTuple):
         inner = products_of_rows(scaled)  # Y^T Y
         inner.diagonal().add_(1)
         root = torch.linalg.cholesky(inner)
-        unit = torch.eye(len(rows), dtype=torch.float64)
+        identity = torch.eye(len(rows), dtype=torch.float64)
         return cls(
             deviations=deviations,
             rows=scaled,
             root=root,
-            root_and_unit=(root.mT + unit).contiguous(),
+            root_and_unit=(root.mT + identity).contiguous(),
             inverse=torch.cholesky_inverse(root),
             scale=scale,
         )
@@ -383,7 +383,7 @@ def solve_groups(
     spreads_of_classes = spreads.split(counts.tolist())
     groups = []
     for count in counts.unique():
-        members = (counts == count).nonzero().flatten()
+        members = (counts == count).nonzero().flatten()  # numbers of these classes
         group_spreads = [spreads_of_classes[label] for label in members.tolist()]
         group = Group.solve(
             members=members,

@@ -112,6 +112,7 @@ class ClassGaussians(ClosedForm):
         self.scatter = None
         if whole:
             self.scatter = PackedScatter(length)
+        # Without a common scatter even 0 directions: the trace of each class is stored.
         if directions or not whole:
             self.directions = ClassDirections(
                 n_classes,
@@ -573,7 +574,7 @@ class BlendedGaussians(ClassGaussians):
         ends = scatters.counts.cumsum(0).tolist()  # of the rows of each class
         groups = []
         for count in scatters.counts.unique().tolist():
-            members = (scatters.counts == count).nonzero().flatten()
+            members = (scatters.counts == count).nonzero().flatten()  # classes
             columns = []  # numbers of the rows of each class
             row_products = []  # (k, k) of each class, of its rows with each other
             for label in members.tolist():

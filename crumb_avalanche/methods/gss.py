@@ -186,9 +186,9 @@ class GreedyDiversity(SelectionRule):
         is_replaced = slots.random.random() * (stored_score + score) < stored_score
         if not is_replaced:
             return None
-        for members in slots.by_class.values():
-            if slot in members:
-                members.remove(slot)
+        for class_slots in slots.by_class.values():
+            if slot in class_slots:
+                class_slots.remove(slot)
         slots.free.append(slot)
         return slots.take(label)
 

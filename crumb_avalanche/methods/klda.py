@@ -81,6 +81,7 @@ class FourierDiscriminant(FillsBudget, ClassGaussians):
             n_fourier_features = self.classes.means.shape[1]
             gamma = self.gamma or 1 / length  # 0 stands for the default
             generator = torch.Generator().manual_seed(self.settings["seed"])
+            # Tensors of inference mode could not enter a gradient later.
             with torch.inference_mode(False):
                 weights = torch.randn(
                     length, n_fourier_features, generator=generator, dtype=torch.float64

@@ -443,7 +443,7 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
         return closed_form_strategy.build(form, recipe)
 
     def item_bytes(model: "SplitModel", method: Any) -> int:
-        """Return the bytes of one item that a budget buys, with these settings."""
+        """Return the bytes of one item that a budget buys, such as a direction."""
         features, form_settings = parts_of(method)
         return form.item_bytes(features.length(model), form_settings)
 

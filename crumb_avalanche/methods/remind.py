@@ -137,13 +137,13 @@ class EvictLargest(SelectionRule):
         """
         counts = {group: slots.count(group) for group in slots.classes}
         counts[label] = counts.get(label, 0) + 1  # with the image
-        largest = max(counts.values())
+        size_of_largest = max(counts.values())
         largest_classes = sorted(
-            group for group, count in counts.items() if count == largest
+            group for group, count in counts.items() if count == size_of_largest
         )
         victim = largest_classes[int(slots.random.integers(len(largest_classes)))]
-        # The image is one of ``largest`` members of its class.
-        if victim == label and int(slots.random.integers(largest)) == 0:
+        # The image is one of so many of its class.
+        if victim == label and int(slots.random.integers(size_of_largest)) == 0:
             return False
         slots.release(victim)
         return True

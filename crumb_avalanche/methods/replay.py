@@ -98,7 +98,7 @@ class RingBuffer(SelectionRule):
     @staticmethod
     def _largest_class(slots: Slots, label: int) -> int:
         """Return the class with most memories; ``label`` if several have as many."""
-        most = slots.largest()
+        most = slots.size_of_largest_class()
         if slots.count(label) == most:
             return label
         return next(group for group in slots.classes if slots.count(group) == most)
@@ -375,6 +375,7 @@ class HerdingPlugin(ImageMemoryPlugin):
         slots_by_class = self.storage_policy.slots.by_class
         new_classes = sorted(set(labels.tolist()))
         classes = list(dict.fromkeys([*slots_by_class, *new_classes]))
+        # Number of exemplars of each class.
         quotas = allot(self.storage_policy.max_size, classes)
         exemplars_by_class: dict[int, Exemplars] = {}
         staying_slots: list[int] = []
@@ -532,7 +533,7 @@ class OldNetwork:
         weights = {}  # by name; the copy may be float16
         for name, weight in self.state.items():
             weight = weight.to(maps.device)  # a loaded state is on the CPU
-            self.state[name] = weight
+            self.state[name] = weight  # moved once
             weights[name] = weight.float() if weight.is_floating_point() else weight
         with (
             model.stopwatch.measure("plastic"),

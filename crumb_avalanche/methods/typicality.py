@@ -70,7 +70,7 @@ class Typicality(NamedTuple):
         typicality = cls(scores, values_of(scores))
         if left_out is None:
             return typicality
-        scores_of_others = without_row(scores.mT, left_out).mT
+        scores_of_others = without_row(scores.mT, left_out).mT  # without its column
         return typicality._replace(left_out=values_of(scores_of_others))
 
 
@@ -114,9 +114,10 @@ class NothingCosine(NamedTuple):
     ) -> "NothingCosine":
         """Prepare cosines with class means, apart from images that show nothing.
 
-        They are those of the inner product ``x (1 + V V^T)^-1 y^T`` of rows seen from
-        the mean of these images, with a multiple ``V V^T`` of their scatter: next to
-        nothing of their directions is left.
+        These show no object: they are drawn, or shown by a person as a background. The
+        cosines are those of the inner product ``x (1 + V V^T)^-1 y^T`` of rows seen
+        from the mean of these images, with a multiple ``V V^T`` of their scatter: next
+        to nothing of their directions is left.
 
         Args:
             whitened_nothing: ``(n, D)`` float64, images that show nothing, where the
@@ -129,8 +130,9 @@ class NothingCosine(NamedTuple):
         energy = spread.square().sum().clamp_min(TINY)
         spread = spread * (STRENGTH * spread.shape[1] / energy).sqrt()
         # Woodbury: (1 + V V^T)^-1 = 1 - V (1 + V^T V)^-1 V^T = 1 - lift lift^T.
-        unit = torch.eye(len(whitened_nothing), dtype=torch.float64)
-        root = torch.linalg.cholesky(unit + spread.mT @ spread)
+        identity = torch.eye(len(whitened_nothing), dtype=torch.float64)
+        root = torch.linalg.cholesky(identity + spread.mT @ spread)  # R, (n, n)
+        # V R^-T, (D, n)
         lift = torch.linalg.solve_triangular(root, spread.mT, upper=False).mT
         from_nothing = (whitened_means - nothing_mean).mT  # y^T of the classes, (D, C)
         towards = from_nothing - lift @ (lift.mT @ from_nothing)  # (1 + V V^T)^-1 y^T
@@ -218,13 +220,16 @@ class MeansSpan(NamedTuple):
                 drawn ones, then those that a person showed.
         """
         squares = self.means.square().sum(0)  # along each axis, (r,)
+        # Each mean, in units of these squares, is normal to the plane of the others.
+        normals = self.means / squares
         span = self._replace(
             # The inverse of the total variance: 1 within classes, and that of means.
             background=1 / (1 + squares / len(self.means)),
-            apart_share=_apart_share(self.means / squares, len(self.centre)),
+            apart_share=_apart_share(normals, len(self.centre)),
         )
         if nothing is None:
             return span
+        # In float64, as the statistics are.
         whitened_nothing = self.whiten(nothing.double() - self.centre)
         # Cosines apart from the drawn images, and apart from all.
         image_sets = [whitened_nothing[:DRAWN]]
@@ -279,9 +284,10 @@ class MeansSpan(NamedTuple):
         typicality = Typicality(scores, values=seen.values(self.apart_share))
         if len(cosines) > 1:
             typicality = typicality._replace(apart=cosines[1].amax(1))
-        if left_out is None or len(self.means) < 2:
+        if left_out is None or len(self.means) < 2:  # no other class would be left
             return typicality
         if cosines:
+            # Without the column of the class.
             cosines_of_others = without_row(cosines[0].mT, left_out).mT
             apart_from_drawn = cosines_of_others.amax(1)
         values_without = self._values_without(
@@ -314,8 +320,10 @@ class MeansSpan(NamedTuple):
         # transposed pseudo-inverse: each is normal to the plane of the other means.
         normals = self.means / squares
         normal = functional.normalize(normals[column], dim=0)
-        others_span_the_same = self.means.shape[1] < len(self.means) - 1
-        if others_span_the_same:
+        # The C means, seen from their centre, span C - 1 dimensions unless some are
+        # redundant: then the other means have the same span, and no normal.
+        is_redundant = self.means.shape[1] < len(self.means) - 1
+        if is_redundant:
             normal = torch.zeros_like(normal)
         # Seen from the centre of the other means, |x - c|^2 = |x|^2 - 2 x c + |c|^2.
         means = without_row(self.means, column)

@@ -71,6 +71,8 @@ def import_timm() -> ModuleType:
 def timm_config(backbone: str) -> Any:
     """Return timm's ``PretrainedCfg`` of a network: its weights and preprocessing.
 
+    It is remembered, as each step of building a network asks for it.
+
     Args:
         backbone: ``timm:NAME``, maybe with a tag of weights (``resnet18.a1_in1k``).
 
@@ -125,6 +127,7 @@ def preprocessing_of(backbone: str) -> Preprocessing:
     config = timm_config(backbone)
     from timm.data import resolve_data_config
 
+    # timm's defaults stand for what the network does not say.
     resolved = resolve_data_config({}, pretrained_cfg=config.to_dict())
     return Preprocessing(
         size=resolved["input_size"][-1],

@@ -86,6 +86,7 @@ def calibrate(
             f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}"
         )
     device = model.pixel_mean.device
+    # A codebook with other settings than the paper's is fitted to more images.
     is_fitted = codebook is not None and not codebook.is_paper
     if measured_images is None:
         measured_images = FITTED_IMAGES if is_fitted else IMAGES
@@ -103,14 +104,15 @@ def calibrate(
         factor = model.fold_feature_scale(locations, first_maps)
         head = model.plastic_layers.get_submodule(model.head)
         if isinstance(head, CentredLinear):
+            # The head takes the mean of its inputs off.
             head.centre(torch.cat(head_inputs) * factor)
         if codebook is not None:
             generator = torch.Generator().manual_seed(seed)
             initialise = INITIALISERS[codebook_init]
             locations.mul_(factor)
-            group_channels_(codebook, locations)
+            group_channels_(codebook, locations)  # where it orders channels
             initialise(codebook, locations, generator)  # sets its rows
-            _fit_filter(model, codebook, images, measured_indices)
+            _fit_filter(model, codebook, images, measured_indices)  # where it has one
     model.calibrated = True
     if codebook is not None:
         measure_codes(model, images, measured_indices)
@@ -167,7 +169,7 @@ def _fit_filter(
 def measure_codes(
     model: SplitModel,
     images: Dataset,
-    measured: Sequence[int] = (),
+    fitted_indices: Sequence[int] = (),
     most: int = HELD_OUT,
 ) -> float:
     """Measure how much of the feature maps is lost by encoding them.
@@ -179,8 +181,8 @@ def measure_codes(
     Args:
         model: with a codebook; its ``codes_error`` is set.
         images: a data set of items ``(image, ...)``, images ``(3, h, w)``.
-        measured: indices of images that the codebook was fitted to. Others are taken,
-            evenly spread; these only where there are no others.
+        fitted_indices: indices of images that the codebook was fitted to. Others are
+            taken, evenly spread; these only where there are no others.
         most: largest number of images to take.
 
     Returns:
@@ -189,12 +191,13 @@ def measure_codes(
     codebook = model.codebook
     assert codebook is not None, "only a codebook makes codes"
     all_indices = range(len(images))  # type: ignore[arg-type]
-    candidates = sorted(set(all_indices).difference(measured))
+    candidates = sorted(set(all_indices).difference(fitted_indices))
     if not candidates:
-        candidates = list(measured)
+        candidates = list(fitted_indices)
+    # Evenly spread; where candidates are fewer, several positions are the same.
     positions = np.linspace(0, len(candidates) - 1, most).astype(int)
     indices = [candidates[position] for position in np.unique(positions)]
-    error = 0.0
+    error = 0.0  # sums of squares, in float64: there are many small ones
     energy = 0.0
     for batch in batches_of(images, indices):
         maps = model.features(batch.to(model.pixel_mean.device))
@@ -266,16 +269,17 @@ def batches_of(images: Dataset, indices: Sequence[int]) -> Iterator[torch.Tensor
 
 
 def sampled_locations(
-    maps: Iterable[torch.Tensor], locations: int = LOCATIONS
+    maps: Iterable[torch.Tensor], n_locations: int = LOCATIONS
 ) -> torch.Tensor:
-    """Take evenly spread locations of maps, at least ``locations`` of each.
+    """Take evenly spread locations of maps, at least ``n_locations`` of each.
 
     All locations of 64 maps would take ten times the memory of CRUMB for the same
     result.
 
     Args:
         maps: batches of ``(B, C, H, W)`` maps.
-        locations: wanted of each map.
+        n_locations: number of locations that are wanted of each map; maps that have
+            fewer give all.
 
     Returns:
         ``(N, C, 1, L)``: ``L`` locations of all ``N`` maps.
@@ -283,6 +287,7 @@ def sampled_locations(
     samples = []
     for batch in maps:
         values_bcl = batch.flatten(2)
-        step = max(1, values_bcl.shape[2] // locations)
+        step = max(1, values_bcl.shape[2] // n_locations)
+        # Without a copy, the view would keep all locations in memory.
         samples.append(values_bcl[:, :, ::step].clone())
     return torch.cat(samples).unsqueeze(2)

@@ -11,7 +11,7 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
     """Put channels that are correlated in one group, where the codebook asks for it.
 
     A group begins with the channel of the largest variance that is left, and takes the
-    channel that is most correlated with its members, time and again, until it has
+    channel that is most correlated with those in it, time and again, until it has
     ``codebook_dim`` channels. Rows of a few values describe correlated channels better.
 
     Args:
@@ -19,8 +19,8 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
             channels group by group. Others keep the order of the maps.
         maps: ``(B, C, H, W)``, on which correlations are measured.
     """
-    channels = maps.shape[1]
-    codebook.for_channels(channels)
+    n_channels = maps.shape[1]
+    codebook.for_channels(n_channels)  # makes a ``channel_order``, if it is to have one
     is_grouped = codebook.channel_order is not None
     if not is_grouped:
         return
@@ -28,16 +28,16 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
     variances = values_cl.var(dim=1)
     # Constant channels have no correlation.
     correlations = torch.corrcoef(values_cl).abs().nan_to_num()
-    is_taken = torch.zeros(channels, dtype=torch.bool, device=maps.device)
+    is_taken = torch.zeros(n_channels, dtype=torch.bool, device=maps.device)
     order: list[int] = []
-    for _ in range(codebook.groups(channels)):
+    for _ in range(codebook.groups(n_channels)):  # number of groups
         most_varying = variances.masked_fill(is_taken, -1).argmax()
         is_taken[most_varying] = True
-        members = [int(most_varying)]
-        while len(members) < codebook.codebook_dim:
-            sums = correlations[members].sum(dim=0)  # over the members, (C,)
+        group = [int(most_varying)]
+        while len(group) < codebook.codebook_dim:
+            sums = correlations[group].sum(dim=0)  # with the channels in it, (C,)
             most_correlated = sums.masked_fill(is_taken, -1).argmax()
             is_taken[most_correlated] = True
-            members.append(int(most_correlated))
-        order += members
+            group.append(int(most_correlated))
+        order += group
     codebook.channel_order.copy_(torch.tensor(order))

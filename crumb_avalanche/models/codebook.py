@@ -214,6 +214,9 @@ class Codebook(nn.Module):
     def encode(self, feature_map: Tensor, usable: Tensor | None = None) -> Tensor:
         """Replace every slice by the index of a row of its table (eq. 1-2).
 
+        A slice is the values of a group of ``codebook_dim`` channels at a location; a
+        codebook has one table of rows, or several for different groups.
+
         By direction that is the row which, scaled to unit length, has the largest dot
         product with the slice. All-zero rows are never chosen. Ties go to the lowest
         index; an all-zero slice ties everywhere, so it gets the lowest row that is not
@@ -240,7 +243,8 @@ class Codebook(nn.Module):
         self._check_channels(channels)
         rows = self.blocks.detach().float()
         is_filled = rows.any(dim=1)
-        # None where it is not known yet: the search marks slices that are not finite.
+        # ``is_usable``, whether the map is finite, is None where that is not known yet:
+        # the search marks slices that are not finite.
         all_filled, is_usable = self._check_rows(rows, is_filled, usable)
 
         maps_lc = _by_location(feature_map)  # (B * H * W, C)
@@ -321,7 +325,7 @@ class Codebook(nn.Module):
             slices_bhwgd = functional.embedding(codes_bhwg.int(), self.blocks)
         map_bhwc = slices_bhwgd.reshape(batch, height, width, channels)
         if self.channel_order is not None:
-            # Where each channel of the maps stands in the codebook's order.
+            # The inverse: where each channel of the maps is in the codebook's order.
             positions = self.channel_order.long().argsort()
             map_lc = map_bhwc.reshape(-1, channels).index_select(1, positions)
             map_bhwc = map_lc.view(map_bhwc.shape)

@@ -27,8 +27,8 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
     """Set the rows of a codebook to k-means centres of the slices of maps.
 
     A slice is the values of a group of channels at a location. All-zero slices do not
-    count if rows are chosen by direction. Of several tables, each group of channels
-    gets the one that has the least error for it.
+    count if rows are chosen by direction. A codebook may have several tables of rows,
+    each for some groups of channels: a group gets that of the least error for it.
 
     Args:
         codebook: its rows, and the tables of its groups, are changed.
@@ -42,6 +42,7 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
         slices = _sampled_slices(codebook, maps, generator)
         codebook.blocks.copy_(_kmeans_centres(codebook, slices, generator))
         return
+    # Of whole locations, as the groups of channels are told apart.
     slices_lgd = _sampled_locations(codebook, maps, generator)
     _assign_tables(codebook, slices_lgd, generator)
     _fit_tables(codebook, slices_lgd, generator)
@@ -110,7 +111,7 @@ def _sampled_slices(codebook: Codebook, maps: Tensor, generator: Generator) -> T
     if len(slices) > limit:
         sample = torch.randperm(len(slices), generator=generator)[:limit]
         slices = slices[sample]
-    return slices.contiguous()
+    return slices.contiguous()  # as faiss reads them
 
 
 def _sampled_locations(
@@ -174,7 +175,7 @@ def _kmeans_centres(
         k=codebook.codebook_size,
         niter=iterations,
         seed=seed,
-        min_points_per_centroid=1,
+        min_points_per_centroid=1,  # it warns of fewer
         spherical=spherical,
     )
     kmeans.train(slices.numpy())

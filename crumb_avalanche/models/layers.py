@@ -261,10 +261,11 @@ def feature_scale_of(
     factor = REFERENCE_SCALE / spread
     # A copy on the CPU: two passes are compared, and a GPU may round products to TF32.
     trial_layers = copy.deepcopy(layers).cpu().eval()
+    # What ``head_input`` reads of a model, to return what enters its head.
     trial_model = SimpleNamespace(plastic_layers=trial_layers, head=head)
     trial_maps = complete_maps[:4].cpu()
     input_before = head_input(trial_model, trial_maps, classify=trial_layers)
-    multiply_biases(trial_layers, head, factor)
+    multiply_biases(trial_layers, head, factor)  # of the layers below the head
     input_after = head_input(trial_model, trial_maps * factor, classify=trial_layers)
     tolerance = 1e-4 * float(input_after.abs().max())  # of rounding
     head_input_scales = torch.allclose(
@@ -306,10 +307,9 @@ def step_flops(model: nn.Module) -> tuple[int, int]:
     """
     side = model.input_side
     with evaluating(model):
+        black_image = torch.zeros_like(model.pixel_mean).expand(1, 3, side, side)
         with FlopCounterMode(display=False) as extractor_counter:
-            maps = model.feature_extractor(
-                torch.zeros_like(model.pixel_mean).expand(1, 3, side, side)
-            ).float()
+            maps = model.feature_extractor(black_image).float()
         with FlopCounterMode(display=False) as plastic_counter:
             model.plastic_layers(maps)
     extractor_flops = extractor_counter.get_total_flops()

@@ -95,7 +95,9 @@ class FilterEquations:
         """Set the weights and constants of a filter to the least-squares solution.
 
         Of each channel it solves ``(products + ridge I) w = targets + ridge w0``: nine
-        weights of the locations of a 3 x 3 window, and a constant. ``w0`` is the filter
+        weights of the locations of a 3 x 3 window, and a constant. ``products`` and
+        ``targets`` are sums over all locations: of products of these ten inputs with
+        each other, and with the value that the filter is to give. ``w0`` is the filter
         that leaves a map as it is, to which the ridge pulls.
 
         Args:

@@ -253,8 +253,8 @@ class MapStore:
             FeatureCacheError: it was damaged since ``dataset``.
         """
         values = np.empty(self.shape, self.dtype)
-        n_read = self._read_into(values, self._offset(row))
-        if n_read < self.bytes_per_map:
+        n_read = self._read_into(values, self._offset(row))  # number of bytes
+        if n_read < self.bytes_per_map:  # the file ends before
             raise self._change_error("truncated", row)
         # An entry has the checksum of a map. It is 0 if this process has not verified
         # the map; then the file says.
@@ -506,7 +506,7 @@ class FeatureMemo:
             positions = list(missing.values())
             self._compute(keys, positions, images, extract)
         for key in keys:
-            self._maps.move_to_end(key)
+            self._maps.move_to_end(key)  # the least recently used maps come first
         maps = torch.stack([self._maps[key] for key in keys])
         while len(self._maps) > self.capacity:
             self._maps.popitem(last=False)

@@ -104,12 +104,12 @@ def head_input(
     Returns:
         ``(B, D, ...)``, with gradients.
     """
-    head = HeadInput()
-    head.attach(model)
+    recorder = HeadInput()  # of what enters the head
+    recorder.attach(model)
     try:
         (classify or model.classify)(maps)
     finally:
-        features = head.take()
+        features = recorder.take()  # removes the hook, too
     return features
 
 

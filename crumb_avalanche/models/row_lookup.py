@@ -8,7 +8,7 @@ from torch.nn import functional
 class RowLookup(torch.autograd.Function):
     """``functional.embedding`` of codebook rows, with a gradient quicker on a CPU.
 
-    The gradient has the same bits and takes a quarter of the time.
+    The gradient has the same bits and takes a quarter of the time of torch's own.
     """
 
     @staticmethod
@@ -22,8 +22,9 @@ class RowLookup(torch.autograd.Function):
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
         """Sum the gradients of the slices that have each row's code.
 
-        The slices of a row are added in their order, so that the sum has the same bits
-        as that of torch's embedding.
+        Slices are the pieces of maps that a code stands for. Those of a row are added
+        in their order, so that the sum has the same bits as that of torch's embedding,
+        whose own backward pass takes four times as long on a CPU.
 
         Args:
             ctx: of ``forward``, which saved the codes and the number of rows.
@@ -33,12 +34,18 @@ class RowLookup(torch.autograd.Function):
             The gradient of the table, ``(n, d)``, and ``None`` for the codes.
         """
         (codes,) = ctx.saved_tensors
+        # Slices with the same code come together, in their order (stable).
         sorted_codes, slice_positions = codes.flatten().sort(stable=True)
         row_numbers = torch.arange(ctx.n_rows, dtype=codes.dtype)
         # Where the slices of each row begin among the sorted ones.
         first_of_row = torch.searchsorted(sorted_codes, row_numbers)
         slice_gradients = gradient.reshape(-1, gradient.shape[-1])
+        # A sum over segments of a list: the bag of a row has the positions of its
+        # slices, whose gradients play the part of the embedding's weight.
         row_gradients = functional.embedding_bag(
-            slice_positions, slice_gradients, first_of_row, mode="sum"
+            input=slice_positions,
+            weight=slice_gradients,
+            offsets=first_of_row,
+            mode="sum",
         )
         return row_gradients, None

@@ -166,7 +166,7 @@ def use_runtime(model: Split, name: str) -> Runtime:
     """
     model.runtime = TORCH
     if name == "auto":
-        name = os.environ.get(STANDS_FOR_AUTO) or "auto"
+        name = os.environ.get(STANDS_FOR_AUTO) or "auto"  # CRUMB_RUNTIME
     if name == "auto":
         with suppress(RuntimeRefusedError):
             model.runtime = open_runtime(model, "onnxruntime")
@@ -210,6 +210,7 @@ def open_runtime(model: Split, name: str) -> Runtime:
     noise = torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
     try:
         with model.autocast():
+            # Functions of images that compute maps.
             run = BUILDERS[name](model.feature_extractor, noise)
             maps = run(noise).float()
             run_in_torch = _with_channels_last(model.feature_extractor)

@@ -36,7 +36,7 @@ def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
     Returns:
         ``(N,)`` int64 indices below ``K``.
     """
-    if not _suits_faiss(slices):  # which searches on a CPU
+    if not _suits_faiss(slices):  # too few of them, or on a GPU
         return _best_by_products(slices, unit_rows)
     # Among unit rows the L2-nearest one has the largest dot product. Squared distances
     # of long slices would lose the last digits of the dot product, so slices are first

@@ -38,6 +38,9 @@ def split_at(
 ) -> SplitModel:
     """Split any network whose forward pass ``torch.fx`` can trace around the cut.
 
+    Its operations up to a node become the frozen feature extractor F, the others the
+    trained plastic layers P.
+
     ``(B, N, C)`` tokens of a transformer become a map, the grid of patches if ``N`` is
     a square, else ``(B, C, N, 1)``. Maps with four axes need their channels in the
     second axis.
@@ -79,19 +82,17 @@ def split_at(
     check_float32(network)
     _check_not_dynamic(network)
     try:
+        head_name = last_layer(network, image_size)  # of the layer to be replaced
         model = split_after(
-            network,
-            node,
-            last_layer(network, image_size),
-            n_classes=n_classes,
-            image_size=image_size,
+            network, node, head_name, n_classes=n_classes, image_size=image_size
         )
     except CutError as error:
         raise ValueError(
             f"the network cannot be cut after {node!r}: {error}; choose a node that "
             "everything passes through, such as the end of a block"
         ) from error
-    prepare_codebook(codebook, model.map_shape[0])
+    n_channels = model.map_shape[0]
+    prepare_codebook(codebook, n_channels)  # sizes its tables and filter
     model.codebook = codebook
     return model
 
@@ -129,6 +130,7 @@ def last_layer(network: nn.Module, image_size: int) -> str:
     for name, module in network.eval().named_modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             handle = module.register_forward_hook(
+                # A default binds the name of this module, not of the last one.
                 lambda *call, name=name: used_layers.append(name)
             )
             handles.append(handle)
@@ -190,9 +192,10 @@ def split_after(
     extractor: nn.Module = nn.Sequential()
     map_layout = MapLayout()
     if cut is not images:
-        # Made twice: what it returns is known only when it runs.
-        unchanged = _part_between(network, operations, images, cut)
-        map_layout = _map_layout_of(unchanged, image_size, layout or Layout())
+        # Made twice: what it returns is known only when it runs. The second one makes
+        # maps (B, C, H, W) of that.
+        unchanged_extractor = _part_between(network, operations, images, cut)
+        map_layout = _map_layout_of(unchanged_extractor, image_size, layout or Layout())
         extractor = _part_between(
             network, operations, images, cut, output_calls=map_layout.to_map
         )
@@ -206,8 +209,8 @@ def split_after(
     model = SplitModel(
         extractor, nn.Sequential(layers), head="head", image_size=image_size
     )
-    model.token_grid = map_layout.token_grid
-    model.stages = () if node is None else (node,)
+    model.token_grid = map_layout.token_grid  # of patches beside other tokens, or None
+    model.stages = () if node is None else (node,)  # names of the parts of F
     model.reset_head(n_classes)
     return model
 
@@ -296,7 +299,7 @@ def _traced_operations(network: nn.Module, names: list[str]) -> dict[fx.Node, st
     traced_paths = {""}  # of modules in _Network, which calls the network "network"
     for name in names:
         path = f"network.{name}"
-        while "." in path:
+        while "." in path:  # every module that contains the named one
             path, _, _ = path.rpartition(".")
             traced_paths.add(path)
     tracer = NodePathTracer()
@@ -317,11 +320,11 @@ def _traced_operations(network: nn.Module, names: list[str]) -> dict[fx.Node, st
             # Computed from buffers while tracing.
             if target.startswith("_tensor_constant"):
                 network.register_buffer(target, getattr(tracer.root, target))
-    names_of_operations = {}
+    name_of_operation = {}
     for operation in graph.nodes:
         name = tracer.node_to_qualname.get(operation, operation.name)
-        names_of_operations[operation] = name.removeprefix("network.")
-    return names_of_operations
+        name_of_operation[operation] = name.removeprefix("network.")
+    return name_of_operation
 
 
 def _part_between(
@@ -349,7 +352,8 @@ def _part_between(
     graph = fx.Graph()
     order = list(operations)
     part_input = graph.placeholder("values")
-    # Operations of the new graph by those that they are copies of.
+    # Operations of the new graph by those that they are copies of; the input, as its
+    # methods change it, takes the place of the value of ``start``.
     copies = {start: _add_calls(graph, part_input, input_calls)}
     # Tensors of the network, which are read wherever they are needed.
     constants = [operation for operation in order if operation.op == "get_attr"]
@@ -362,6 +366,7 @@ def _part_between(
                     "before the cut"
                 )
         if operation not in copies:
+            # With the copies of its arguments in their place.
             copies[operation] = graph.node_copy(operation, copies.__getitem__)
     graph.output(_add_calls(graph, copies[end], output_calls))
     for copied in list(graph.nodes):
@@ -475,12 +480,12 @@ def _layout_from_tokens(n_tokens: int, layout: Layout) -> MapLayout:
         The methods of tensors that make a map of tokens: the grid of patches ``(B, C,
         H, W)``, or ``(B, C, N, 1)`` beside other tokens; and those that take it back.
     """
-    is_square = math.isqrt(n_tokens) ** 2 == n_tokens
-    is_column = layout.grid(n_tokens)[1] == 1  # the patches make no square
-    if is_square and is_column:
+    are_all_square = math.isqrt(n_tokens) ** 2 == n_tokens
+    _, width = layout.grid(n_tokens)  # of the patches; 1 where they make no square
+    if are_all_square and width == 1:
         # Only the patches are here; the other tokens are added after the cut.
         layout = replace(layout, prefix_tokens=0)
-    grid = layout.grid(n_tokens)
+    grid = layout.grid(n_tokens)  # height and width of the patches
     to_locations: MethodCall = ("unflatten", 2, grid)
     token_grid = None
     if layout.prefix_tokens:

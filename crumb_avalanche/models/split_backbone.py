@@ -54,6 +54,7 @@ def map_shape_of(
     """Return the shape of a network's feature maps at the cut, ``(C, H, W)``.
 
     A model with random weights is built to measure it; the RNG state does not change.
+    As that takes time, the shapes are remembered.
 
     Args:
         name: one of ``BACKBONES``, or ``timm:NAME``.
@@ -194,7 +195,7 @@ def split_backbone(
     if weights == "torchvision":
         weights = published_by(name)
     if is_timm(name):
-        _check_usual_head(relu_logits, head_kernel)
+        _check_usual_head(relu_logits, head_kernel)  # only SqueezeNet has others
         model = split_timm(
             name,
             weights,
@@ -227,7 +228,8 @@ def split_backbone(
         codebook = usual_codebook(model, is_fine_tuned)
     elif isinstance(codebook, bool):
         codebook = None
-    prepare_codebook(codebook, model.map_shape[0])
+    n_channels = model.map_shape[0]
+    prepare_codebook(codebook, n_channels)  # sizes its tables and filter
     model.codebook = codebook
     return model
 
@@ -303,7 +305,7 @@ def _split_built_in(
     if backbone is SQUEEZENET:
         ends = squeezenet_ends(network, relu_logits, head_kernel)
     else:
-        _check_usual_head(relu_logits, head_kernel)
+        _check_usual_head(relu_logits, head_kernel)  # only SqueezeNet has others
         ends = backbone.ends(network)  # what follows the layers, by name
     plastic_layers = nn.Sequential()
     if layers:

@@ -343,7 +343,8 @@ class SplitModel(ImageInput):
             # Tracing records one batch for all.
             if images.device.type != "cpu" or torch.jit.is_tracing():
                 return self._extract_at_once(images)
-            # A few images at a time, with a table of what was measured of their bits.
+            # A few images at a time. ``_same_alone`` remembers in which circumstances
+            # an image that passes alone gets the same bits as in a batch.
             return extract_in_parts(
                 self._extract_at_once,
                 images,

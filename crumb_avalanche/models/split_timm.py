@@ -51,8 +51,8 @@ def split_timm(
     """
     network = timm_network(name, weights, image_size)
     feature_info = getattr(network, "feature_info", None) or ()
-    stages = [stage_info["module"] for stage_info in feature_info]
-    modules = ", ".join(child_name for child_name, _ in network.named_children())
+    stages = [stage_info["module"] for stage_info in feature_info]  # names of modules
+    module_names = ", ".join(child_name for child_name, _ in network.named_children())
     if isinstance(cut_layer, int):
         cut_module = _stage_of_number(name, stages, cut_layer)
     elif cut_layer:
@@ -61,7 +61,7 @@ def split_timm(
         cut_module = stages[-2]
     else:
         raise ValueError(
-            f"timm lists no stages of {name}: give --cut-layer, one of {modules}"
+            f"timm lists no stages of {name}: give --cut-layer, one of {module_names}"
         )
     # How tensors become maps: number of class token and registers, axis of channels.
     layout = Layout(
@@ -71,7 +71,7 @@ def split_timm(
     head = _classifier_layer(network)  # name of the layer to replace
     if head is None:
         head = _put_head_behind(network, image_size)
-    choices = ", ".join(stages) or modules
+    choices = ", ".join(stages) or module_names
     try:
         model = split_after(
             network,

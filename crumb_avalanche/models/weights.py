@@ -67,7 +67,8 @@ def read_weights(path: str | os.PathLike) -> dict[str, Tensor]:
         )
     try:
         if path.suffix == ".safetensors":
-            return read_tensors(path)[0]
+            tensors, _ = read_tensors(path)  # without its metadata
+            return tensors
         content = path.read_bytes()
         _check_hub_digits(path, content)
         state = _weights_in(path.suffix, content)

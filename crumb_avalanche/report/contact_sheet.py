@@ -484,7 +484,7 @@ def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
         shares[None].float(), (height, width)
     )[0]
     colours = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)
-    pixels = colours[(evidence > 0).long()]
+    pixels = colours[(evidence > 0).long()]  # the first or the second colour
     strength = evidence.abs() / evidence.abs().max().clamp_min(1e-12)
     opacity = (255 * STRONGEST * strength).round().to(torch.uint8)  # alpha
     rgba = torch.cat([pixels, opacity[:, :, None]], 2).numpy()

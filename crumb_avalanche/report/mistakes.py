@@ -173,6 +173,7 @@ def write_mistakes(
         right=n_tested - len(wrong),
         wrong=len(wrong),
         unread=unread,
+        # First what to film next, by the classes that are confused.
         advice=[*film_next(pairs), *further_advice],
         classes=class_table(classes),
         kinds=kinds_table(table, predictions),

@@ -72,9 +72,9 @@ def paired(
     """Compare the accuracies of two methods in runs of the same number.
 
     These have the same seed and the same order of classes, so that their accuracies are
-    compared in pairs. Runs of one split of the data count as one unit, the mean of
-    their differences, unless all runs have the same: then the test set is fixed, and
-    each run is a unit.
+    compared in pairs. A unit is what counts as one observation: the mean difference of
+    the runs of one split of the data, unless all runs have the same split. Then the
+    test set is fixed, and each run is a unit.
 
     Args:
         reference: accuracy in percent of a method, by number of the run.

@@ -433,6 +433,7 @@ def inline_svg(
     file = io.StringIO()
     with matplotlib.rc_context({**STYLE, "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
+    # Without matplotlib's notes and style sheet.
     svg = re.sub(r"<(metadata|style).*?</\1>", "", file.getvalue(), flags=re.DOTALL)
     svg = re.sub(r'style="[^"]*"', _style_of_page, svg)
     # Prefix ids, and below what refers to them.

@@ -325,7 +325,7 @@ def read_run(folder: Path) -> Run:
         matrix = _read_matrix(matrix_text)
         _check_matrix(matrix, result)
         ledger = json.loads(ledger_text)
-        check(LEDGER_READ, ledger, "ledger")
+        check(LEDGER_READ, ledger, "ledger")  # names, types and ranges
         return Run(folder, read_settings(folder), result, ledger, matrix)
     except (RecursionError, ValueError, csv.Error) as error:
         raise DamagedRunError(
@@ -371,6 +371,7 @@ def groups_of(runs: Sequence[Run]) -> list[Group]:
     for runs_of_group in by_identity.values():
         first_run = runs_of_group[0]
         label = first_run.settings["strategy"]
+        # ``compared`` are the settings by which runs are compared, without the seed.
         groups.append(Group(label, first_run.compared, runs_of_group))
     for group, streams in zip(groups, streams_of(groups)):
         # A joint learner beside runs of one protocol is shown under that protocol.

@@ -88,7 +88,7 @@ class BalancedReplay:
         """
         random = memories.slots.random
         positions_by_class: dict[int, list[int]] = {}  # of images in the new batch
-        for position, label in enumerate(batch.label_numbers):
+        for position, label in enumerate(batch.label_numbers):  # of every image
             positions_by_class.setdefault(label, []).append(position)
         classes = list(dict.fromkeys([*memories.classes, *positions_by_class]))
         classes_of_images = _draw_classes(classes, random)
@@ -97,7 +97,7 @@ class BalancedReplay:
         for label in classes_of_images:
             if label in positions_by_class:
                 positions.append(_draw_member(positions_by_class[label], random))
-        slots: list[int] = []  # of memories
+        slots: list[int] = []  # of memories, their numbers in the buffer
         for label in classes_of_images:
             if label not in positions_by_class:
                 slots.append(_draw_member(memories.slots.by_class[label], random))

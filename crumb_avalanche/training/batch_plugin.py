@@ -136,7 +136,7 @@ def _check_map_shape(forward_record: ForwardRecord, model: SplitModel) -> None:
         return
     channels, height, width = forward_record.images.shape[1:]
     images = "the cached images"
-    if channels == 3:  # from a cache come maps, whose size is not that of the images
+    if channels == 3:  # else they are maps, whose size is not that of the images
         images = f"images of {height} x {width} pixels"
     side = model.image_size
     raise ValueError(
@@ -215,6 +215,7 @@ class StoringPlugin(BatchPlugin):
         """
         self._mask_plugin = seen_classes_of(strategy, self.seen)
         labels = labels_of(strategy.adapted_dataset)  # of all that are trained on
+        # The selection rule plans with the number of images of each class.
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered_counts = Counter()
         experience = strategy.clock.train_exp_counter  # its number
@@ -224,6 +225,7 @@ class StoringPlugin(BatchPlugin):
             self._earlier_classes |= self._classes
         self._experience = experience
         self._classes = set(labels)
+        # ``returning`` are those of them that are among the earlier classes.
         if self.returning and not self.returning_expected:
             self.returning_expected = True
             for consequence in self.consequences_of_returning():

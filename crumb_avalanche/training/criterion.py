@@ -128,8 +128,11 @@ class SeenClassesLoss:
         if len(columns) == n_classes:
             return self.criterion(logits, labels)
 
+        # The number of each class among the columns; -1 for classes left out.
         column_of_class = torch.full((n_classes,), -1, device=logits.device)
         column_of_class[columns] = torch.arange(len(columns), device=logits.device)
+        # Raises if it is a function that uses a tensor from outside, such as class
+        # weights: in a function nothing can be cut.
         _check_function(self.criterion, n_classes)
         with _cut_copy(self.criterion, columns, column_of_class) as cut_criterion:
             cut_labels = _labels_among(labels, columns, column_of_class)
@@ -162,13 +165,14 @@ def _columns_of_loss(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
     Returns:
         ``(k,)`` int64, ascending.
     """
-    possible = ~_classes_ruled_out(logits)  # another plugin may rule classes out
-    if labels.shape == logits.shape:
-        in_batch = possible & (labels != 0).any(0)
+    # (classes,) bool: another plugin may mask the logits of a class for all images.
+    is_possible = ~_classes_ruled_out(logits)
+    if labels.shape == logits.shape:  # targets
+        is_in_batch = is_possible & (labels != 0).any(0)
     else:
         classes = torch.arange(logits.shape[1], device=logits.device)
-        in_batch = (labels[:, None] == classes).any(0)
-    counts_in_loss = possible & ~unseen | in_batch
+        is_in_batch = (labels[:, None] == classes).any(0)
+    counts_in_loss = is_possible & ~unseen | is_in_batch
     return counts_in_loss.nonzero().flatten()
 
 
@@ -186,11 +190,11 @@ def _labels_among(labels: Tensor, columns: Tensor, column_of_class: Tensor) -> T
     Returns:
         ``(B,)`` int64, or ``(B, k)`` targets.
     """
-    classes = len(column_of_class)
-    if labels.dim() == 2 and labels.shape[1] == classes:
+    n_classes = len(column_of_class)
+    if labels.dim() == 2 and labels.shape[1] == n_classes:  # targets
         return labels[:, columns]
-    is_class = (labels >= 0) & (labels < classes)
-    indices = labels.clamp(0, classes - 1)
+    is_class = (labels >= 0) & (labels < n_classes)
+    indices = labels.clamp(0, n_classes - 1)  # valid where no class is, too
     return torch.where(is_class, column_of_class[indices], labels)
 
 
@@ -209,36 +213,39 @@ PARTS_OF_MODULES = (*TENSORS_OF_MODULES, "_modules")
 
 @dataclass
 class _Copy:
-    """A copy of a criterion, or of an object that it belongs to, with cut tensors.
+    """A copy of a criterion, or of an object that it belongs to, for some classes.
 
     Attributes:
         original: the object.
         copied: its copy, which a criterion may change.
-        attributes: the values that the copy began with, by name.
-        tensors: of a module those of each of ``TENSORS_OF_MODULES``, by name.
+        first_attributes: the values that the copy began with, by name.
+        first_tensors: those of a module, by name, in each of ``TENSORS_OF_MODULES``.
     """
 
     original: Any
     copied: Any
-    attributes: dict[str, Any]
-    tensors: dict[str, dict[str, Any]]
+    first_attributes: dict[str, Any]
+    first_tensors: dict[str, dict[str, Any]]
 
     def hand_back(self) -> None:
         """Give the original what the copied criterion assigned to itself.
 
         A criterion may count its calls, for instance. Attributes that the copy left
-        alone stay as they are in the original, whose tensors are not cut.
+        alone stay as they are in the original, whose tensors have entries of all
+        classes.
         """
         original_attributes = vars(self.original)
         copied_attributes = vars(self.copied)
         for name, attribute in copied_attributes.items():
-            was_assigned = attribute is not self.attributes.get(name)
+            # By identity: two tensors compared with == give a tensor, not a bool.
+            was_assigned = attribute is not self.first_attributes.get(name)
             if was_assigned and name not in PARTS_OF_MODULES:
                 original_attributes[name] = attribute
-        for table, cut_tensors in self.tensors.items():  # "_parameters", "_buffers"
-            for name, tensor in copied_attributes[table].items():
-                if tensor is not cut_tensors.get(name):
-                    original_attributes[table][name] = tensor
+        # A module has its tensors in dictionaries, "_parameters" and "_buffers".
+        for dictionary, first_tensors in self.first_tensors.items():
+            for name, tensor in copied_attributes[dictionary].items():
+                if tensor is not first_tensors.get(name):
+                    original_attributes[dictionary][name] = tensor
 
 
 class _Cutter:
@@ -292,11 +299,11 @@ class _Cutter:
         return self.copy_object(criterion)
 
     def copy_object(self, original: Any) -> Any:
-        """Return a copy of a criterion, or of what it belongs to, with cut tensors.
+        """Return a copy of a criterion, or of what it belongs to, for some classes.
 
-        The copy is shallow, but modules in it are copied, too. An object that several
-        parts of a criterion share is copied once. What it began with is noted, to find
-        what it assigns to itself.
+        Tensors that have an entry for each class are cut: in the copy they have those
+        of the classes that stay. The copy is shallow, but modules in it are copied,
+        too. An object that several parts of a criterion share is copied once.
 
         Args:
             original: an object of any type; one without attributes is returned itself.
@@ -305,17 +312,21 @@ class _Cutter:
             return self.copies[id(original)].copied
         if not hasattr(original, "__dict__"):
             return original
-        attributes = self._cut_all(vars(original))
-        tensors: dict[str, dict[str, Any]] = {}
+        # What the copy begins with is noted: whatever differs after the call was
+        # assigned by the criterion, and is handed to the original.
+        first_attributes = self._cut_all(vars(original))
+        first_tensors: dict[str, dict[str, Any]] = {}
         if isinstance(original, nn.Module):
-            for table in TENSORS_OF_MODULES:
-                tensors[table] = self._cut_all(vars(original)[table])
-                # A dictionary of the copy's own, in which it may assign.
-                attributes[table] = dict(tensors[table])
-            attributes["_modules"] = self._copied_modules(original)
+            for dictionary in TENSORS_OF_MODULES:  # "_parameters", "_buffers"
+                first_tensors[dictionary] = self._cut_all(vars(original)[dictionary])
+                # Another dictionary for the copy, which may assign in it.
+                first_attributes[dictionary] = dict(first_tensors[dictionary])
+            first_attributes["_modules"] = self._copied_modules(original)
         copied = copy.copy(original)
-        vars(copied).update(attributes)
-        self.copies[id(original)] = _Copy(original, copied, attributes, tensors)
+        vars(copied).update(first_attributes)
+        self.copies[id(original)] = _Copy(
+            original, copied, first_attributes, first_tensors
+        )
         return copied
 
     def _copied_modules(self, parent: nn.Module) -> dict[str, nn.Module | None]:

@@ -182,7 +182,7 @@ class CRUMBPlugin(StoringPlugin):
             )
         super().before_training_exp(strategy, **kwargs)
         if self.codebook_weight and not model.is_calibrated:
-            with preserve_rng_state():
+            with preserve_rng_state():  # training draws as without it
                 calibrate(model, strategy.experience.dataset)
         model.quantized_training = self.codebook_weight > 0
 

@@ -83,8 +83,8 @@ def sizes_of_exemplars(exemplars: AvalancheDataset) -> MemorySizes:
     """
     if not len(exemplars):
         return MemorySizes()
-    with preserve_rng_state():
-        image = exemplars.remove_current_transform_group()[0][0]
+    with preserve_rng_state():  # other transforms may draw random numbers
+        image, *_ = exemplars.remove_current_transform_group()[0]
     if isinstance(image, torch.Tensor):
         bytes_of_image = tensor_bytes([image])
     else:

@@ -110,7 +110,7 @@ def pseudo_classes(
         Positions of the images of each of these classes: ascending, at most
         ``MOST_IMAGES`` (100), evenly spread; each has at least two.
     """
-    positions_of_classes = _positions_by_key(labels)
+    positions_of_classes = _positions_by_key(labels)  # a list for each class
     if objects is not None and len(positions_of_classes) < FEWEST_CLASSES:
         positions_of_objects = _objects_in_turn(labels, objects)
         if len(positions_of_objects) >= FEWEST_CLASSES:

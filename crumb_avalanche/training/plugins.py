@@ -156,7 +156,7 @@ class SeenClassesPlugin(StatefulPlugin):
         Raises:
             ValueError: the head has no output for a class seen.
         """
-        check_outputs(self.seen, n_classes)
+        check_outputs(self.seen, n_classes)  # raises if a class has none
         cached = self._cached_mask
         if cached is not None:
             is_of_head = len(cached) == n_classes
@@ -451,15 +451,16 @@ class TaskIncrementalPlugin(StatefulPlugin):
         """
         logits = strategy.mb_output
         n_classes = logits.shape[1]
-        of_others = torch.ones(n_classes, dtype=torch.bool, device=logits.device)
-        of_others[self._classes] = False
+        # (classes,) bool each; "here" is in the experience under test.
+        is_here = torch.zeros(n_classes, dtype=torch.bool, device=logits.device)
+        is_here[self._classes] = True
         # Below the logit of classes not seen in training, which this experience may
         # have.
-        masked = logits.masked_fill(of_others, 2 * UNSEEN_LOGIT)
-        unseen = strategy.seen_classes.unseen_mask(n_classes).to(logits.device)
-        unseen_here = unseen & ~of_others
-        none_seen_here = bool((unseen | of_others).all())
-        if bool(unseen_here.any()) and not none_seen_here:
+        masked = logits.masked_fill(~is_here, 2 * UNSEEN_LOGIT)
+        is_unseen = strategy.seen_classes.unseen_mask(n_classes).to(logits.device)
+        is_unseen_here = is_unseen & is_here
+        is_seen_here = ~is_unseen & is_here
+        if bool(is_unseen_here.any()) and bool(is_seen_here.any()):
             # Their probability was relative to classes of other experiences.
-            masked = give_unseen_probability(masked, unseen_here)
+            masked = give_unseen_probability(masked, is_unseen_here)
         strategy.mb_output = masked

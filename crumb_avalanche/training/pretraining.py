@@ -389,7 +389,7 @@ def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
         )
     try:
         made_with = loaded_json(metadata.get("made_with", ""))
-        check(MADE_WITH, made_with)
+        check(MADE_WITH, made_with)  # names, types and ranges
         classes = made_with["classes"]
         if not any(tensor.shape[:1] == (classes,) for tensor in tensors.values()):
             raise StateError(f"classes is {classes}, but no tensor has that many rows")

@@ -193,6 +193,7 @@ def strategy_state(strategy: Any) -> dict[str, Any]:
         "train_epochs": strategy.train_epochs,
         "train_mb_size": strategy.train_mb_size,
         "stopped": strategy._stop_training,
+        # Avalanche sets these ids when the first experience begins.
         "begun": strategy.optimized_param_id is not None,
     }
     return {
@@ -447,6 +448,7 @@ def _load_optimizer_state(
     for group, names in zip(optimizer.param_groups, names_of_groups):
         group["params"] = [weights[name] for name in names]
     torch_state = selected(state, ("state", "param_groups"))
+    # A copy: torch would go on with the tensors of the state itself.
     optimizer.load_state_dict(copy.deepcopy(torch_state))
     for weight, state_of_weight in optimizer.state.items():
         for name, value in state_of_weight.items():

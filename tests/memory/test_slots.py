@@ -8,7 +8,7 @@ from crumb_avalanche.memory.slots import Slots
 def test_the_largest_class_of_no_memories():
     slots = Slots(3)
     assert slots.classes == []
-    assert slots.largest() == 0
+    assert slots.size_of_largest_class() == 0
 
 
 @pytest.mark.parametrize(
