@@ -34,6 +34,8 @@ class SelectionRule(ABC):
     ) -> None:
         """Raise ValueError if a buffer cannot hold a memory of each of its classes.
 
+        Only rules by which every class holds one (``every_class_holds_one``) need that.
+
         Args:
             capacity: number of slots.
             classes: number of classes.

@@ -178,8 +178,8 @@ class SplitExemplars(SelectionRule):
             number: of the frame among those of its class in the experience, from 0.
         """
         if not slots.free:
-            victims = slots.by_class[self._most_above_quota(slots)]
-            slots.free.append(victims.pop())
+            class_above_quota = self._most_above_quota(slots)
+            slots.free.append(slots.by_class[class_above_quota].pop())
         slot = slots.take(label)  # last in the list of the class
         held_out_frames = self.held[label]
         if number in held_out_frames:
@@ -363,7 +363,9 @@ class BiCPlugin(ImageMemoryPlugin):
                 # As many memories as new images.
                 drawn_slots = draw_from(storage.slots.random, slots, len(labels))
                 memory_maps, memory_labels = storage.replay(drawn_slots, model)
-                memory_logits = self.mask(self.correct(model.classify(memory_maps)))
+                uncorrected = model.classify(memory_maps)
+                # By alpha and beta, and masked where a class was not seen.
+                memory_logits = self.mask(self.correct(uncorrected))
                 memory_weights = torch.ones(len(memory_labels), dtype=torch.float32)
                 logits = torch.cat([logits, memory_logits])
                 labels = torch.cat([labels, memory_labels])

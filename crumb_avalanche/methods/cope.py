@@ -230,7 +230,7 @@ class CoPEPlugin(ImageMemoryPlugin):
         storage = self.storage_policy
         assert self._labelled_embeddings is not None, "set in after_forward"
         embeddings, labels = self._labelled_embeddings
-        stored_slots = held_slots(storage)
+        stored_slots = held_slots(storage)  # of all memories
         if stored_slots:
             with model.stopwatch.measure("replay"):
                 count = min(len(stored_slots), len(labels))

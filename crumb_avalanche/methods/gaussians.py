@@ -609,6 +609,7 @@ class BlendedGaussians(ClassGaussians):
         """
         blends = self._blends(seen, scatters)  # a and b of each class
         spreads = (blends.of_class / blends.counts).sqrt()  # roots of a / n
+        # ``owners`` has the class of each row, (sum of k,).
         scaled = spreads[scatters.owners, None] * rows
         return solve_groups(scaled, scatters.counts, points, blends.isotropic)
 

@@ -151,7 +151,7 @@ class GreedyDiversity(SelectionRule):
             column_of_slot[slot_of_memory] = len(labels) + number
         chosen = []
         for position, label in enumerate(labels):
-            cosine = _FIRST_COSINE
+            cosine = _FIRST_COSINE  # where there is no memory to compare with
             if column_of_slot:
                 columns = list(column_of_slot.values())
                 cosine = float(cosines[position, columns].max())
@@ -269,7 +269,7 @@ class GSSPlugin(ImageMemoryPlugin):
         """
         model = strategy.model
         storage = self.storage_policy
-        stored_slots = held_slots(storage)
+        stored_slots = held_slots(storage)  # of all memories
         if not stored_slots:
             return
         n_new = len(strategy.mb_y)
@@ -320,7 +320,7 @@ class GSSPlugin(ImageMemoryPlugin):
     def _drawn_memories(self, model: SplitModel) -> ComparedMemories | None:
         """Draw the memories that a batch is compared with; ``None`` without any."""
         storage = self.storage_policy
-        stored_slots = held_slots(storage)
+        stored_slots = held_slots(storage)  # of all memories
         if not stored_slots:
             return None
         count = min(len(stored_slots), self.compared)

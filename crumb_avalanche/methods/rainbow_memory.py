@@ -235,6 +235,7 @@ def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
     side = math.sqrt(1 - random.random())
     middle_row = int(random.integers(height))
     middle_column = int(random.integers(width))
+    # Slices, cut off at the edges of the image.
     rows = _around(middle_row, int(height * side), height)
     columns = _around(middle_column, int(width * side), width)
     sources = torch.from_numpy(random.permutation(len(images))).to(images.device)
@@ -368,6 +369,7 @@ class RainbowPlugin(ImageMemoryPlugin):
             uncertainties_of_class = [0.0] * len(candidates)  # where all are chosen
             if len(candidates) > per_class:
                 uncertainties_of_class = self._uncertainties(strategy, candidates)
+            # Evenly spread from the lowest to the highest uncertainty.
             chosen_indices = set(easy_to_hard(uncertainties_of_class, per_class))
             for index, candidate in enumerate(candidates):
                 if index in chosen_indices:

@@ -235,6 +235,7 @@ class RegularizedDiscriminant(BlendedGaussians):
             )
         if self.scatter is not None:
             self.scatter.keep(count)
+        # A view would keep the memory of all features.
         self.classes.means = self.classes.means[:, -count:].clone()
         self.classes.settings["length"] = count
         if self.directions is not None:

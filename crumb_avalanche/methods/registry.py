@@ -363,7 +363,8 @@ def register(
 
     def register_method(method: Any) -> Any:
         """Register a class or function, and return it as it is."""
-        _check_name(name, method)
+        _check_name(name, method)  # raises if another method has it
+        # First what follows from the method's class, such as its settings.
         fields_of_entry = {**_derived_fields(method), **more}
         entry = Entry(
             name=name, summary=summary, source=source, stores=stores, **fields_of_entry

@@ -421,6 +421,7 @@ class RemindStrategy(StreamStrategy):
             new_maps = self._crop(quantizer.decode(codes))
             memories = self._mixed_memories(len(new_maps))
         logits = model.classify(torch.cat([new_maps, memories.maps]))
+        # For the plugin, which stores codes and no pixels.
         self.remind.batch = StreamBatch(
             labels=self.mb_y, feature_map=maps, codes=codes, pixels=no_pixels
         )

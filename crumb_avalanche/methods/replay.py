@@ -301,6 +301,7 @@ class ImageMemoryPlugin(StoringPlugin):
                 labels=torch.tensor(labels, dtype=torch.int64),
                 feature_map=torch.empty(0, dtype=torch.float32),  # images are stored
                 codes=None,
+                # Reads the images of those positions that are stored.
                 pixels=FrameReader(strategy, batch_positions),
             )
             self.storage_policy.store(batch, strategy.model)

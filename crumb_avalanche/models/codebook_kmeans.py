@@ -42,7 +42,7 @@ def init_kmeans_(codebook: Codebook, maps: Tensor, generator: Generator) -> None
         slices = _sampled_slices(codebook, maps, generator)
         codebook.blocks.copy_(_kmeans_centres(codebook, slices, generator))
         return
-    # Of whole locations, as the groups of channels are told apart.
+    # Of whole locations, since the slice of each group of channels is needed.
     slices_lgd = _sampled_locations(codebook, maps, generator)
     _assign_tables(codebook, slices_lgd, generator)
     _fit_tables(codebook, slices_lgd, generator)

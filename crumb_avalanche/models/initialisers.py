@@ -79,10 +79,10 @@ def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) 
     values = torch.randn(
         codebook.blocks.shape, generator=generator, dtype=torch.float32
     )
-    if statistics.signed:
+    if statistics.signed:  # maps have negative values
         values = values * statistics.scale
     else:
-        values = values.abs() * SPREAD * statistics.scale
+        values = values.abs() * SPREAD * statistics.scale  # 5/3 s
     codebook.blocks.copy_(values)
 
 

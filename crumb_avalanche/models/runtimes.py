@@ -128,11 +128,12 @@ def _onnxruntime(network: nn.Module, example: Tensor) -> Extract:
     session = onnxruntime.InferenceSession(
         graph, options, providers=["CPUExecutionProvider"]
     )
-    never_freed_in_forks(session)
+    never_freed_in_forks(session)  # which would wait for threads of the parent
 
     def extract(images: Tensor) -> Tensor:
         """Compute maps ``(B, C, H, W)`` of ``(B, 3, h, w)`` images."""
-        maps = session.run(None, {"images": images.contiguous().numpy()})[0]
+        (maps,) = session.run(None, {"images": images.contiguous().numpy()})
+        # In the memory format that convolutions of P compute fastest in.
         return torch.from_numpy(maps).clone(memory_format=torch.channels_last)
 
     return extract

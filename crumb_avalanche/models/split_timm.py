@@ -295,6 +295,7 @@ def _put_head_behind(network: nn.Module, image_size: int) -> str:
             "one image, not (1, features): choose a network with one classifier"
         )
     features_of = network.forward
+    # Of one output, as the caller puts a head of its classes in its place.
     network.add_module("head_behind", nn.Linear(features.shape[1], 1))
 
     def logits(images: Tensor) -> Tensor:

@@ -217,6 +217,8 @@ def _first_difference(
 ) -> str | None:
     """Return in words how weights first differ from a model's in name or shape.
 
+    Names that the model lacks come after all that it needs; their last is said.
+
     Args:
         state: the weights by name.
         expected: the state dict of the model, in whose order they are compared.
@@ -227,7 +229,7 @@ def _first_difference(
     """
     for name, tensor in expected.items():
         if name not in state:
-            if not name.endswith(MAY_BE_ABSENT):
+            if not name.endswith(MAY_BE_ABSENT):  # such as num_batches_tracked
                 return f"has no {name!r}, which {model_class} needs"
         elif state[name].shape != tensor.shape:
             return (

@@ -88,7 +88,7 @@ class Caption:
             runners_up=answer.runners_up,
             frames=len(answer.frames),
             unknown=answer.unknown,
-            compared=(answer.label, *next_names),
+            compared=(answer.label, *next_names),  # what the heat map weighs
         )
 
 
@@ -358,7 +358,7 @@ class ContactSheet:
             lead=f"{self.learner.method}, {classes}.",
             note=self.learner.note,
             errors=self._error_sentence(),
-            asked=self.pairs.total(),
+            asked=self.pairs.total(),  # images whose true class is known
             right=count_right(self.pairs),
             unknown_asked=unknown_counts.total(),
             not_taught=not_taught,

@@ -168,7 +168,7 @@ def runs_table(groups: Sequence[Group], beside: Path) -> Table:
         columns[f"accuracy_after_{number}"] = f"after exp {number}"
     columns["forgetting"] = "forgets"
     columns |= _headings(COSTS_OF_RUN)
-    columns |= zip(setting_names, setting_names)
+    columns |= zip(setting_names, setting_names)  # headed by their names
     columns["tuned_learning_rate"] = "tuned learning rate"
     columns["folder"] = "folder"
     rows = []

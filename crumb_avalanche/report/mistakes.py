@@ -467,7 +467,7 @@ def _advice_on_few_objects(classes: Sequence[ClassCounts]) -> list[str]:
     """Return advice on bad classes of few objects: a line each, the worst first.
 
     Their accuracy is below that of all classes together, and they have fewer objects
-    than the median class.
+    than the median class, or than ``FEW_OBJECTS``.
     """
     n_tested = sum(counts.tested for counts in classes)
     n_right = sum(counts.right for counts in classes)

@@ -252,6 +252,7 @@ def draw_finals(axes: Axes, curves: Sequence[Curve], chance: float | None) -> No
     for row, curve in enumerate(curves):
         artists = [bars[row], *_draw_spread_and_dots(axes, curve, row)]
         for number, artist in enumerate(artists):
+            # An id by which the page finds it.
             artist.set_gid(f"group-{row}-final-{number}")
     if chance is not None:
         axes.axvline(chance, color="0.35", lw=0.8)

@@ -171,6 +171,7 @@ def _write_files(output: Path, contents: dict[str, bytes]) -> None:
     """
     try:
         with _removed_if_it_fails(output), locked(output), ExitStack() as writers:
+            # Raises if such files are there that no report wrote.
             refuse_foreign_files(output, FILES, {PAGE: MARK})
             other_names = [name for name in contents if name != PAGE]
             # Files are replaced as contexts end, in reverse: the page first.

@@ -462,8 +462,10 @@ def _differ_in(setting: str, groups: Sequence[Group]) -> bool:
         first_value = groups[0].settings.get(setting)
         return any(group.settings.get(setting) != first_value for group in groups)
     settings_of_groups = [group.settings for group in groups]
-    having_it = [settings for settings in settings_of_groups if setting in settings]
-    for first, second in combinations(having_it, 2):
+    settings_with_it = [
+        settings for settings in settings_of_groups if setting in settings
+    ]
+    for first, second in combinations(settings_with_it, 2):
         is_same_method = first["strategy"] == second["strategy"]
         if is_same_method and first[setting] != second[setting]:
             return True

@@ -106,6 +106,7 @@ class SeenClassesLoss:
         """
         has_targets = labels.shape == logits.shape
         if has_targets:
+            # An unseen class whose logits are not masked counts, as in an evaluation.
             labels = labels.masked_fill(unseen & _classes_ruled_out(logits), 0)
         return self.criterion(logits, labels)
 

@@ -59,6 +59,7 @@ class FirstExperience:
             is_right = self._answers(model, mask) == torch.tensor(self._labels)
             accuracy = float(is_right.float().mean())
             chance = 1 / classes
+            # A quarter of the way from chance to no error.
             least_accuracy = chance + LITTLE * (1 - chance)
             if accuracy < least_accuracy:
                 _warn_of_chance(model, accuracy, chance)

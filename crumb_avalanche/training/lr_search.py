@@ -383,6 +383,7 @@ def _try_rate(
     except TrainingDivergedError:
         return Trial(rate, accuracy=0.0, loss=float("inf"))
     metrics = strategy.eval(benchmark.test_stream, **loader)
+    # By the beginnings of Avalanche's names.
     accuracy = _metric(metrics, "Top1_Acc_Stream/eval")
     loss = _metric(metrics, "Loss_Stream/eval")
     if head_loss:

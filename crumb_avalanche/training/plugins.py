@@ -302,11 +302,12 @@ class DivergenceGuard(StatefulPlugin):
         self._unread_losses = None
         if not losses:  # on a CPU they were read at once
             return
-        finite = torch.stack([loss.isfinite().all() for loss in losses])
-        if not finite.all():
+        # One bool for each loss, still on the GPU.
+        are_finite = torch.stack([loss.isfinite().all() for loss in losses])
+        if not are_finite.all():
             # The steps were taken, so momenta are not finite either.
             _clear_nonfinite_state(strategy.optimizer)
-            first_wrong = finite.tolist().index(False)
+            first_wrong = are_finite.tolist().index(False)
             self._restore_and_raise(strategy, losses[first_wrong])
         # The copies change places: the memory of the older one is used again.
         good_weights = self._latest_weights
@@ -338,12 +339,13 @@ class DivergenceGuard(StatefulPlugin):
         Raises:
             TrainingDivergedError: the loss is not finite.
         """
-        weights = _changing_tensors(strategy.model)
+        weights = _changing_tensors(strategy.model)  # running statistics, too
         if not weights:
             return
         if self._unread_losses is not None and loss.device.type != "cpu":
             is_first_of_iteration = not self._unread_losses
             if is_first_of_iteration:
+                # Into the memory of an older copy, as below.
                 self._latest_weights = _copy_tensors(weights, self._latest_weights)
             self._unread_losses.append(loss.detach())
         elif bool(torch.isfinite(loss)):

@@ -126,13 +126,13 @@ def pretrain(
         settings.momentum,
         weight_decay=settings.weight_decay,
     )
-    images_in_all = len(sampler)
+    n_images = len(sampler)
     history: list[dict[str, float]] = []
     if checkpoints is not None:
         # All that changes the result: checkpoints made with other settings are refused.
         result_settings = {
             **asdict(settings),
-            "images": images_in_all,
+            "images": n_images,
             **checkpoints.settings,
         }
         checkpoints = CheckpointFolder(checkpoints.folder, result_settings)
@@ -142,7 +142,7 @@ def pretrain(
     n_finished = len(history)  # epochs before the checkpoint
     for epoch in range(n_finished, settings.epochs):
         title = f"epoch {epoch + 1}"
-        with progress_bar(images_in_all, title, show=progress) as bar:
+        with progress_bar(n_images, title, show=progress) as bar:
             epoch_results = _train_epoch(
                 model, loader, optimizer, settings, title, progress=bar.update
             )
