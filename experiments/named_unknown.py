@@ -373,8 +373,8 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
     """
     classifier = trial.taught_to(empty, stream)
     probabilities_of = classifier.confidence.probabilities
-    held_out = classifier.evidence(stream.features[[row for _, row in trial.held_out]])
-    true_names = [name for name, _ in trial.held_out]
+    true_names, rows_held_out = zip(*trial.held_out)
+    held_out = classifier.evidence(stream.features[list(rows_held_out)])
     correct = torch.from_numpy(right(classifier, held_out, true_names))
     confidence = probabilities_of(held_out).amax(1)
     known = (confidence >= classifier.strict).double()
@@ -472,7 +472,7 @@ def means_of(rows: list[tuple[list, Measures]]) -> list[list[str]]:
         groups.setdefault(tuple(key[:3]), []).append(measures.values)
     lines = []
     for key, values_of_seeds in groups.items():
-        line = [str(entry) for entry in key]
+        line = list(map(str, key))
         for values in np.array(values_of_seeds).T:
             line.append(number(_mean_of_numbers(values), ".3f"))
         lines.append(line)

@@ -43,6 +43,11 @@ def lesson_of(seed, number, frames):
     return images(number, frames, seed=seed), f"c{number}"
 
 
+def lessons_of_three_classes(count, frames=6):
+    """Lessons of three classes, one after the other."""
+    return [lesson_of(seed, seed % 3, frames) for seed in range(count)]
+
+
 def teach(learner, lessons):
     for source, label in lessons:
         learner.teach(source, label)
@@ -142,7 +147,7 @@ def test_move_of_a_lesson(make_any, tmp_path_factory, data, case):
 
 def wrong_and_right(make_any, method):
     """A learner whose lesson 5 has the name tea instead of c1, and one without."""
-    lessons = [lesson_of(seed, seed % 3, 6) for seed in range(6)]
+    lessons = lessons_of_three_classes(6)
     right = teach(make_any(method), lessons)
     lessons[4] = (lessons[4][0], "tea")
     return teach(make_any(method), lessons), right
@@ -224,7 +229,7 @@ def test_a_lesson_of_too_many_images(full, tmp_path):
 
 def test_undo_of_the_last_predicts_nothing(make_any, monkeypatch):
     """Lessons before it are repeated with what was observed of them."""
-    learner = teach(make_any(), [lesson_of(seed, seed % 3, 2) for seed in range(9)])
+    learner = teach(make_any(), lessons_of_three_classes(9, frames=2))
 
     def predict(*_):
         pytest.fail("a clip is predicted anew")
@@ -235,7 +240,7 @@ def test_undo_of_the_last_predicts_nothing(make_any, monkeypatch):
 
 def test_most_lessons_that_are_kept(make_any, monkeypatch):
     monkeypatch.setattr(history, "MOST_LESSONS", 3)
-    lessons = [lesson_of(seed, seed % 3, 2) for seed in range(6)]
+    lessons = lessons_of_three_classes(6, frames=2)
     learner = teach(make_any(), lessons)
     assert learner.undoable == [4, 5, 6]
     learner.undo(5)
@@ -267,12 +272,12 @@ def test_bytes_for_undo(make_any):
     features = learner._state.history.features[0]
     before = learner._state.history.classifier_before
     assert learner.undo_bytes == features.bytes + tensor_bytes(before.tensors())
-    teach(learner, [lesson_of(seed, seed % 3, 6) for seed in range(20)])
+    teach(learner, lessons_of_three_classes(20))
     assert learner.undo_bytes <= (4 + 1) * SMALL_BUDGET
 
 
 def test_undo_after_forget(make_any):
-    lessons = [lesson_of(seed, seed % 3, 6) for seed in range(6)]
+    lessons = lessons_of_three_classes(6)
     learner = teach(make_any(), lessons)
     learner.forget("c1")
     assert learner.undo(1).images == {"c0": 6}
@@ -284,7 +289,7 @@ def test_undo_after_forget(make_any):
 
 def test_history_of_merged_learners(make_any):
     learner = teach(make_any(), [lesson_of(9, 3, 6)])
-    second = teach(make_any(), [lesson_of(seed, seed % 3, 6) for seed in range(6)])
+    second = teach(make_any(), lessons_of_three_classes(6))
     learner.merge(second)
     assert [lesson.number for lesson in learner.lessons] == list(range(1, 8))
     assert learner.undoable == []
@@ -372,7 +377,7 @@ def test_pictures_after_undo(pictured, tmp_path):
 @pytest.mark.parametrize("saved", [False, True])
 def test_remove_an_image(make_any, tmp_path, saved):
     """The learner answers as one that never had it."""
-    lessons = [lesson_of(seed, seed % 3, 6) for seed in range(6)]
+    lessons = lessons_of_three_classes(6)
     learner = teach(make_any(), lessons)
     if saved:
         learner = saved_and_loaded(learner, tmp_path / "a.safetensors")
