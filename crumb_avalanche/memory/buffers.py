@@ -340,9 +340,9 @@ class CodeBuffer(MemoryBuffer):
             codes_bghw = batch.codes[positions]
         codes_bhwg = codes_bghw.permute(0, 2, 3, 1)  # location by location
         # On the CPU: packing would wait for a GPU as well.
-        codes_per_item = codes_bhwg.reshape(len(positions), -1).cpu()
+        codes_of_images = codes_bhwg.reshape(len(positions), -1).cpu()
         codebook = _codebook_of(model)
-        return pack(codes_per_item, bits_per_code(codebook.codebook_size))
+        return pack(codes_of_images, bits_per_code(codebook.codebook_size))
 
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
         """Decode rows of packed codes, ``(n, bytes)``, to maps ``(n, C, H, W)``.

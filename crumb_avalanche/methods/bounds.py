@@ -79,7 +79,8 @@ def one_cycle(step: int, steps: int, peak: float) -> CycleStep:
     """Return rate and momentum of a step, with the defaults of torch's ``OneCycleLR``.
 
     The rate rises to its peak in the first 30 % of the steps, then falls to nearly 0;
-    the momentum does the opposite.
+    the momentum does the opposite. Unlike torch's scheduler, a function of the step has
+    no state that a checkpoint would have to store.
 
     Args:
         step: number of the step, from 0.

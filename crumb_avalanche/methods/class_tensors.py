@@ -26,7 +26,8 @@ def grown(rows: Tensor, count: int) -> Tensor:
         reserved = rows.new_zeros(n_reserved, *shape[1:])
         reserved[: len(rows)] = rows
         rows = reserved
-    # A view of the first rows; those in reserve behind it are zeros.
+    # A view of the first rows. A slice would end where ``rows`` does; those in reserve
+    # behind it are zeros.
     return rows.as_strided(shape, rows.stride())
 
 

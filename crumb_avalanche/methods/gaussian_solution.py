@@ -104,7 +104,7 @@ class LowRankRoot(NamedTuple):
             deviations=deviations,
             rows=scaled,
             root=root,
-            root_and_unit=(root.mT + identity).contiguous(),
+            root_and_unit=(root.mT + identity).contiguous(),  # L^T + I, to whiten
             inverse=torch.cholesky_inverse(root),
             scale=scale,
         )

@@ -336,6 +336,7 @@ class ClassGaussians(ClosedForm):
             other: the other instance, which is not changed.
             labels: the number in this instance of each class of the other one.
         """
+        # A class is number ``mine`` here and ``theirs`` in the other instance.
         for merged in self.classes.absorb_means(other.classes, labels):
             # ``between`` is a row R; the class's scatter grows by R^T R.
             if self.scatter is not None:

@@ -51,6 +51,7 @@ def sample_gradients(
     """
     layers = model.plastic_layers
     tensors = {**dict(layers.named_parameters()), **dict(layers.named_buffers())}
+    # ``grad`` follows the argument of ``image_loss`` alone, not these tensors.
     tensors = {name: tensor.detach() for name, tensor in tensors.items()}
     trained_weights = selected(tensors, trainable(layers))  # by name
 
@@ -302,7 +303,7 @@ class GSSPlugin(ImageMemoryPlugin):
         maps = batch.feature_map
         labels = batch.labels
         slots: list[int] = []  # of the memories
-        was_trained_on = self.batch is not None
+        was_trained_on = self.batch is not None  # a training step sets it
         with model.stopwatch.measure("replay"):
             if not was_trained_on:
                 # No memories were replayed with these images.

@@ -39,7 +39,8 @@ def mean_importances(
 ) -> Tensors:
     """Return how important each weight is, on average over an experience's images.
 
-    Gradients are of one image at a time. The model is in evaluation mode meanwhile.
+    Gradients are of one image at a time, since that of a batch is the mean of theirs.
+    The model is in evaluation mode meanwhile.
 
     Args:
         strategy: gives the model and the experience; the gradients are 0 afterwards.

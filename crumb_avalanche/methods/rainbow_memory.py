@@ -159,7 +159,8 @@ def memory_rate(epoch: int, rate: float) -> float:
 
     A tenth of the rate in the first epoch. Then it begins at the full rate again and
     again, and falls along a cosine to a hundredth in 1, 2, 4, ... epochs (cosine
-    annealing with warm restarts).
+    annealing with warm restarts). Unlike torch's scheduler, a function of the epoch has
+    no state that a checkpoint would have to store.
 
     Args:
         epoch: number of the epoch after an experience, from 0.

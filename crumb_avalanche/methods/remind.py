@@ -322,7 +322,8 @@ def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
     first_row, first_column, rows, columns = (
         torch.from_numpy(boxes).to(maps.device).unbind(1)
     )
-    # Rows are resized by a product with weights, then columns.
+    # ``interpolate`` takes one box for all maps of a batch. Here rows are resized by a
+    # product with weights, then columns.
     rows_nhx = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)
     row_weights = _resizing_weights(first_row, rows, height).to(maps)
     maps_nhwc = torch.bmm(row_weights, rows_nhx).view(count, height, width, channels)

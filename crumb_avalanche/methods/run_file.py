@@ -66,7 +66,7 @@ def save_learner(
     try:
         state = {
             "feature_extractor": dict(feature_extractor.state_dict()),
-            "strategy": strategy.answer_state(),
+            "strategy": strategy.answer_state(),  # all that evaluation needs
         }
         write_state(path, state, metadata)
     except StateError as error:

@@ -274,14 +274,14 @@ class MeansSpan(NamedTuple):
         background = None  # squared distances from any class, (B,)
         if self.background is not None:
             background = points.square() @ self.background
-        seen = SeenPoints(
+        seen_points = SeenPoints(
             points=points,
             means=self.means,
             lengths=lengths,
             background=background,
             apart=apart_from_drawn,
         )
-        typicality = Typicality(scores, values=seen.values(self.apart_share))
+        typicality = Typicality(scores, values=seen_points.values(self.apart_share))
         if len(cosines) > 1:
             typicality = typicality._replace(apart=cosines[1].amax(1))
         if left_out is None or len(self.means) < 2:  # no other class would be left
@@ -342,14 +342,14 @@ class MeansSpan(NamedTuple):
             along_normal = (normals_in_plane @ normal).unsqueeze(1)
             normals_in_plane = normals_in_plane - along_normal * normal
             apart_share = _apart_share(normals_in_plane, len(self.centre))
-        seen = SeenPoints(
+        seen_points = SeenPoints(
             points=points,
             means=means - centre,
             lengths=lengths,
             background=background,
             apart=apart,
         )
-        return seen.values(apart_share)
+        return seen_points.values(apart_share)
 
     def _background_without(
         self, column: int, points: Tensor, squares: Tensor

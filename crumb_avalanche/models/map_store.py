@@ -373,6 +373,7 @@ class MapStore:
         starts = np.arange(0, len(rows), FILL_BATCH)
         for start in np.random.default_rng().permutation(starts):
             positions = np.arange(start, min(start + FILL_BATCH, len(rows)))
+            # An entry is the checksum of a map, 0 where the map is missing.
             missing = positions[self._entries(rows[positions]) == 0]
             if len(missing):
                 drawn_rows.append(rows[missing])

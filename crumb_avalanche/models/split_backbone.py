@@ -225,7 +225,7 @@ def split_backbone(
     model.backbone = name
     has_empty_extractor = not model.stages
     if codebook is True and not has_empty_extractor:
-        codebook = usual_codebook(model, is_fine_tuned)
+        codebook = usual_codebook(model, is_fine_tuned=is_fine_tuned)
     elif isinstance(codebook, bool):
         codebook = None
     n_channels = model.map_shape[0]

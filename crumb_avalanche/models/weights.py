@@ -279,7 +279,7 @@ def torchvision_weights(name: str) -> dict[str, Tensor]:
         WeightsError: they cannot be fetched, or are damaged.
         OSError: they cannot be written.
     """
-    weights = _torchvision_entry(name)
+    weights = _torchvision_entry(name)  # their address and how to fetch them
     if weights is None:
         raise ValueError(
             f"torchvision has no weights of {name}; train it as crumb demo does, or "

@@ -307,6 +307,7 @@ class ContactSheet:
             if answer.unknown:
                 answered = None
             self.pairs[answer.truth, answered] += 1
+        # Cards are compared by ``order``, and sorted.
         is_among_the_first = (
             len(self._cards) < self.most_cards or card < self._cards[-1]
         )

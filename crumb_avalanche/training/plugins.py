@@ -144,7 +144,8 @@ class SeenClassesPlugin(StatefulPlugin):
     def unseen_mask(self, n_classes: int, device: torch.device | str = "cpu") -> Tensor:
         """Return the mask of the outputs whose classes were not seen yet.
 
-        It is made once for each set of classes and device.
+        It is made once for a set of classes and a device: a new class empties the
+        cache.
 
         Args:
             n_classes: number of outputs of the head.
