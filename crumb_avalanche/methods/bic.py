@@ -247,6 +247,7 @@ def fit_bias(
             loss.backward()
             optimizer.step()
             schedule.step()
+            # Outside of the graph of the loss.
             alpha_and_beta.data[0].clamp_(min=_SMALLEST_ALPHA)
     fitted_alpha, fitted_beta = alpha_and_beta.detach().tolist()
     return fitted_alpha, fitted_beta

@@ -71,8 +71,8 @@ def replay_strategy(
         storage_policy=buffer(recipe.mem_size, selection_rule, recipe.seed),
         direct_weight=direct_weight,
         codebook_weight=codebook_weight,
-        **settings.replay,
-        **recipe.common(),
+        **settings.replay,  # when and how many memories are replayed
+        **recipe.common(),  # arguments of every strategy, and those for Avalanche
     )
 
 

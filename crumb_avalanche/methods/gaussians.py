@@ -485,6 +485,7 @@ class BlendedGaussians(ClassGaussians):
             means=class_points,
             whitened_means=whitened_means,
             groups=groups,
+            # The inverse of the order in which the groups have the classes.
             order=torch.cat([group.members for group in groups]).argsort(),
         )
 
@@ -549,6 +550,7 @@ class BlendedGaussians(ClassGaussians):
             means=whitened_means,
             whitened_means=whitened_means,
             groups=groups,
+            # The inverse of the order in which the groups have the classes.
             order=torch.cat([group.members for group in groups]).argsort(),
         )
 

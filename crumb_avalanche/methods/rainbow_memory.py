@@ -239,6 +239,7 @@ def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
     # Slices, cut off at the edges of the image.
     rows = _around(middle_row, int(height * side), height)
     columns = _around(middle_column, int(width * side), width)
+    # Of each image the index of the one that its box is from.
     sources = torch.from_numpy(random.permutation(len(images))).to(images.device)
     mixed = images.clone()
     mixed[..., rows, columns] = images[sources][..., rows, columns]

@@ -266,6 +266,7 @@ class RandomProjection(RandomFeatures):
         eigenvalues, vectors = torch.linalg.eigh(gram)
         eigenvalues = eigenvalues.clamp_min(0)  # negative ones are rounding
         along = vectors.mT @ class_sums  # class sums along the eigenvectors
+        # In units as well, as if features were divided by the root of the unit.
         energies = along.square().sum(1) / unit
         images = int(self.counts.sum())
         ridge = unit * chosen_ridge(eigenvalues / unit, energies, images)

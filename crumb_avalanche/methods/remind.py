@@ -483,6 +483,7 @@ class RemindStrategy(StreamStrategy):
         weights = torch.from_numpy(weight_of_new.repeat(per_new_image)[:count]).to(maps)
         weights = weights.unsqueeze(1)  # (R, 1)
         map_weights = weights.view(-1, 1, 1, 1)
+        # The first half of the memories is mixed with the second.
         mixed_maps = map_weights * maps[:count] + (1 - map_weights) * maps[count:]
         mixed_targets = weights * targets[:count] + (1 - weights) * targets[count:]
         return MixedMemories(maps=mixed_maps, targets=mixed_targets)

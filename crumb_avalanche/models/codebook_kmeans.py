@@ -79,6 +79,7 @@ def init_spherical_(codebook: Codebook, maps: Tensor, generator: Generator) -> N
         nearest_of_tiles.append(cosines.argmax(dim=1))
     nearest = torch.cat(nearest_of_tiles)  # (N,), a centre of each slice
     counts = torch.bincount(nearest, minlength=len(unit_centres)).unsqueeze(1)
+    # Of the slices that are nearest to each centre.
     sums = torch.zeros_like(unit_centres).index_add_(0, nearest, slices)
     means = sums / counts.clamp_min(1)
     # A centre that no slice is nearest to is never chosen for these slices: any length

@@ -268,10 +268,10 @@ def feature_scale_of(
     multiply_biases(trial_layers, head, factor)  # of the layers below the head
     input_after = head_input(trial_model, trial_maps * factor, classify=trial_layers)
     tolerance = 1e-4 * float(input_after.abs().max())  # of rounding
-    head_input_scales = torch.allclose(
+    is_head_input_scaled = torch.allclose(
         input_after, input_before * factor, rtol=1e-3, atol=tolerance
     )
-    return factor if head_input_scales else 1.0
+    return factor if is_head_input_scaled else 1.0
 
 
 def multiply_biases(layers: nn.Module, head: str, factor: float) -> None:

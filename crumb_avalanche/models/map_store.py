@@ -415,6 +415,7 @@ def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
     traced_code = [
         module.code for module in network.modules() if isinstance(module, GraphModule)
     ]
+    # Of other runtimes the version counts, too.
     runtime = "eager" if model.runtime.name == "torch" else str(model.runtime)
     shape = (count, *model.map_shape)
     mean = model.pixel_mean.flatten().tolist()

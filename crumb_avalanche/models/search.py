@@ -93,7 +93,7 @@ def _best_by_products(
     """
     columns = rows.t().contiguous()
     indices_of_tiles = []
-    with without_autocast(vectors.device):
+    with without_autocast(vectors.device):  # bf16 would choose other rows
         for tile in vectors.split(TILE):
             if offsets is None:
                 products = tile @ columns

@@ -193,7 +193,7 @@ def split_backbone(
     can_fine_tune = is_timm(name) or BACKBONES[name].fine_tuned
     is_fine_tuned = fine_tuning and can_fine_tune and cut_layer != 0
     if weights == "torchvision":
-        weights = published_by(name)
+        weights = published_by(name)  # the usual one of the network
     if is_timm(name):
         _check_usual_head(relu_logits, head_kernel)  # only SqueezeNet has others
         model = split_timm(

@@ -481,6 +481,7 @@ def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
     longer_side = max(size)
     # The longer side has HEAT_SIDE pixels.
     width, height = (max(1, round(HEAT_SIDE * side / longer_side)) for side in size)
+    # Resized: each pixel has the mean of the locations that it covers.
     evidence = torch.nn.functional.adaptive_avg_pool2d(
         shares[None].float(), (height, width)
     )[0]

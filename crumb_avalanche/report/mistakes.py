@@ -157,6 +157,7 @@ def write_mistakes(
     """
     wrong = np.flatnonzero(predictions["label"] != predictions["answer"])
     confidence = predictions["confidence"][wrong]
+    # Indices of the mistakes, the most confident first.
     worst_first = wrong[np.argsort(-confidence, kind="stable")]
     pairs = count_pairs(table, predictions)
     classes = counts_of_classes(table, pairs)

@@ -143,7 +143,7 @@ def _file_contents(
     """
     runs = group_tables.runs_table(groups, output)
     page = render(PAGE, report_page(groups, summary, runs, left_out))
-    varying = differences(groups)
+    varying = differences(groups)  # names of the settings in which they differ
     common_names = [name for name in NAMES if name not in varying]
     title = ", ".join(f"{name} {groups[0].settings[name]}" for name in common_names)
     curves = [group.curve for group in groups]

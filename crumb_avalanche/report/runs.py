@@ -391,7 +391,7 @@ def _label_differences(groups: list[Group]) -> None:
     Args:
         groups: of runs; their ``label`` is changed.
     """
-    varying = differences(groups)
+    varying = differences(groups)  # names of the settings in which they differ
     names_in_order = dict.fromkeys([*IDENTITY, *varying])
     for name in names_in_order:
         # Every label begins with the strategy.

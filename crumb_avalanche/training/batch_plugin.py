@@ -84,8 +84,9 @@ class BatchPlugin(StatefulPlugin):
         hook recorded.
         """
         forward_record = self._forward_record_of_batch(strategy)
-        self._stop_recording()
+        self._stop_recording()  # removes the hook
         _check_map_shape(forward_record, strategy.model)
+        # ``_position`` images of the experience came in earlier batches.
         end = self._position + len(strategy.mb_y)
         positions = range(self._position, end)  # of the images in the experience
         self.batch = StreamBatch(

@@ -195,7 +195,7 @@ class CRUMBPlugin(StoringPlugin):
         layers. Before, ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta
         is 0.
         """
-        self._observe_first_experience(strategy)
+        self._observe_first_experience(strategy)  # to test it on these later
         if self.codebook_weight == 0:
             strategy.loss = self.direct_weight * strategy.loss
         else:

@@ -100,7 +100,7 @@ class FeatureCache(StatefulPlugin):
                 "(benchmarks_toybox_ilab does), or train without the cache"
             )
         labels = labels_of(images)
-        rows = np.asarray(list(images.frame_row))
+        rows = np.asarray(list(images.frame_row))  # numbers of the maps in the store
         maps = self.store.dataset(images, rows, labels)
         attributes = [DataAttribute(labels, "targets")]
         if hasattr(images, "clip"):

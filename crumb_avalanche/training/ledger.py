@@ -257,7 +257,7 @@ class LedgerMetric(PluginMetric[dict]):
         else:
             sizes = sizes_of_policy(self.storage_policy)
         codebook_bytes = tensor_bytes(_codebook_tensors(strategy.model))
-        bytes_of_method = statistics_bytes(strategy)
+        bytes_of_method = statistics_bytes(strategy)  # such as class means
         return {
             "buffer_items": sizes.memories,
             "buffer_bytes": sizes.memory_bytes,
