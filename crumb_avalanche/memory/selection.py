@@ -306,7 +306,8 @@ class ClassBalancedReservoir(SelectionRule):
         n_memories = slots.count(label)
         if n_memories == 0:
             return False
-        admission_probability = n_memories / self.seen[label]
+        n_images = self.seen[label]  # offered of the class so far, with this one
+        admission_probability = n_memories / n_images
         if slots.random.random() >= admission_probability:
             return False
         slots.release(label)  # evicts a random memory of the class

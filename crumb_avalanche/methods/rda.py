@@ -180,14 +180,14 @@ class RegularizedDiscriminant(BlendedGaussians):
             ValueError: there is less than a direction for each class.
         """
         cls.check_directions(n_classes, items)
-        head_alone = 0
+        n_alone = 0  # last features that answer alone, too
         if head_length < length and settings["head_share"]:
-            head_alone = head_length
+            n_alone = head_length
         return cls(
-            n_classes=0,
+            n_classes=0,  # they are added as they come
             length=length,
             directions=MOST_DIRECTIONS,
-            part=head_alone,
+            part=n_alone,
             **settings,
         )
 

@@ -227,8 +227,8 @@ class Entry:
             n_classes: classes of the whole stream.
             method: settings of the method; default its defaults.
             charged: whether to subtract the fixed bytes from the budget.
-            exact: whether to charge CRUMB's codebook with its four bytes per value, and
-                never to round up.
+            exact: whether to charge CRUMB's codebook with its four bytes per value,
+                even if nothing else is charged, and never to round up.
 
         Raises:
             ValueError: the budget is too small for one memory.
@@ -445,6 +445,7 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
     def item_bytes(model: "SplitModel", method: Any) -> int:
         """Return the bytes of one item that a budget buys, such as a direction."""
+        # What computes the features, and settings of the form by name.
         features, form_settings = parts_of(method)
         return form.item_bytes(features.length(model), form_settings)
 

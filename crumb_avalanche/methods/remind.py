@@ -269,12 +269,12 @@ def random_boxes(
     ratio = np.exp(log_ratio)
     rows = np.maximum(np.round(np.sqrt(area / ratio)), 1).astype(np.int64)
     columns = np.maximum(np.round(np.sqrt(area * ratio)), 1).astype(np.int64)
-    fits = (rows <= height) & (columns <= width)
+    is_inside = (rows <= height) & (columns <= width)  # (count, TRIES)
     boxes = np.arange(count)
-    first_fit = fits.argmax(axis=1)  # number of the first try that fits, or 0
-    any_fits = fits[boxes, first_fit]
-    rows = np.where(any_fits, rows[boxes, first_fit], height)
-    columns = np.where(any_fits, columns[boxes, first_fit], width)
+    first_fit = is_inside.argmax(axis=1)  # number of the first try that fits, or 0
+    has_fit = is_inside[boxes, first_fit]
+    rows = np.where(has_fit, rows[boxes, first_fit], height)
+    columns = np.where(has_fit, columns[boxes, first_fit], width)
     first_row = random.integers(height - rows + 1)
     first_column = random.integers(width - columns + 1)
     return np.stack([first_row, first_column, rows, columns], axis=1)
