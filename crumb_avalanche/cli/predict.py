@@ -317,7 +317,8 @@ def line_of(answer: Answer) -> str:
     if not answer.runners_up:
         return line
     runners_up = [
-        f"{name} {100 * share:.0f} %" for name, share in answer.runners_up[:2]
+        f"{name} {100 * probability:.0f} %"
+        for name, probability in answer.runners_up[:2]
     ]
     return f"{line}  ({', '.join(runners_up)})"
 

@@ -202,6 +202,7 @@ class _ClipReader:
             name: that stands for the path of images in memory.
         """
         named_items = ((f"{name}[{i}]", item) for i, item in enumerate(source))
+        # Runs of single images, and of other sources between them.
         for is_frame, group in groupby(named_items, lambda pair: _is_frame(pair[1])):
             if not is_frame:
                 for item_name, item in group:

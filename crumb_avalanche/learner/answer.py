@@ -81,8 +81,8 @@ class Answer:
         tell, ``known`` is null and ``unknown`` false.
         """
         runners_up = [
-            {"label": label, "confidence": round(share, 6)}
-            for label, share in self.runners_up
+            {"label": label, "confidence": round(probability, 6)}
+            for label, probability in self.runners_up
         ]
         values = {
             "path": self.path,

@@ -142,13 +142,15 @@ class Classifier:
         form = form_of(method)
         assert form is not None
         arguments = form.moments if moments is None else moments
+        # Features of each view: of a look, or of a part of its feature map.
         views = ViewFeatures(FeatureMoments(**arguments), looks)
-        length = views.length(model)  # features of a view
+        length = views.length(model)  # number of features of one view
         head_length = views.of_head().length(model)
         if moments is None:
             trial = form.for_budget(length, budget_bytes, head_length)
-            # Says what so many classes would have to give up; empty if they fit.
-            if trial.fit_features(CLASSES, budget_bytes, head_length):
+            # In words what so many classes would have to give up; empty if they fit.
+            given_up = trial.fit_features(CLASSES, budget_bytes, head_length)
+            if given_up:
                 views = views.of_head()
                 length = head_length
         return cls(
@@ -217,7 +219,7 @@ class Classifier:
         """
         if name in self.names:
             return self.names.index(name), ""
-        note = self._make_room(len(self.taught) + 1)  # in the budget
+        note = self._make_room(len(self.taught) + 1)  # gives up features if it has to
         if None in self.names:  # the number of a class that was forgotten
             number = self.names.index(None)
         else:
@@ -278,18 +280,19 @@ class Classifier:
     ) -> Tensor:
         """Compute what is learned or asked: ``(n, V * D)`` features of ``V`` views.
 
-        Features of views of other looks than these are 0.
+        A look is a middle part of the image, or the whole; a view is a look, or a part
+        of its feature map. Features of views of other looks than these are 0.
 
         Args:
             model: the network.
             pixels: uint8 of ``n`` images in each look, as ``LookTransform`` returns
                 them.
-            shares: of the looks, sides in units of those of the image: ``shares`` of
-                this classifier, or of before looks were given up.
+            shares: side of each look in units of that of the image: ``shares`` of this
+                classifier, or of before looks were given up.
         """
         self.draw_nothing(model)  # once: features of images that show no class
-        used = [self.looks.shares.index(share) for share in shares]
-        return self._views(model, looks_of(pixels), used)
+        numbers_of_looks = [self.looks.shares.index(share) for share in shares]
+        return self._views(model, looks_of(pixels), numbers_of_looks)
 
     def draw_nothing(self, model: SplitModel) -> None:
         """Compute the features of drawn images that show nothing, the first time.
@@ -357,7 +360,8 @@ class Classifier:
         """Keep features of some images of a clip as those of what shows no class.
 
         Args:
-            features: ``(n, V * D)``, as ``compute`` returns them.
+            features: ``(n, V * D)`` of ``V`` views of each image (the whole image and
+                middle parts of it), as ``compute`` returns them.
 
         Raises:
             ValueError: the method has no use for them.
@@ -372,8 +376,10 @@ class Classifier:
         spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
         spread_features = features[spread.round().long()]
         views = self._computed_views(spread_features)  # numbers of those that are used
-        rows = self._rows_of(spread_features, views)  # one for each view of each image
-        self.nothing = with_shown(self.nothing, rows)  # of which the latest are kept
+        # ``(images * views, D)``.
+        features_of_views = self._rows_of(spread_features, views)
+        # Drawn images first, then the latest of those that were shown.
+        self.nothing = with_shown(self.nothing, features_of_views)
 
     def begin_lesson(self) -> None:
         """Let all that was learned so far answer for the first clip of a lesson."""
@@ -391,12 +397,13 @@ class Classifier:
     ) -> Prediction | None:
         """Answer for a clip before it is learned, and record the answer in place.
 
-        The records are what the confidence and the weights of the views are fitted to.
-        A copy of the statistics answers that may lack the last images, since statistics
-        that change have to be solved anew.
+        What is recorded of it is what the confidence and the weights of the views are
+        fitted to. A copy of the statistics answers that may lack the last images, since
+        statistics that change have to be solved anew.
 
         Args:
-            features: ``(n, V * D)`` of the clip's images, as ``compute`` returns them.
+            features: ``(n, V * D)`` of ``V`` views of each of the clip's images (the
+                whole image and middle parts of it), as ``compute`` returns them.
             number: of the clip's class.
 
         Returns:
@@ -407,18 +414,23 @@ class Classifier:
         if not self._judges(form, number):
             return None
         views = self._computed_views(features)  # numbers of those that are used
-        rows = self._rows_of(features, views)  # one for each view of each image
-        of_views = evidence(form, rows, self.nothing, left_out=number)
+        features_of_views = self._rows_of(
+            features, views
+        )  # (n * V', D), image by image
+        # Scores of the classes, and how typical each view is of them.
+        of_views = evidence(form, features_of_views, self.nothing, left_out=number)
         losses = self._losses_of(of_views, views, number)
         self.look_weights.add_losses(losses)  # which the next line weights by
         of_images = self._of_images(of_views, views)
+        # ``add_lesson`` replaces the number of the lesson.
         records = Records.of_lesson(of_images, number, lesson=0)
         self.confidence.add_lesson(records)
         confidence = self._earlier_confidence
-        of_clip = confidence.of_clip(of_images)
+        clip_probabilities = confidence.of_clip(of_images)  # (1, C)
+        is_known = confidence.known(clip_probabilities, of_images, self.strict)
         return Prediction(
             evidence=confidence.calibrated(of_images),
-            known=bool(confidence.known(of_clip, of_images, self.strict)),
+            known=bool(is_known),
             observation=Observation(records, losses),
         )
 
@@ -427,21 +439,23 @@ class Classifier:
     ) -> Tensor:
         """Return what a clip adds to the losses of each weighting of the looks.
 
-        A weighting says how much the scores of each look count; the weights in use are
-        a mean over weightings, in which those with smaller losses count more.
+        A look is a middle part of the image, or the whole. A weighting says how much
+        the scores of each look count; the weights in use are a mean over weightings, in
+        which those with smaller losses count more.
 
         Args:
-            of_views: evidence of its images, a row for each view.
-            views: numbers of the views.
+            of_views: scores of its images, a row for each view of each image.
+            views: numbers of the views: of a look, or of a part of its feature map.
             number: of its class; for a new one all are 0.
 
         Returns:
             ``(weightings,)`` float64.
         """
-        if number not in of_views.labels:
+        if number not in of_views.class_of_column:
             return torch.zeros_like(self.look_weights.losses)
         scores = of_views.scores.unflatten(0, (-1, len(views)))  # (n, V', C)
-        column = int((of_views.labels < number).sum())  # of the class in the scores
+        # Columns are in the order of class numbers.
+        column = int((of_views.class_of_column < number).sum())
         return self.look_weights.losses_of(scores, column)
 
     def _judges(self, form: ClosedForm, number: int) -> bool:
@@ -476,7 +490,8 @@ class Classifier:
         Scores of the clip are means.
 
         Args:
-            evidence: what ``evidence`` returned for ``n`` frames.
+            evidence: scores of ``n`` frames, and how typical they are of the classes,
+                as ``Classifier.evidence`` returns them.
             runners_up: most classes besides the first.
 
         Returns:
@@ -484,20 +499,29 @@ class Classifier:
             the best classes in order, and whether the first one is named (else the
             answer is unknown).
         """
-        of_frames = self.confidence.probabilities(evidence)
-        of_clip = self.confidence.of_clip(evidence)
-        shares = torch.cat([of_frames, of_clip])
-        known = self.confidence.known(shares, evidence, self.strict).tolist()
-        best = shares.argsort(1, descending=True)[:, : runners_up + 1]
-        names = [str(self.names[number]) for number in evidence.labels.tolist()]
+        probabilities_of_frames = self.confidence.probabilities(evidence)  # (n, C)
+        probabilities_of_clip = self.confidence.of_clip(evidence)  # (1, C)
+        probabilities = torch.cat([probabilities_of_frames, probabilities_of_clip])
+        is_known = self.confidence.known(probabilities, evidence, self.strict)
+        order = probabilities.argsort(1, descending=True)  # columns, best one first
+        best = order[:, : runners_up + 1]
+        class_of_column = evidence.class_of_column.tolist()
+        name_of_column = [str(self.names[number]) for number in class_of_column]
         rankings = []
-        for row, columns, is_known in zip(shares, best.tolist(), known, strict=True):
-            classes = [(names[column], float(row[column])) for column in columns]
-            rankings.append((classes, is_known))
+        for row, columns, row_is_known in zip(
+            probabilities, best.tolist(), is_known.tolist(), strict=True
+        ):
+            classes = [
+                (name_of_column[column], float(row[column])) for column in columns
+            ]
+            rankings.append((classes, row_is_known))
         return rankings
 
     def _of_images(self, of_views: Evidence, views: Sequence[int]) -> Evidence:
         """Return the evidence of ``n`` images: weighted means over their views.
+
+        Evidence is the scores of the classes, and how typical an image is of them; a
+        view is a middle part of the image, or the whole.
 
         Args:
             of_views: evidence with ``n * V'`` rows, image by image.
@@ -517,13 +541,14 @@ class Classifier:
         left_out = of_views.left_out
         if left_out is not None:
             left_out = mean(left_out)
-        clips = [self.clips[number] for number in of_views.labels.tolist()]
+        class_of_column = of_views.class_of_column.tolist()
+        clip_counts = [self.clips[number] for number in class_of_column]
         return of_views._replace(
             scores=mean(of_views.scores),
             typicality=mean(of_views.typicality),
             apart=apart,
             left_out=left_out,
-            clips=torch.tensor(clips),
+            clip_counts=torch.tensor(clip_counts),
         )
 
     # Changes of classes
@@ -553,20 +578,20 @@ class Classifier:
         """
         source = self.find(old)
         target = self.find(new)
-        labels = {number: number for number in self.taught}
-        labels[source] = target
-        # Statistics are merged into empty ones, in which both classes have one number.
+        new_of_old = {number: number for number in self.taught}  # numbers of classes
+        new_of_old[source] = target
+        # Merged into empty statistics, in which both classes get the target's number.
         statistics = self.statistics.like(self.statistics.state_dict())
-        statistics.merge(self.statistics, labels)
+        statistics.merge(self.statistics, new_of_old)
         confidence = self._empty_confidence()
-        confidence.merge(self.confidence, labels)
+        confidence.merge(self.confidence, new_of_old)
         self.statistics = statistics
         self.confidence = confidence
         self.names[source] = None
         for counts in (self.images, self.clips):
             counts[target] += counts[source]
             counts[source] = 0
-        self._earlier_form.forget()  # the copy of the earlier statistics
+        self._earlier_form.forget()  # its copy of the statistics has the old class
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
@@ -608,22 +633,23 @@ class Classifier:
         Raises:
             BudgetError: the classes of both do not fit into the budget.
         """
-        labels: dict[int, int] = {}  # number here, by number in the other
-        notes = []
+        mine_of_theirs: dict[int, int] = {}  # numbers of classes here and there
+        notes = []  # in words what is given up for each class, empty if nothing
         for theirs in other.taught:
             mine, note = self.ensure_class(str(other.names[theirs]))
-            labels[theirs] = mine
+            mine_of_theirs[theirs] = mine
             self.images[mine] += other.images[theirs]
             self.clips[mine] += other.clips[theirs]
             notes.append(note)
         # Features that were given up on one side are given up on both.
-        self._merge_statistics(other, labels)
-        notes.append(self._make_room(len(self.taught)))
+        self._merge_statistics(other, mine_of_theirs)
+        notes.append(self._make_room(len(self.taught)))  # for the merged statistics
         self._merge_nothing(other.nothing)
         if other.length == self.length:
-            self.confidence.merge(other.confidence, labels)
+            # What was recorded holds for as many features as it was recorded with.
+            self.confidence.merge(other.confidence, mine_of_theirs)
             self.look_weights.merge(other.look_weights)
-        self._earlier_form.forget()
+        self._earlier_form.forget()  # its copy lacks what was merged
         return [note for note in notes if note]
 
     def _merge_statistics(self, other: "Classifier", labels: dict[int, int]) -> None:

@@ -198,8 +198,8 @@ class Confidence:
 
         Their sum is the probability that the image shows any of them.
         """
-        shares = self.calibrated(evidence).scores.softmax(1)
-        return shares * self.odds(evidence).sigmoid().unsqueeze(1)
+        among_classes = self.calibrated(evidence).scores.softmax(1)  # if it shows one
+        return among_classes * self.odds(evidence).sigmoid().unsqueeze(1)
 
     def of_clip(self, evidence: Evidence) -> Tensor:
         """Return ``(1, C)`` probabilities for all images together, as those of a clip.
@@ -233,14 +233,17 @@ class Confidence:
         """Return logarithms of the odds that images show any class: ``(B,)`` float64.
 
         Those of images that look like what was shown as nothing are low.
+
+        Args:
+            evidence: how typical ``B`` images are of the classes.
         """
-        fit = self._fit_for(evidence)
-        # One for each image, also where exporters trace it.
+        fit = self._fit_for(evidence)  # to earlier answers; cached
+        # Computed, where torch.full would be traced as a constant number of images.
         odds = 0 * evidence.typicality[:, 0] + CERTAIN
         if fit.prior is not None:
-            classes = len(evidence.labels.tolist())
+            n_classes = len(evidence.class_of_column.tolist())
             closeness = fit.prior.closeness(evidence.typicality)
-            odds = _odds(fit, closeness, evidence.taught, classes)
+            odds = _odds(fit, closeness, evidence.mean_log_clips, n_classes)
         if fit.least_apart is not None:
             odds = _limited(odds, evidence.typicality[:, 2], fit.least_apart)
         if evidence.apart is not None:
@@ -251,8 +254,12 @@ class Confidence:
 
     def _fit_for(self, evidence: Evidence) -> _Fit:
         """Return what was fitted for the classes that gave the evidence."""
-        counts = zip(evidence.labels.tolist(), evidence.counts.tolist(), strict=True)
-        return self._fit_of(dict(counts), evidence.taught)
+        counts = zip(
+            evidence.class_of_column.tolist(),
+            evidence.image_counts.tolist(),
+            strict=True,
+        )
+        return self._fit_of(dict(counts), evidence.mean_log_clips)
 
     def _fit_of(self, images: Mapping[int, int], clips: float) -> _Fit:
         """Return what is fitted to the records, cached till the classes change.
@@ -272,12 +279,15 @@ class Confidence:
     ) -> _Fit:
         """Fit prior, temperature, shift and thresholds to the records.
 
+        Records say how images were answered before they were learned.
+
         Args:
             key: what it is cached by.
-            images, clips: see ``_fit_of``.
+            images: number of images of each class, by number of the class.
+            clips: mean logarithm of the clips of each class.
         """
-        records = self._of_known
-        present = self._of_present(records, images)
+        records = self._of_known  # of classes that were known before
+        present = self._of_present(records, images)  # of times like the present
         prior = self.prior
         if prior is None and present.number_of_lessons >= LEAST_LESSONS:
             prior = prior_of_records(present.typicality, present.left_out)
@@ -299,16 +309,17 @@ class Confidence:
     def _of_present(records: Records, images: Mapping[int, int]) -> Records:
         """Return the records that hold for the present classes, if they are enough.
 
-        Else those that hold for the present images of their class alone, or all.
+        They are of times when their class had half of its present images, and there
+        were half of the present classes. Else only the first has to hold, or neither.
 
         Args:
             records: of clips that were predicted before they were learned.
             images: number of images of each present class, by number of the class.
         """
-        present = torch.tensor([images.get(c, 0) for c in records.labels.tolist()])
-        of_many_images = 2 * records.images >= present
-        of_many_classes = 2 * records.classes >= len(images)
-        for mask in (of_many_images & of_many_classes, of_many_images):
+        images_now = torch.tensor([images.get(c, 0) for c in records.labels.tolist()])
+        has_many_images = 2 * records.images >= images_now
+        has_many_classes = 2 * records.classes >= len(images)
+        for mask in (has_many_images & has_many_classes, has_many_images):
             chosen = records.where(mask)
             if chosen.number_of_lessons >= LEAST_LESSONS:
                 return chosen
@@ -331,13 +342,15 @@ class Confidence:
         """
         fit = self._fit_of(images, clips)
         known = self._of_present(self._of_known, images)
+        # Each image as if its class had not been taught.
         strange = self._of_present(self._records.left_out_alone(), images)
-        least = fit.least_named(strict)
-        expected = _expected(fit, strict, clips, len(images))
-        named = _mixed(expected.named, _confidence(fit, strange) >= least, strange)
-        named = max(expected.named, named)
+        least = fit.least_named(strict)  # probability from which on a class is named
+        is_refused = _confidence(fit, known) < least
+        is_named = _confidence(fit, strange) >= least
+        expected = _expected(fit, strict, clips, len(images))  # by the prior alone
+        named = max(expected.named, _mixed(expected.named, is_named, strange))
         return Rates(
-            refused=_mixed(expected.refused, _confidence(fit, known) < least, known),
+            refused=_mixed(expected.refused, is_refused, known),
             named=named,
             named_alike=max(expected.named_alike, named),
         )
@@ -392,16 +405,21 @@ class Confidence:
 def _odds(fit: _Fit, closeness: Tensor, clips: Any, classes: Any) -> Tensor:
     """Return logarithms of the odds that images show any class: ``(n,)``.
 
+    They grow linearly with closeness, from the odds at the least closeness of what is
+    named.
+
     Args:
-        fit: with a prior.
-        closeness: ``(n,)`` of the images.
-        clips, classes: see ``Line.at``.
+        fit: what was fitted to earlier answers, with a prior.
+        closeness: ``(n,)``, how close the images are to the nearest class.
+        clips, classes: mean logarithm of the clips of each class, and number of
+            classes; what the prior expects depends on both.
     """
     prior = fit.prior
     assert prior is not None
     below_mean = BELOW_MEAN * prior.known_deviation.at(clips, classes)
     quantile = prior.known.at(clips, classes) - below_mean
     least_closeness = quantile + fit.shift + fit.excess / 2  # of what is named
+    # One class has the share CLEAR of the probability of any class, and STRICT in all.
     odds_of_least = _logit(STRICT / CLEAR)
     slope = prior.slope.at(clips, classes)
     return odds_of_least + slope * (closeness - least_closeness)
@@ -438,18 +456,22 @@ def _shift(prior: Prior, records: Records, clips: float, classes: int) -> float:
 
     Args:
         prior: counts as some lessons without a difference.
-        records: of known classes.
-        clips, classes: now; see ``Line.at``.
+        records: images of known classes, as they were answered before they were
+            learned.
+        clips, classes: mean logarithm of the clips of each class, and number of
+            classes, of now; what the prior expects depends on both.
     """
     if not len(records.labels):
         return 0.0
-    circumstances = (records.clips.double(), records.classes)
-    difference = prior.closeness(records.typicality) - prior.known.at(*circumstances)
-    deviations = difference / prior.known_deviation.at(*circumstances)
+    clips_then = records.clips.double()  # at the time of each record
+    expected = prior.known.at(clips_then, records.classes)
+    expected_deviation = prior.known_deviation.at(clips_then, records.classes)
+    difference = prior.closeness(records.typicality) - expected
     weights = _weights(records)
-    shift = _quantile(deviations, weights, REFUSED) + BELOW_MEAN
-    lessons = float(weights.sum())
-    shift *= lessons / (lessons + LESSONS_OF_PRIOR)
+    quantile = _quantile(difference / expected_deviation, weights, REFUSED)
+    shift = quantile + BELOW_MEAN  # the quantile of the prior is -BELOW_MEAN
+    n_lessons = float(weights.sum())
+    shift *= n_lessons / (n_lessons + LESSONS_OF_PRIOR)
     return shift * float(prior.known_deviation.at(clips, classes))
 
 
@@ -489,14 +511,17 @@ def _expected(fit: _Fit, strict: float, clips: float, classes: int) -> Rates:
     Args:
         fit: what was fitted to the records.
         strict: confidence from which on a class is named, below 1.
-        clips, classes: see ``Line.at``.
+        clips, classes: mean logarithm of the clips of each class, and number of
+            classes; what the prior expects depends on both.
     """
     prior = fit.prior
-    if prior is None:
+    if prior is None:  # every image is named
         return Rates(refused=0.0, named=1.0, named_alike=1.0)
+    # Closeness, relative to the mean of images of known classes.
     known = NormalDist(0.0, float(prior.known_deviation.at(clips, classes)))
     apart = float(prior.strange.at(clips, classes) - prior.known.at(clips, classes))
     strange = NormalDist(apart, float(prior.strange_deviation.at(clips, classes)))
+    # A number that is added to a NormalDist moves its mean.
     alike = strange + ALIKE * strange.stdev + max(0.0, -fit.shift)
     # Closeness from which on a class is named, beyond the mean of known images.
     slope = float(prior.slope.at(clips, classes))
@@ -555,7 +580,8 @@ def expected_calibration_error(
 ) -> float:
     """Return the mean difference between confidence and accuracy.
 
-    Over bins of equal width (Guo et al., ICML 2017).
+    Over bins of equal width (Guo et al., ICML 2017). In each bin the difference of the
+    means times its share of the images is the sum of differences by the number of all.
 
     Args:
         probabilities: ``(n,)``, the largest probability of each image.
@@ -564,7 +590,7 @@ def expected_calibration_error(
             one.
     """
     probabilities = probabilities.double()
-    index = (probabilities * bins).ceil().long().clamp(1, bins) - 1
-    surplus = probabilities - correct.double()
-    sums = surplus.new_zeros(bins).index_add_(0, index, surplus)
-    return float(sums.abs().sum() / len(surplus))
+    bin_of_image = (probabilities * bins).ceil().long().clamp(1, bins) - 1
+    difference = probabilities - correct.double()
+    sum_of_bin = difference.new_zeros(bins).index_add_(0, bin_of_image, difference)
+    return float(sum_of_bin.abs().sum() / len(difference))

@@ -21,8 +21,9 @@ class Evidence(NamedTuple):
 
     Attributes:
         scores: ``(B, C)`` float64, divided by the usual temperature of the closed form.
-        labels: ``(C,)`` int64, the class of each column.
-        counts: ``(C,)`` int64, images that each class was learned from.
+        class_of_column: ``(C,)`` int64, number of the class of each column of
+            ``scores``, in increasing order.
+        image_counts: ``(C,)`` int64, images that each class was learned from.
         typicality: ``(B, 3)`` float64, larger for images like those of the classes: the
             closeness to the nearest class relative to that of an image of any class;
             the cosine between the image and the class mean of nearest direction; and
@@ -32,29 +33,30 @@ class Evidence(NamedTuple):
             as nothing; ``None`` if nothing was.
         left_out: ``(B, 3)`` float64, the typicality if one class had not been learned;
             ``None`` if none was left out.
-        clips: ``(C,)`` int64, clips that each class was learned from; ``None`` counts
-            as one each.
+        clip_counts: ``(C,)`` int64, clips that each class was learned from; ``None``
+            counts as one each.
     """
 
     scores: Tensor
-    labels: Tensor
-    counts: Tensor
+    class_of_column: Tensor
+    image_counts: Tensor
     typicality: Tensor
     apart: Tensor | None = None
     left_out: Tensor | None = None
-    clips: Tensor | None = None
+    clip_counts: Tensor | None = None
 
     @property
-    def taught(self) -> float:
-        """See ``mean_log``."""
-        if self.clips is None:
+    def mean_log_clips(self) -> float:
+        """Mean logarithm of the clips of each class; see ``mean_log``."""
+        if self.clip_counts is None:
             return 0.0
-        return mean_log(self.clips.tolist())
+        return mean_log(self.clip_counts.tolist())
 
     @property
     def best(self) -> int:
         """The class with the largest mean score: the answer for all images together."""
-        return int(self.labels[self.scores.mean(0).argmax()])
+        best_column = self.scores.mean(0).argmax()
+        return int(self.class_of_column[best_column])
 
 
 def mean_log(clips: Sequence[int]) -> float:
@@ -89,14 +91,14 @@ def evidence(
         ValueError: the closed form has no class yet, or its scores are not finite: no
             images have such statistics.
     """
-    labels = statistics.image_counts.nonzero().flatten()
-    if not len(labels):
+    classes = statistics.image_counts.nonzero().flatten()  # those with images
+    if not len(classes):
         raise ValueError(
             "the closed form has no class yet; update it with images first"
         )
     column = None  # of the class that is left out
-    if left_out is not None and len(labels) > 1 and left_out in labels:
-        column = int((labels < left_out).sum())
+    if left_out is not None and len(classes) > 1 and left_out in classes:
+        column = int((classes < left_out).sum())  # columns are in the order of numbers
     try:
         typicality = statistics.typicality(features, nothing, column)
     except torch.linalg.LinAlgError as error:
@@ -107,8 +109,8 @@ def evidence(
         raise ValueError(NOT_FINITE)
     return Evidence(
         scores=scores / statistics.temperature,
-        labels=labels,
-        counts=statistics.image_counts[labels].long(),
+        class_of_column=classes,
+        image_counts=statistics.image_counts[classes].long(),
         typicality=values,
         apart=typicality.apart,
         left_out=typicality.left_out,

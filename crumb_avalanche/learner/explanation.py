@@ -20,26 +20,28 @@ def explanation(
     """Attribute the margin of an answer to the locations of an image.
 
     The margin is the score of the answer minus that of the runner-up. It is a sum over
-    the views of the image, weighted as their scores are; so is the attribution.
+    the views of the image, weighted as their scores are; so is the attribution. A look
+    is a middle part of the image, or the whole; each gives one or two views, which are
+    parts of its feature map.
 
     Args:
         classifier: what answers.
         model: the network.
         pixels: uint8 of one image in each look, as ``LookTransform`` returns them.
-        shares: of the looks, sides in units of those of the image.
+        shares: side of each look in units of that of the image.
 
     Returns:
         ``(h, w)`` float64, of the whole image.
     """
     attribution = torch.zeros(pixels.shape[-2:], dtype=torch.float64)
     look_weights = classifier.look_weights
-    weights = look_weights.weights()
+    weights = look_weights.weights()  # how much the scores of each view count
     weight_of_view = dict(zip(look_weights.used_views, weights, strict=True))
     pixels_of_look = dict(zip(shares, looks_of(pixels), strict=True))
     looks = classifier.looks
     # For each look the features of its views, in the order of the views' numbers.
     moments_of_looks = looks.windows(classifier.features_of_statistics(model))
-    view = 0
+    view = 0  # number of the view among those of all looks, used or not
     for share, moments_of_views in zip(looks.shares, moments_of_looks):
         for moments in moments_of_views:
             if view in weight_of_view and share in pixels_of_look:
@@ -74,6 +76,7 @@ def attributed_to_view(
     layers = [before_head]
     if moments.maps:  # features of the maps themselves, too
         layers = [maps, before_head]
+    # In float64, which the statistics score in; gradients are taken at these copies.
     layers = [values.double().requires_grad_() for values in layers]
     # The network's own average has no deviations.
     features = moments.of_layers(layers, averaged_by_network, TINY)

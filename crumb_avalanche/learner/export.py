@@ -248,13 +248,15 @@ class Resize(nn.Module):
         positions = torch.arange(length, device=device).double()
         # From the tensor, because exporters trace it; of one axis, because they take
         # scalars to be float32.
-        last = positions[-1:]
-        margin = torch.minimum(
-            ((last + 1) * self.margin + 0.5).floor(), (last / 2).floor()
-        )
+        last = positions[-1:]  # of which the length is 1 more
+        # Pixels left out on each side, at most so many that one or two are left.
+        rounded_margin = ((last + 1) * self.margin + 0.5).floor()
+        margin = torch.minimum(rounded_margin, (last / 2).floor())
         scale = (last + 1 - 2 * margin) / self.size
         new_positions = torch.arange(self.size, device=device).double()
         centres = (new_positions + 0.5) * scale + margin
+        # From the centre of each new pixel to that of an old one, at its number + 0.5.
+        # An image that becomes smaller has a filter that is wider by the scale.
         differences = positions.unsqueeze(1 - axis) - centres.unsqueeze(axis)
         distances = (differences + 0.5).abs() * (1 / scale.clamp_min(1))
         is_inside = (positions >= margin) & (positions <= last - margin)
@@ -463,7 +465,8 @@ def _difference(learner: Learner, session: Any, image: Image.Image) -> _Differen
     graph_scores, graph_probabilities = session.run(
         ["scores", "probabilities"], {"images": resized[None]}
     )
-    score_error = (graph_scores[0] - scores) / max(1e-300, np.abs(scores).max())
+    largest_score = max(1e-300, np.abs(scores).max())  # above 0
+    score_error = (graph_scores[0] - scores) / largest_score
     probability_error = graph_probabilities[0] - probabilities
 
     scores, _, known = _answered(learner, image)
@@ -492,7 +495,7 @@ def _answered(
     shares = classifier.shares
     transform = LookTransform(shares, network.image_size, network.interpolation)
     features = classifier.compute(network.model, transform(image)[None], shares)
-    evidence = classifier.evidence(features)
+    evidence = classifier.evidence(features)  # scores of the classes, and typicality
     # Evidence has the scores of the method divided by its temperature.
     scores = evidence.scores[0] * classifier.statistics.temperature
     confidence = classifier.confidence

@@ -345,7 +345,7 @@ def _state_of_run(
         "pictures": [None],
         "names": names_by_label,
         "images": images_by_label,
-        # A run does not count clips: as many as hold its images, full ones.
+        # A run does not count clips: as many of PER_LESSON images, rounded up.
         "clips": [-(-count // PER_LESSON) for count in images_by_label],
         "statistics": stored["strategy"]["method"],
         "confidence": Confidence().state_dict(),

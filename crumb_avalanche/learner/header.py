@@ -199,8 +199,8 @@ def check_header(header: dict[str, Any]) -> None:
     require(_differ(names), "names", "different ones")
     lessons = header["lessons"]
     numbers = [lesson["number"] for lesson in lessons]
-    increasing = numbers == sorted(set(numbers))
-    require(increasing, "lessons", "with increasing numbers")
+    are_increasing = numbers == sorted(set(numbers))
+    require(are_increasing, "lessons", "with increasing numbers")
     # A lesson of which one of two merged learners forgot all images is there twice.
     with_images = [
         lesson for lesson in lessons if lesson["images"] or lesson["nothing"]

@@ -20,7 +20,7 @@ MOST_LESSONS = 200
 
 
 @dataclass(frozen=True)
-class Replay:
+class RelearnedLessons:
     """The outcome of learning the last lessons again, one changed or left out.
 
     Attributes:
@@ -98,15 +98,13 @@ class History:
         lessons = (*self.lessons, lesson)
         # Lessons are taken back by learning the later ones again, so without features
         # of one of them, only the last lesson can be.
-        last_undoable_alone = History(
-            self.room, lessons, classifier_before, (features,)
-        )
+        only_last_undoable = History(self.room, lessons, classifier_before, (features,))
         if features is None or None in self.features:
-            return last_undoable_alone
-        recent = [*filter(None, self.features), features]
+            return only_last_undoable
+        recent = [*filter(None, self.features), features]  # none of them is ``None``
         n_dropped = _count_dropped(recent, self.room)
         if n_dropped >= len(self.features):
-            return last_undoable_alone
+            return only_last_undoable
         before_recent = self.classifier_before
         if n_dropped:
             # Lessons that can no longer be taken back move into the classifier.
@@ -167,7 +165,9 @@ class History:
         """Return the features of a lesson that can be taken back."""
         return self.features[self.lessons.index(lesson) - self._first]
 
-    def replayed(self, changed: Lesson, features: LessonFeatures | None) -> Replay:
+    def relearned(
+        self, changed: Lesson, features: LessonFeatures | None
+    ) -> RelearnedLessons:
         """Learn the last lessons again, one of them changed or left out.
 
         Args:
@@ -177,9 +177,10 @@ class History:
         Returns:
             The new history, and the classifier after all lessons.
         """
+        # A copy: the history that this one replaces stays as it is.
         classifier = copy.deepcopy(self.classifier_before)
         assert classifier is not None
-        lessons = list(self.lessons[: self._first])
+        lessons = list(self.lessons[: self._first])  # which cannot be taken back
         features_of_lessons: list[LessonFeatures | None] = []
         is_before_change = True
         recent = zip(self.lessons[self._first :], self.features, strict=True)
@@ -204,7 +205,7 @@ class History:
         history = History(
             self.room, tuple(lessons), classifier_before, tuple(features_of_lessons)
         )
-        return Replay(history, classifier)
+        return RelearnedLessons(history, classifier)
 
     def without_picture_of(self, lesson: Lesson, image: int) -> "History":
         """Return the history in which the picture of a lesson lacks an image.
@@ -311,8 +312,9 @@ class History:
             return cls(room, tuple(lessons))
         empty.load_state_dict(state["before"])
         records_of_clips: list[int] = []  # number of records of each clip with some
-        for features_state in filter(None, state["kept"]):
-            records_of_clips += filter(None, features_state["records"])
+        for features_state in filter(None, state["kept"]):  # without ``None``
+            records_of_clips += filter(None, features_state["records"])  # without 0
+        # An iterator over those of all lessons: each lesson takes its own.
         observations = loaded_observations(state["observations"], records_of_clips)
         features = []
         for features_state in state["kept"]:
@@ -326,8 +328,8 @@ class History:
 def _count_dropped(features: Sequence[LessonFeatures], room: int) -> int:
     """Return how many of the first lessons have to go for the rest to fit.
 
-    Of too many lessons an eighth goes at once: what was learned before the others is
-    copied each time.
+    Of too many lessons an eighth goes at once: each time that lessons go, the
+    classifier of what was learned before the others is copied, which takes time.
 
     Args:
         features: of lessons, in order.

@@ -52,11 +52,11 @@ class Guess(NamedTuple):
 
     Attributes:
         name: the most likely class; ``None`` if no class explained its clip.
-        label_share: probability of the class that the image was given as.
+        label_probability: probability of the class that the image was given as.
     """
 
     name: str | None
-    label_share: float
+    label_probability: float
 
 
 @dataclass
@@ -90,16 +90,20 @@ class _Tally:
         self.right += prediction.is_answer(number)
         self.unknown += not prediction.known
         evidence = prediction.evidence
-        of_label = evidence.labels == number
-        # Probability of the label for each image.
-        shares = evidence.scores.softmax(1)[:, of_label].flatten().tolist()
-        nearest = evidence.labels[evidence.scores.argmax(1)].tolist()
+        is_column_of_label = evidence.class_of_column == number
+        # Of the label, for each image.
+        probabilities = evidence.scores.softmax(1)[:, is_column_of_label].flatten()
+        best = evidence.class_of_column[
+            evidence.scores.argmax(1)
+        ]  # class of each image
         guesses = self.guesses.setdefault(label, [])
-        for nearest_number, share in zip(nearest, shares, strict=True):
+        for best_number, probability in zip(
+            best.tolist(), probabilities.tolist(), strict=True
+        ):
             name = None
             if prediction.known:
-                name = str(names[nearest_number])
-            guesses.append(Guess(name, share))
+                name = str(names[best_number])
+            guesses.append(Guess(name, probability))
 
     def lesson(self, unread: Iterable[BadImage]) -> Lesson:
         """Return what was counted as a lesson that ends now.
@@ -152,7 +156,7 @@ def learn(
             is_first = index == 0
             if is_first:
                 tally.clips += 1
-            observation = None
+            observation = None  # what was recorded of the clip before it was learned
             if label == NOTHING:
                 classifier.learn_nothing(features)
                 tally.nothing += len(features)
@@ -234,11 +238,12 @@ def doubt_of(label: str, guesses: Sequence[Guess]) -> Doubt | None:
     of_known = [guess for guess in guesses if guess.name is not None]
     counts = Counter(str(guess.name) for guess in of_known)
     as_label = counts.pop(label, 0)
-    if not counts:
+    if not counts:  # no image looks like another class
         return None
-    mean_share = sum(guess.label_share for guess in of_known) / len(of_known)
-    nearest, as_nearest = counts.most_common(1)[0]
-    if mean_share >= DOUBTED or as_nearest <= as_label:
+    probabilities = [guess.label_probability for guess in of_known]
+    mean_probability = sum(probabilities) / len(probabilities)
+    nearest, as_nearest = counts.most_common(1)[0]  # the class, and its images
+    if mean_probability >= DOUBTED or as_nearest <= as_label:
         return None
     return Doubt(
         label=label,

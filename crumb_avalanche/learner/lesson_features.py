@@ -187,6 +187,8 @@ class LessonFeatures:
         frames_of_pieces = list(itertools.chain.from_iterable(state["pieces"]))
         pieces = iter(state["features"].split(frames_of_pieces))
         next_observations = iter(observations)
+        # `pieces` and `next_observations` hold those of all clips in one row; each clip
+        # takes as many as it has.
         clips = []
         for label, frames_of_clip, number_of_records in zip(
             state["labels"], state["pieces"], state["records"], strict=True
@@ -230,7 +232,9 @@ def observations_state(observations: list[Observation]) -> dict[str, Any]:
     """Return observations as tensors, a row for each record or for each clip.
 
     Args:
-        observations: one for each clip that was predicted.
+        observations: one for each clip that was predicted before it was learned: how
+            its images were answered, and what it adds to the losses of each weighting
+            of the parts of an image that are looked at.
 
     Returns:
         The columns of ``Records`` by name, and ``losses``, ``(clips, weightings)``.
@@ -238,8 +242,9 @@ def observations_state(observations: list[Observation]) -> dict[str, Any]:
     records = Records.none()
     losses = torch.zeros(0, 1, dtype=torch.float64)
     if observations:
-        of_clips = zip(*(observation.records for observation in observations))
-        records = Records(*map(torch.cat, of_clips))
+        # Records are a NamedTuple of columns: of each column, those of all clips.
+        columns_of_clips = zip(*(observation.records for observation in observations))
+        records = Records(*map(torch.cat, columns_of_clips))
         losses = torch.stack([observation.losses for observation in observations])
     return {**records._asdict(), "losses": losses}
 

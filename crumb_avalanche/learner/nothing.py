@@ -75,8 +75,9 @@ def _shapes(draws: np.random.Generator) -> np.ndarray:
     rows, columns = np.indices((SIDE, SIDE))
     image = np.zeros((SIDE, SIDE, 3))
     common_colour = draws.uniform(0, 255, 3)
-    # Half widths in pixels with a heavy tail, the largest first: the last are on top.
-    for width in sorted(0.02 * SIDE / draws.random(SHAPES) ** 0.7, reverse=True):
+    # In pixels, half of the width, from a distribution with a heavy tail.
+    widths = 0.02 * SIDE / draws.random(SHAPES) ** 0.7
+    for width in sorted(widths, reverse=True):  # large ones first, small ones on top
         width = min(width, 0.6 * SIDE)
         height = width * draws.uniform(0.4, 1)
         x, y = draws.uniform(0, SIDE, 2)
@@ -106,7 +107,7 @@ def _noise(draws: np.random.Generator) -> np.ndarray:
     white = np.fft.fft2(draws.normal(size=(SIDE, SIDE, 3)), axes=(0, 1))
     image = np.fft.ifft2(white * amplitudes[:, :, None], axes=(0, 1)).real
     image /= image.std((0, 1))
-    # Channels of photos are much alike.
+    # Channels of photos are much alike: each is mixed with 0.2 of the others.
     mixing = 0.4 * np.eye(3) + 0.2 + draws.normal(size=(3, 3)) * 0.1
     contrast = draws.uniform(25, 60)  # standard deviation in levels of 0 to 255
     brightness = draws.uniform(60, 190, 3)  # mean of each channel

@@ -42,7 +42,7 @@ class Prediction:
 
     def has_column_of(self, number: int) -> bool:
         """Whether a class, by its number, was known and could be the answer."""
-        return number in self.evidence.labels
+        return number in self.evidence.class_of_column
 
     def is_answer(self, number: int) -> bool:
         """Whether the clip was answered with a class, by its number."""

@@ -278,17 +278,18 @@ class Predictor:
         self._check_taught()  # raises
         clips = clips_of(source, on_bad=on_bad)
         images = chain.from_iterable(clip.frames for clip in clips)
-        first_two = list(islice(images, 2))
+        first_two = list(islice(images, 2))  # a second one is an error
         if len(first_two) != 1:
             raise ValueError(
                 "boxes are those of one image; ask about each image by itself"
             )
         ((path, image),) = first_two
         boxes = boxes_of(detector(image))
+        # Asked as the frames of a clip, so that they share batches.
         squares = ((path, cut_out(image, box)) for box in boxes)
         answers: list[Answer] = []
         for answer in self.predict_all(Clip(path, None, squares)):
-            # The frames of a clip of several, or the only frame.
+            # One for each frame; of a single frame the answer is that of the clip.
             answers += answer.frames or (answer,)
         answers_and_boxes = zip(answers, boxes, strict=True)
         return [replace(answer, box=box) for answer, box in answers_and_boxes]
@@ -390,14 +391,16 @@ class Predictor:
         with closing(frames):  # type: ignore[type-var]
             for seconds, image, dropped in frames:
                 transform = self._transform  # which may be another after a lesson
-                # A batch of one image.
+                # A single batch, of one image: its path and its pixels.
                 ((_, pixels),) = batches([(path, image)], 1, transform)
                 features = self._compute(pixels, transform.shares)
                 with self._lock:
+                    # Scores of the classes, and how typical the frame is of them.
                     evidence = self._classifier.evidence(features)
                     clip_evidence = frames_in_window.joined_with(evidence, seconds)
-                    *_, of_clip = self._classifier.ranked(clip_evidence)
-                answer = answer_of(of_clip, path)
+                    # Classes by rank for each frame, and last for all as a clip.
+                    *_, clip_ranking = self._classifier.ranked(clip_evidence)
+                answer = answer_of(clip_ranking, path)
                 answer_text = f"class {answer.label}"
                 if answer.unknown:
                     answer_text = "unknown"
@@ -439,14 +442,16 @@ class Predictor:
         if not paths:
             return _ClipAnswers(frames=(), together=Answer("", 0.0, None))
         with self._lock:
+            # Scores of the classes, and how typical each frame is of them.
             evidence = self._classifier.evidence(torch.cat(features))
-            *of_frames, of_clip = self._classifier.ranked(evidence, runners_up)
+            # Classes by rank for each frame, and last for all as a clip.
+            rankings = self._classifier.ranked(evidence, runners_up)
         frames = []
-        for ranking, path in zip(of_frames, paths, strict=True):
+        for ranking, path in zip(rankings[:-1], paths, strict=True):
             frames.append(answer_of(ranking, path, clip.label))
         if len(frames) == 1:
             return _ClipAnswers(frames=tuple(frames), together=frames[0])
-        together = answer_of(of_clip, clip.path, clip.label)
+        together = answer_of(rankings[-1], clip.path, clip.label)
         together = replace(together, frames=tuple(frames))
         return _ClipAnswers(frames=tuple(frames), together=together)
 
@@ -456,7 +461,7 @@ class Predictor:
         return not isinstance(self._classifier, RunAnswers)
 
     def explain(self, photo: Any) -> Tensor:
-        """Show where in a photo the evidence for the answer lies; see ``explanation``.
+        """Show which parts of a photo speak for the answer; see ``explanation``.
 
         Args:
             photo: a single image, as for ``predict``.
@@ -476,8 +481,9 @@ class Predictor:
         pixels = []
         transform = self._transform
         for clip in clips_of(photo):
-            for _, batch in batches(clip.frames, 2, transform):
-                pixels.append(batch)
+            # Batches of 2, so that a second image shows as a row more.
+            for _, pixels_of_batch in batches(clip.frames, 2, transform):
+                pixels.append(pixels_of_batch)
         if len(pixels) != 1 or len(pixels[0]) != 1:
             raise ValueError("explain takes a single image")
         with self._lock:
@@ -559,8 +565,9 @@ class Predictor:
         """Compute the features that are learned or asked, or a run's outputs.
 
         Args:
-            pixels: uint8 of images in each look, as ``LookTransform`` returns them.
-            shares: of the looks, sides in units of those of the image.
+            pixels: uint8 of images in each look (the whole image, and middle parts of
+                it), as ``LookTransform`` returns them.
+            shares: side of each look in units of that of the image.
 
         Returns:
             A row for each image.

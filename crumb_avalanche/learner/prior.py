@@ -99,13 +99,16 @@ def prior_of_records(typicality: Tensor, left_out: Tensor) -> Prior:
     values = typicality[:, :2].double()
     units = values.std(0, correction=0).clamp_min(LEAST_DEVIATION)
     closeness = (values / units).sum(1)
+    closeness_left_out = (left_out[:, :2].double() / units).sum(1)
     mean = float(closeness.mean())
-    distance = mean - float((left_out[:, :2].double() / units).sum(1).mean())
+    distance = mean - float(closeness_left_out.mean())
     deviation = float(closeness.std(correction=0))
     deviation = max(deviation, distance / 4, LEAST_DEVIATION)
     return Prior(
         known=Line(mean),
         strange=Line(mean - max(distance, 2 * deviation)),
+        # Of the log-odds between two normal distributions of this deviation that are
+        # two deviations apart.
         slope=Line(2 / deviation),
         known_deviation=Line(deviation),
         strange_deviation=Line(deviation),

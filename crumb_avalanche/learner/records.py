@@ -29,7 +29,7 @@ class Records(NamedTuple):
             0 for the first ones of a class.
         classes: ``(n,)`` int64, number of classes at that time.
         clips: ``(n,)`` float32, mean logarithm of the clips that each class was learned
-            from at that time; see ``Evidence.taught``.
+            from at that time; see ``Evidence.mean_log_clips``.
         typicality: ``(n, 3)`` float32, see ``Evidence``.
         left_out: ``(n, 3)`` float32, the typicality without the true class.
         rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for
@@ -69,8 +69,9 @@ class Records(NamedTuple):
         """Return records of how images of a lesson were answered before it, 20 at most.
 
         Args:
-            evidence: of its images: ``scores``, ``(n, C)``, and ``typicality``, ``(n,
-                3)``, also as ``left_out``, without the true class, if that is known.
+            evidence: of its images: ``scores``, ``(n, C)``, with ``class_of_column``;
+                and ``typicality``, ``(n, 3)``, also as ``left_out``, without the true
+                class, if that is known.
             label: number of the true class.
             lesson: number of the lesson.
         """
@@ -81,10 +82,10 @@ class Records(NamedTuple):
         scores = evidence.scores[rows]
         typicality = evidence.typicality[rows].float()
         # Of the true class: one number, or none if the class is not known.
-        own_column = (evidence.labels == label).nonzero().flatten()
+        own_column = (evidence.class_of_column == label).nonzero().flatten()
         if len(own_column):
             # Images that the class was learned from before, 0 for a new one.
-            images = evidence.counts[own_column].expand(count)
+            images = evidence.image_counts[own_column].expand(count)
             left_out = _without_class(evidence)[rows].float()
             gaps = (scores - scores[:, own_column]).float()
             gaps[:, own_column] = -torch.inf  # the true class is no rival
@@ -96,14 +97,14 @@ class Records(NamedTuple):
         # the score of a rival minus that of the true class, or of the best one.
         largest = gaps.topk(min(RIVALS, gaps.shape[1]), 1)
         is_rival = largest.values > -torch.inf
-        rivals = torch.where(is_rival, evidence.labels[largest.indices], -1)
+        rivals = torch.where(is_rival, evidence.class_of_column[largest.indices], -1)
         n_missing = RIVALS - largest.values.shape[1]
         return cls(
             labels=torch.full((count,), label),
             lessons=torch.full((count,), lesson),
             images=images,
-            classes=torch.full((count,), len(evidence.labels)),
-            clips=torch.full((count,), evidence.taught, dtype=torch.float32),
+            classes=torch.full((count,), len(evidence.class_of_column)),
+            clips=torch.full((count,), evidence.mean_log_clips, dtype=torch.float32),
             typicality=typicality,
             left_out=left_out,
             rivals=functional.pad(rivals, (0, n_missing), value=-1),
@@ -112,7 +113,9 @@ class Records(NamedTuple):
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> "Records":
-        """Return records of earlier answers from their columns in a state, as copies.
+        """Return records of earlier answers from their columns in a state.
+
+        They are copies: the state may be that of a classifier that goes on learning.
 
         Args:
             state: the columns of the records, by name of the attribute.
@@ -232,7 +235,7 @@ def _without_class(evidence: Evidence) -> Tensor:
     Raises:
         ValueError: nothing was left out.
     """
-    if len(evidence.labels) == 1:
+    if len(evidence.class_of_column) == 1:
         return evidence.typicality
     if evidence.left_out is None:
         raise ValueError(

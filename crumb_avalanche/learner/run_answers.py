@@ -129,13 +129,15 @@ class RunAnswers:
             said.
         """
         outputs = torch.cat([outputs, outputs.mean(0, keepdim=True)])
-        shares = probabilities(self._strategy, outputs)[:, self._labels]
-        order = shares.argsort(dim=1, descending=True, stable=True)
+        class_probabilities = probabilities(self._strategy, outputs)[:, self._labels]
+        # Stable: of classes with equal probabilities the first one comes first.
+        order = class_probabilities.argsort(dim=1, descending=True, stable=True)
+        best_columns = order[:, : runners_up + 1].tolist()
         rankings = []
-        for shares_of_frame, best in zip(shares, order[:, : runners_up + 1].tolist()):
+        for frame_probabilities, best in zip(class_probabilities, best_columns):
             ranked_classes = []
             for column in best:
-                share = float(shares_of_frame[column])
-                ranked_classes.append((self.names[column], share))
+                probability = float(frame_probabilities[column])
+                ranked_classes.append((self.names[column], probability))
             rankings.append((ranked_classes, None))
         return rankings

@@ -304,7 +304,7 @@ def _check_learned(
     images: Counter[str] = Counter()
     for lesson in lessons:
         images.update(lesson["images"])
-    exist = (+images).keys() <= set(names)
+    exist = (+images).keys() <= set(names)  # `+` leaves out classes without images
     require(exist, f"{path}names", "those of the lessons")
     _check_settings(learned["statistics"], len(names), f"{path}statistics")
     counts = [images[name] for name in names]
@@ -334,6 +334,7 @@ def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None
     settings: Any = statistics.get("settings")
     check(NAMED, settings, f"{path}.settings")
     setting_names = ("n_classes", "length", *settings)
+    # The type of each value by its name; those of unlisted names are numbers or plain.
     types = {name: STATISTICS.get(name, NUMBERS) for name in (*statistics, "counts")}
     settings_types = {name: SETTINGS.get(name, PLAIN) for name in setting_names}
     types["settings"] = record(**settings_types)

@@ -128,7 +128,7 @@ class Shard:
         """
         torch.set_num_threads(self.threads)
         learner = Learner.load(self.learner)
-        name_of_runtime, _, _ = self.runtime.partition(" ")
+        name_of_runtime, _, _ = self.runtime.partition(" ")  # without its version
         runtime = str(learner.use_runtime(name_of_runtime))
         if runtime != self.runtime:
             raise ValueError(
@@ -137,7 +137,8 @@ class Shard:
             )
         unread: list[BadImage] = []
         clips = self.source.clips(unread)[self.start : self.stop]  # those of this shard
-        # Each worker lists the whole source: the command reports its unread folders.
+        # Every worker lists the whole source and meets the same unread folders, which
+        # the command reports once; from here on the list is of images of this shard.
         unread.clear()
         report = unread.append if self.source.on_bad == "skip" else None
         computed = []
@@ -225,7 +226,8 @@ class ShardedLesson:
         unread: list[BadImage] = []
         clips = source.clips(unread)
         if not new_class and source.label != NOTHING:
-            # Each name is compared with those of classes, and of the clips before.
+            # The generator compares each name with `names`, those of classes and of the
+            # clips before, and raises DoubtfulNameError.
             names = [info.name for info in learner.classes]
             for clip in clips_with_distinct_labels(clips, names):
                 names.append(source.name_of(clip))
@@ -236,6 +238,7 @@ class ShardedLesson:
         if not file.exists():
             learner.save(file)
         count = min(count, len(clips))
+        # Number of the first clip of each shard, and the end of the last one.
         bounds = [number * len(clips) // count for number in range(count + 1)]
         shards = []
         for number, (start, stop) in enumerate(pairwise(bounds)):

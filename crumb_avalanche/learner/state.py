@@ -60,8 +60,8 @@ class State:
         Args:
             lesson: what ``History.undoable_lesson`` returned.
         """
-        replay = self.history.replayed(lesson, None)
-        return State(replay.classifier, replay.history)
+        relearned = self.history.relearned(lesson, None)
+        return State(relearned.classifier, relearned.history)
 
     def with_lesson_moved(self, lesson: Lesson, old: str, new: str) -> "State":
         """Return the state that a learner would have if a lesson had had another label.
@@ -84,8 +84,8 @@ class State:
                 "learned under another name: take it back with undo, and teach its "
                 f"images as {new}"
             )
-        replay = self.history.replayed(lesson, features.renamed(old, new))
-        return State(replay.classifier, replay.history)
+        relearned = self.history.relearned(lesson, features.renamed(old, new))
+        return State(relearned.classifier, relearned.history)
 
     def without_image(self, lesson: Lesson, number: int) -> "State":
         """Return the state that a learner would have if a lesson had had an image less.
@@ -116,9 +116,9 @@ class State:
                 f"of lesson {lesson.number} no features are kept, so that none of its "
                 "images can be removed: take it back with undo"
             )
-        replay = self.history.replayed(lesson, features.without_image(number))
+        relearned = self.history.relearned(lesson, features.without_image(number))
         return State(
-            replay.classifier, replay.history.without_picture_of(lesson, number)
+            relearned.classifier, relearned.history.without_picture_of(lesson, number)
         )
 
     def renamed(self, old: str, new: str) -> "State":

@@ -54,7 +54,10 @@ class Watched(Answer):
 
 
 class Window:
-    """The evidence of the frames of the last seconds, which are one clip.
+    """The frames of the last seconds, which are answered as one clip.
+
+    Of each it holds the evidence: scores of the classes, and how typical the frame is
+    of them; see ``Evidence``.
 
     Args:
         seconds: length of the window.
@@ -71,7 +74,8 @@ class Window:
         Frames before the window, or before a lesson that changed the classes, go.
 
         Args:
-            evidence: of the new frame; see ``Classifier.evidence``.
+            evidence: of the new frame: scores of the classes, and how typical it is of
+                them; see ``Classifier.evidence``.
             now: time of the new frame in seconds.
         """
         self._recent.append((now, evidence))
@@ -92,20 +96,21 @@ def same_classes(evidence: Any, other: Any) -> bool:
     if not isinstance(evidence, Evidence):
         return True
     same_kinds = (evidence.apart is None) == (other.apart is None)
-    return same_kinds and torch.equal(evidence.labels, other.labels)
+    return same_kinds and torch.equal(evidence.class_of_column, other.class_of_column)
 
 
 def together(frames: list[Any]) -> Any:
-    """Return the evidence of frames of a window joined to that of a clip.
+    """Join what single frames of a window say of the classes to that of one clip.
 
     Args:
-        frames: evidence of each frame; or outputs ``(1, classes)`` of each, for what a
-            run left.
+        frames: of each frame its ``Evidence`` (scores of the classes, and how typical
+            the frame is of them), a row each; or its outputs, ``(1, classes)``, for
+            what a run left.
 
     Returns:
         The same with a row for each frame.
     """
-    last = frames[-1]
+    last = frames[-1]  # all frames have its classes
     if not isinstance(last, Evidence):
         return torch.cat(frames)
     apart = None
@@ -148,8 +153,6 @@ def frames_of(
     source: Any, bgr: bool, live: bool | None, fps: float | None
 ) -> tuple[str, Iterator[tuple[float, Image.Image, int]]]:
     """Return the name of a source, and its frames.
-
-    Each frame comes with its seconds, and the number of frames dropped before it.
 
     Args:
         source: number or name of a camera, path of a video, address of a stream,
@@ -231,8 +234,9 @@ def _timed(images: Iterable[Any], bgr: bool) -> Timed:
         bgr: whether the channels of arrays are blue, green and red.
 
     Yields:
-        Seconds since the first frame, and a function that returns the RGB image: frames
-        that are dropped are never converted.
+        Seconds at which the frame came, from when the first one was asked for; and a
+        function that returns the RGB image: frames that are dropped are never
+        converted.
 
     Raises:
         TypeError: a frame is neither.
@@ -245,6 +249,7 @@ def _timed(images: Iterable[Any], bgr: bool) -> Timed:
                     f"frame {number} is {type(image).__name__}; give (H, W, 3) arrays "
                     "or PIL images"
                 )
+            # Checks the array, and yields its only image with its name.
             ((_, image),) = array_images(image, f"frame {number}")
         yield time.monotonic() - begin, partial(_rgb_image, image, bgr)
 
@@ -375,9 +380,12 @@ def _sampled(
         frames: for each, its seconds, a function that returns the image, and the number
             of frames dropped before it.
         fps: ``None`` is no limit.
+
+    Yields:
+        Its seconds, its image, and the number of frames dropped since the last one.
     """
     next_tick = 0  # in units of 1 / fps; frames before are dropped
-    dropped = 0
+    dropped = 0  # since the last frame that was yielded
     with closing(frames):  # type: ignore[type-var]
         for seconds, frame, dropped_before in frames:
             dropped += dropped_before

@@ -37,8 +37,9 @@ MAP_SETTINGS = (
 def cache_units(
     cells: Sequence[RunSettings], folder: Path, shards: int = SHARDS
 ) -> list[WorkUnit]:
-    """Return units of work that fill the feature caches of runs, a unit for each shard.
+    """Return the work that fills the feature caches of runs, divided for an engine.
 
+    A unit of work fills one shard of a cache and has a folder for what it leaves.
     Runs without a cache need none. Runs that differ in their number or method alone
     share a cache, which is filled with the maps that the first of them needs. The
     others compute what they need besides.

@@ -29,10 +29,13 @@ def learn(cell: RunSettings) -> None:
 
 
 def tidy_if_finished(cell: RunSettings) -> bool:
-    """Return whether a cell has a result of its settings; remove leftovers beside it.
+    """Return whether a run of a sweep is finished; remove leftovers beside its result.
 
     Engines ask it before a run, so that a sweep resumes, and after it. Files that a
     kill may have left are removed only beside a result.
+
+    Args:
+        cell: settings of the run; ``output`` is its folder.
 
     Raises:
         DamagedRunError: the result is damaged.
@@ -100,13 +103,13 @@ def sweep(
     cell_by_folder = {Path(cell.output): cell for cell in cells}
 
     def report_finished(unit: WorkUnit) -> None:
-        """Call ``finished`` with the settings of the run that a unit is."""
+        """Call ``finished`` with the settings of the run that a unit of work does."""
         if finished is not None:
             finished(cell_by_folder[unit.folder])
 
     if is_on_cluster:
         fill_caches(cells, settings, folder, progress)
-    units = [unit_of(cell, work, is_done) for cell in cells]
+    units = [unit_of(cell, work, is_done) for cell in cells]  # each does a run
     engine = engine_of(settings, folder)
     return do_all(units, engine, progress=progress, finished=report_finished)
 
@@ -128,7 +131,7 @@ def fill_caches(
         progress: whether to show a bar with the time left.
     """
     unfinished = [cell for cell in cells if not (Path(cell.output) / RESULT).exists()]
-    units = cache_units(unfinished, folder / CACHES)
+    units = cache_units(unfinished, folder / CACHES)  # each fills a shard
     if units:
         engine = engine_of(settings, folder)
         do_all(units, engine, title="shards of the feature cache", progress=progress)

@@ -57,10 +57,11 @@ def do_all(
     retries: int = RETRIES,
     finished: Callable[[WorkUnit], object] | None = None,
 ) -> dict[Path, str]:
-    """Do all unfinished units; the same call goes on after an interrupt.
+    """Do all work that is not finished; the same call goes on after an interrupt.
 
     Args:
-        units: in the order in which they start.
+        units: pieces of work, such as runs, each with a folder of its own, in the order
+            in which they start.
         engine: where they are done; it is closed at the end.
         title: what the bar counts.
         progress: whether to show a bar with the time left.
@@ -80,12 +81,12 @@ def do_all(
     """
     check_folders(units)  # raises if two units share one
     waiting = deque(unit for unit in units if not is_done(unit))
-    count = len(units)
-    done_before = count - len(waiting)
+    n_units = len(units)
+    n_done_before = n_units - len(waiting)
     with (
         contextlib.closing(engine),
         progress_bar(
-            count, title, f" {title}", initial=done_before, show=progress
+            n_units, title, f" {title}", initial=n_done_before, show=progress
         ) as bar,
     ):
         sweep = _Sweep(waiting, engine, retries, finished, bar)
@@ -135,14 +136,14 @@ class _Sweep:
         try:
             while self.waiting or self.running:
                 self._start()  # as many units as the engine takes
-                for ended in self.engine.wait():
+                for ended in self.engine.wait():  # those that ended meanwhile
                     self.running -= 1
                     self._end(ended)
         except BaseException as error:
             what_goes_on = self.engine.stop()  # in words; empty if nothing does
             if isinstance(error, KeyboardInterrupt):
-                left = len(self.waiting) + self.running
-                advice = f"{left} are left, and the same command goes on"
+                n_left = len(self.waiting) + self.running
+                advice = f"{n_left} are left, and the same command goes on"
                 tqdm.write("; ".join(filter(None, [what_goes_on, advice])), sys.stderr)
             raise
         return self.failed
@@ -159,7 +160,7 @@ class _Sweep:
         self.engine.start(units)
 
     def _end(self, ended: Ended) -> None:
-        """Note how a unit of work ended; put it back if its worker was lost.
+        """Note how a unit of work, such as a run, ended; put it back if it was lost.
 
         Args:
             ended: the unit, with ``text``: ``DONE`` or its traceback, or ``None`` if

@@ -109,7 +109,8 @@ class Processes(Engine):
 def _in_child(answer: Connection, unit: WorkUnit) -> None:
     """Work on a unit in a process that was started for it.
 
-    What is printed goes to ``log.txt`` in the folder of the unit.
+    A unit is a piece of work, such as a run, with a folder of its own; what is printed
+    goes to ``log.txt`` in it.
 
     Args:
         answer: gets ``DONE``, or the traceback of the unit.

@@ -155,7 +155,7 @@ class RunPlan(RunSettings):
         replay = Replay(
             values["replay_weight"], replay_compute=values["replay_compute"]
         )
-        values["replay_weight"] = replay.factor
+        values["replay_weight"] = replay.factor  # its default if none is given
         # Only layers with published weights are fine-tuned.
         if values["weights"] == "none" or values["pretrained"] is not None:
             values["fine_tuning"] = False

@@ -106,7 +106,7 @@ def read_predictions(folder: Path) -> dict[str, np.ndarray]:
         raise ValueError(
             f"{path} is damaged ({error}); run it again with --overwrite true"
         ) from error
-    order = np.argsort(columns["row"], kind="stable")
+    order = np.argsort(columns["row"], kind="stable")  # rows of the frame table
     return {name: column[order] for name, column in columns.items()}
 
 
@@ -129,8 +129,7 @@ def _check_columns(columns: dict[str, np.ndarray]) -> None:
         if (columns[name] < 0).any():
             raise ValueError(f"{name} holds {columns[name].min()}, which is below 0")
     confidence = columns[CONFIDENCE]
-    is_share = (confidence >= 0) & (confidence <= 1)  # false for NaN
-    if not is_share.all():
-        raise ValueError(
-            f"{CONFIDENCE} holds {confidence[~is_share][0]}, which is no share of 1"
-        )
+    is_probability = (confidence >= 0) & (confidence <= 1)  # false for NaN
+    if not is_probability.all():
+        outside = confidence[~is_probability][0]
+        raise ValueError(f"{CONFIDENCE} holds {outside}, which is no share of 1")

@@ -99,6 +99,7 @@ class RayEngine(Engine):
         done, late = self.ray.wait(
             list(answers), num_returns=len(answers), timeout=START
         )
+        # Those that are late raise below, as they have no answer yet.
         for answer in [*done, *late]:
             name = answers[answer]["NodeManagerHostname"]
             try:

@@ -200,6 +200,7 @@ class Resume:
 
         restore()
         if self.position.inside:  # an experience, of which epochs and steps are skipped
+            # Skipping draws random numbers, so the plugin restores once more after it.
             plugin.resume_from(self.position, plugin.rng_at_epoch_start, restore)
 
     def _check_runtime(self, strategy: StreamStrategy) -> None:

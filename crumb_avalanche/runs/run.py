@@ -328,7 +328,7 @@ def learn_stream(
             strategy.train(
                 experiences[number],
                 eval_streams=[],
-                shuffle=session.entry.joint,
+                shuffle=session.entry.joint,  # a stream is learned in its order
                 num_workers=plan.workers,
             )
         except TrainingDivergedError as error:

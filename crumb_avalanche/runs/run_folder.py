@@ -275,8 +275,9 @@ def provenance(plan: RunPlan) -> dict[str, str]:
         if value is not None and Path(value).is_file():
             path = Path(value).resolve()
             status = path.stat()
-            hashes[setting] = _weights_hash(
-                str(path), status.st_mtime_ns, status.st_size
+            # Time and size are part of the cache's key: a changed file is read again.
+            hashes[setting] = _cached_weights_hash(
+                str(path), changed_ns=status.st_mtime_ns, size=status.st_size
             )
     if plan.benchmark == CLIPS:
         hashes |= _clip_hashes(plan)
@@ -389,14 +390,14 @@ def commit_of_checkout() -> str:
 
 
 @lru_cache(maxsize=64)
-def _weights_hash(path: str, changed: int, size: int) -> str:
+def _cached_weights_hash(path: str, changed_ns: int, size: int) -> str:
     """Hash a file of weights: ``sha256:`` and the hash of its tensors or bytes.
 
     Cached, because a sweep asks once for each of its runs.
 
     Args:
         path: of the file.
-        changed: its time of modification in ns, so that a changed file is read again.
+        changed_ns: its time of modification, so that a changed file is read again.
         size: its size in bytes, for the same reason.
     """
     digest = hashlib.sha256()

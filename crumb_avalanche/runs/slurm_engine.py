@@ -139,17 +139,21 @@ class SlurmEngine(Engine):
         return None
 
     def start(self, units: Sequence[WorkUnit]) -> None:
-        """Queue a job for each unit that none is queued for by an earlier call.
+        """Queue a job for each piece of work that has none from an earlier call.
+
+        Args:
+            units: the work, such as runs, each with a folder of its own.
 
         Raises:
             EngineError: SLURM refuses the jobs.
         """
-        queued = self._states() or {}  # the state of each job by its id
+        state_of_job = self._states() or {}  # by the id of the job
         earlier_ids = self._recorded_ids()  # the id of the job of each folder
         new_units = []
         for unit in units:
             job_id = earlier_ids.get(str(unit.folder.resolve()), "")
-            if queued.get(job_id, "COMPLETED") in OVER:
+            # SLURM forgets jobs some time after they are completed.
+            if state_of_job.get(job_id, "COMPLETED") in OVER:
                 new_units.append(unit)
             else:
                 self._units[job_id] = unit
@@ -184,30 +188,32 @@ class SlurmEngine(Engine):
             return {}
 
     def wait(self) -> list[Ended]:
-        """Wait a moment, and return the units whose jobs are over.
+        """Wait a moment, and return the work (such as runs) whose jobs are over.
 
         Raises:
             EngineError: a worker does not work, or the queue does not answer.
         """
         time.sleep(POLL)
         self.call.raise_refusals()  # of workers that do not fit this process
-        states = self._states()
-        if states is None:
+        state_of_job = self._states()
+        if state_of_job is None:  # SLURM gives no answer now; the next call asks again
             return []
         ended = []
         for job_id, unit in list(self._units.items()):
-            state = states.get(job_id, "over")
-            if state == "over" or state in OVER:
+            state = state_of_job.get(job_id)
+            if state is None:  # SLURM has forgotten the job, which is over
+                state = "over"
+            if state == "over" or state in OVER:  # in which a job never runs again
                 del self._units[job_id]
                 ended.append(self._ended(job_id, unit, state))
         return ended
 
     def _ended(self, job_id: str, unit: WorkUnit, state: str) -> Ended:
-        """Say how a unit ended, of whose job the queue says that it is over.
+        """Say how a piece of work ended, of whose job SLURM says that it is over.
 
         Args:
             job_id: SLURM's number of the job.
-            unit: what it worked on.
+            unit: the work, such as a run, with a folder of its own.
             state: SLURM's word for how it ended, such as "CANCELLED", or "over".
 
         Raises:
@@ -287,6 +293,7 @@ def usable_minutes(settings: EngineSettings) -> int:
             "there is no SLURM here: sbatch and srun are not found; log in to a node "
             "of the cluster, or leave --engine out"
         )
+    # A line for each partition: its name and its longest time.
     done = subprocess.run(
         ["sinfo", "--noheader", "--format=%P %l"],
         capture_output=True,

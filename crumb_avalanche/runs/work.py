@@ -102,7 +102,11 @@ def python_path() -> str:
 
 
 def work_on(unit: WorkUnit) -> str:
-    """Work on a unit in this process; what it prints goes to its ``log.txt``.
+    """Do a piece of work, such as a run, in this process.
+
+    Args:
+        unit: the work, with a folder of its own; what it prints goes to ``log.txt``
+            there.
 
     Returns:
         ``DONE``, or a traceback, which is also in ``error.txt`` then.
@@ -133,11 +137,11 @@ def work_on(unit: WorkUnit) -> str:
 
 
 def _advice(error: BaseException, folder: Path) -> str:
-    """Return a line on what to do about an error of a unit; empty if there is nothing.
+    """Return a line on what to do about an error of a run; empty if there is nothing.
 
     Args:
-        error: that the work raised.
-        folder: of the unit, whose disk may be full.
+        error: that the run raised.
+        folder: of the run, whose disk may be full.
     """
     cause: BaseException | None = error
     while cause is not None:

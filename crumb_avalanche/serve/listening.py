@@ -182,6 +182,7 @@ def listen(host: str, port: int, secure: bool) -> tuple[Listener, list[str]]:
             "192.168.1.20"
         )
     try:
+        # Of each address: family, type, protocol, canonical name, host and port.
         first_address, *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = first_address
         server_socket = socket.create_server(address[:2], family=family)

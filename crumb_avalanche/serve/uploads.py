@@ -69,9 +69,7 @@ def decoded(name: str, data: bytes) -> tuple[Image.Image, list[str]]:
         image = open_image(_TimedBytes(data), MOST_PIXELS, formats=FORMATS)
         _check_scans(image, data)  # raises for too many scans of a progressive JPEG
         reason = "it is damaged; send it again, or another one"
-        unused = other_images_in_words(
-            image
-        )  # such as the other images of an animation
+        unused = other_images_in_words(image)  # such as those of an animation
         pixels = to_rgb(image, upright=True)
     except TooManyPixelsError as error:
         raise TooLargeError(f"{name}: {error}") from error

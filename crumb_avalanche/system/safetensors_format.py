@@ -52,8 +52,9 @@ def write_safetensors(
 ) -> None:
     """Write tensors and metadata to a file that is open for writing.
 
-    The same content gives the same bytes: larger types come first, then names in
-    order. Strides are not kept.
+    Not by the library, which leaves temporary files when it is killed. The same content
+    gives the same bytes: larger types come first, then names in order. Strides are not
+    kept.
 
     Raises:
         FormatError: the format has no name for the type of a tensor.
@@ -81,11 +82,14 @@ def write_safetensors(
     file.write(len(json_bytes).to_bytes(LENGTH_BYTES, "little"))
     file.write(json_bytes)
     for name in names:
-        file.write(bytes_of(tensors[name]).data)
+        file.write(bytes_of(tensors[name]).data)  # its memory, not a copy
 
 
 def read_tensors_of(file: BufferedReader, header: Header) -> dict[str, Tensor]:
     """Read all tensors of an open file into memory of their own, in order of name.
+
+    Not by the library, which maps the file into memory, where the tensors change when
+    another program writes to it.
 
     Raises:
         FormatError: the file was cut off since its header was read.

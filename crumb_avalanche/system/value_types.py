@@ -65,22 +65,26 @@ def _first_problem(problems: list[Any], value: Any, path: str) -> str:
         path: of the value in a larger one.
     """
     first = problems[0]
-    path, depth = _path_in_value(first, value, path)
+    # The wrong member in words, such as lessons[2].images, and the number of keys and
+    # indices to it, with which ``loc`` begins; names of types of a union may follow.
+    wrong_path, n_steps = _path_in_value(first, value, path)
     if first["type"] == "missing":
-        return f"{path} is missing"
+        return f"{wrong_path} is missing"
     if first["type"] == "extra_forbidden":
-        return f"{path} is unknown"
+        return f"{wrong_path} is unknown"
     wrong_value = first["input"]
-    location = first["loc"][:depth]
+    location = first["loc"][:n_steps]
     rules = []
     for problem in problems:
+        # Problems of members of the wrong value begin with its location, too, but have
+        # another input; and one small number may be the input at several locations.
         is_same_value = problem["input"] is wrong_value
-        if is_same_value and problem["loc"][:depth] == location:
+        if is_same_value and problem["loc"][:n_steps] == location:
             rules.append(problem["msg"])
     rule = " or ".join(rules)
     rule = rule.replace("Input should be", "has to be")
     rule = rule.replace("Value error,", "has to be")
-    return f"{path or 'the value'} is {shown(wrong_value)}, but {rule}"
+    return f"{wrong_path or 'the value'} is {shown(wrong_value)}, but {rule}"
 
 
 def _path_in_value(problem: Any, value: Any, path: str) -> tuple[str, int]:
@@ -95,7 +99,7 @@ def _path_in_value(problem: Any, value: Any, path: str) -> tuple[str, int]:
     Returns:
         The path of the wrong member, and the number of steps to it.
     """
-    depth = 0
+    n_steps = 0
     for step in problem["loc"]:
         # The value of a key that is missing cannot be looked up.
         if problem["type"] != "missing":
@@ -108,8 +112,8 @@ def _path_in_value(problem: Any, value: Any, path: str) -> tuple[str, int]:
             path = f"{path}.{step}" if path else str(step)
         else:
             path = f"{path}[{shown(step)}]"
-        depth += 1
-    return path, depth
+        n_steps += 1
+    return path, n_steps
 
 
 def shown(value: Any) -> str:

@@ -183,7 +183,7 @@ def right(
     Returns:
         `(B,)` bool.
     """
-    labels = evidence.labels[evidence.scores.argmax(1)].tolist()
+    labels = evidence.class_of_column[evidence.scores.argmax(1)].tolist()
     answers = [classifier.names[label] for label in labels]
     return np.array(answers) == np.array(names)
 

@@ -30,8 +30,8 @@ def evidence_of(scores, typicality=None, labels=None, counts=None):
         typicality = torch.zeros(images, 3, dtype=torch.float64)
     return Evidence(
         scores=scores,
-        labels=torch.tensor(labels or list(range(columns))),
-        counts=torch.tensor(counts or [10] * columns),
+        class_of_column=torch.tensor(labels or list(range(columns))),
+        image_counts=torch.tensor(counts or [10] * columns),
         typicality=torch.as_tensor(typicality),
         left_out=torch.as_tensor(typicality) - 3,
     )
@@ -219,7 +219,7 @@ def test_probability_of_any_class_by_the_prior():
 
 def test_more_clips_of_a_class_ask_for_closer_images():
     once = certain(close(0.7))
-    often = once._replace(clips=torch.tensor([4, 4]))
+    often = once._replace(clip_counts=torch.tensor([4, 4]))
     confidence = Confidence(PRIOR)
     assert confidence_of(confidence, often) < confidence_of(confidence, once)
 
@@ -359,7 +359,7 @@ def test_early_records_of_a_class():
     observed(confidence=early, **later)
     late = observed(**later)
     assert early.temperature(now) == late.temperature(now) != stale
-    then = now._replace(counts=torch.tensor([8] * 4))
+    then = now._replace(image_counts=torch.tensor([8] * 4))
     assert early.temperature(then) != late.temperature(then)
 
 

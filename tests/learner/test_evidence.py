@@ -310,8 +310,8 @@ def test_a_class_that_is_not_there_is_not_left_out(statistics, label):
 @EVERY_FORM
 def test_evidence_covers_the_taught_classes(statistics):
     measured = evidence(statistics, features_of(seed=1))
-    assert measured.labels.tolist() == TAUGHT
-    assert measured.counts.sum() == FRESH
+    assert measured.class_of_column.tolist() == TAUGHT
+    assert measured.image_counts.sum() == FRESH
     assert measured.typicality.shape == (FRESH, 3)
     assert measured.typicality.isfinite().all()
 
