@@ -293,27 +293,28 @@ def _choose_held_out(
         FrameTableError: If a class has no more of them.
     """
     test = _HeldOutClips(clips=set(), divided=[])
+    # groupby joins neighbours alone, which is enough for clips that are sorted.
     for class_name, clips_of_class in groupby(clips, lambda clip: clip.class_name):
         by_object = groupby(clips_of_class, lambda clip: clip.object_name)
         # Clips that are held out together: those of an object, or one of a sole object.
         groups = [list(clips_of_object) for _, clips_of_object in by_object]
-        unit = "object"
+        group_name = "object"
         if len(groups) == 1:
             groups = [[clip] for clip in groups[0]]
-            unit = "clip"
+            group_name = "clip"
         n_groups = len(groups)
         if n_groups == 1:
             if held_out != 0:
                 test.divided.extend(groups[0])
             continue
-        count = _rounded_fifth(n_groups) if held_out is None else held_out
-        if count >= n_groups:
+        n_held_out = _rounded_fifth(n_groups) if held_out is None else held_out
+        if n_held_out >= n_groups:
             raise FrameTableError(
-                f"class {class_name!r} has {n_groups} {unit}s, so held_out={held_out} "
-                "leaves none for training; give held_out=None to hold out a fifth, or "
-                f"at most {n_groups - 1}, or add {unit}s."
+                f"class {class_name!r} has {n_groups} {group_name}s, so "
+                f"held_out={held_out} leaves none for training; give held_out=None to "
+                f"hold out a fifth, or at most {n_groups - 1}, or add {group_name}s."
             )
-        for position in _held_out_positions(n_groups, count, run):
+        for position in _held_out_positions(n_groups, n_held_out, run):
             test.clips.update(groups[position])
     return test
 

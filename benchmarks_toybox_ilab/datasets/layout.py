@@ -525,7 +525,7 @@ def read_lists(
                     split=split,
                 )
             )
-    classes = sorted(label_of, key=label_of.__getitem__)
+    classes = sorted(label_of, key=label_of.__getitem__)  # names, by their labels
     if [label_of[name] for name in classes] != list(range(len(classes))):
         raise FrameTableError(
             f"the labels in {folder} are not 0 to {len(classes) - 1}; unpack it again."

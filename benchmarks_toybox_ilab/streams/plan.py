@@ -308,7 +308,7 @@ def _experiences_by_session(
     chunks = []
     for rows in test:
         test_labels = set(table.labels[rows].tolist())
-        chunks.append(tuple(filter(test_labels.__contains__, order)))
+        chunks.append(tuple(label for label in order if label in test_labels))
     return _Experiences(chunks=chunks, train=train, test=test)
 
 

@@ -221,12 +221,15 @@ def make_benchmark(
         test_split=test_split,
     )
     stream = _NumberedStream(table, plan)
-    # Each relabelling below gives another table and another plan.
+    # Each relabelling below gives another table and another plan: the class that
+    # appears first gets the label 0, the next one 1.
     if reference:
-        stream = _relabelled_stream(stream, table.labels[np.concatenate(plan.train)])
+        labels_of_frames = table.labels[np.concatenate(plan.train)]  # in training order
+        stream = _relabelled_stream(stream, labels_of_frames)
     original_classes = _labels_of_each(stream.table.labels, stream.plan.train)
     if class_ids_from_zero_from_first_exp:
-        stream = _relabelled_stream(stream, np.concatenate(stream.plan.chunks))
+        labels_in_order = np.concatenate(stream.plan.chunks)  # of the experiences
+        stream = _relabelled_stream(stream, labels_in_order)
     if class_ids_from_zero_in_each_exp:
         excluded = class_ids_from_zero_from_first_exp or protocol == "offline"
         numbering = _numbered_in_each_experience(stream, excluded)

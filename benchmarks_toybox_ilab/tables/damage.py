@@ -71,7 +71,9 @@ class DamagedError(OSError):
 def check_whole(image: Image.Image, file: BinaryIO) -> None:
     """Raise if the compressed pixels of an opened image have a hole.
 
-    Pixels that are stored without compression are not checked: zeros are black there.
+    A hole is a long run of zero bytes, which an interrupted copy leaves and decoders
+    take for pixels. Pixels that are stored without compression are not checked: zeros
+    are black there.
 
     Args:
         image: The opened image; it need not be decoded.
@@ -333,6 +335,7 @@ def _fill_frame_header(segment: bytes, header: _FrameHeader) -> None:
         segment: The segment without marker and length.
         header: Size and components are written into it.
     """
+    # After a byte that is skipped: two numbers of 16 bits, and one byte.
     header.height, header.width, count = struct.unpack_from(">xHHB", segment)
     blocks = {}  # of an MCU, by number of the component
     widest = 1  # component of an MCU, in blocks

@@ -61,8 +61,11 @@ def files_digest(paths: Iterable[Path]) -> str:
     for path in paths:
         status = path.stat()
         if stat.S_ISREG(status.st_mode):
-            content = _content_digest(str(path), status.st_mtime_ns, status.st_size)
-            digest.update(content)
+            # Time and size are part of the cache's key: a changed file is read again.
+            digest_of_file = _cached_content_digest(
+                str(path), changed_ns=status.st_mtime_ns, size=status.st_size
+            )
+            digest.update(digest_of_file)
         else:
             # A pipe would block; what reads the images refuses it.
             digest.update(b"not a regular file")
@@ -70,14 +73,14 @@ def files_digest(paths: Iterable[Path]) -> str:
 
 
 @lru_cache(maxsize=2**17)
-def _content_digest(path: str, changed: int, size: int) -> bytes:
+def _cached_content_digest(path: str, changed_ns: int, size: int) -> bytes:
     """Return the SHA-256 of the content of a file, 32 bytes.
 
     Cached, because a process asks several times.
 
     Args:
         path: The file.
-        changed: Its modification time in ns, so that a changed file is read again.
+        changed_ns: Its modification time, so that a changed file is read again.
         size: Its size in bytes, for the same reason.
     """
     digest = hashlib.sha256()

@@ -162,6 +162,7 @@ def walk(
     above = list(real_root.parents)
     if root != top:
         above.append(real_root)
+    # What paths of the same folder have in common; None for one that is gone.
     seen = {_folder_identity(folder) for folder in above} - {None}
     stack = [top]  # the next folder is the last one
     while stack:

@@ -81,9 +81,9 @@ def ribbon(path, width, end_width=None) -> np.ndarray:
         `(2 N, 2)` corners: along one side of the path, and back along the other.
     """
     path = np.asarray(path, dtype=float)
-    tangent = np.gradient(path, axis=0)
-    tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)
-    normal = np.stack([-tangent[:, 1], tangent[:, 0]], axis=1)
+    tangent = np.gradient(path, axis=0)  # from one point to the next
+    tangent /= np.linalg.norm(tangent, axis=1, keepdims=True)  # of length 1
+    normal = np.stack([-tangent[:, 1], tangent[:, 0]], axis=1)  # a quarter turn of it
     if end_width is None:
         end_width = width
     widths = np.linspace(width, end_width, len(path))
@@ -186,7 +186,7 @@ def _crescent(uniform: Uniform) -> list[Part]:
     tip = uniform(50, 80)  # degrees
     bite = uniform(0.15, 0.6)  # from the line of the tips to the inner arc's centre
     outer_arc = arc(0, 0, 1, 1, start=tip, stop=360 - tip, steps=40)
-    x = np.cos(np.radians(tip))
+    x = np.cos(np.radians(tip))  # of the lower tip; the upper one is at -y
     y = np.sin(np.radians(tip))
     centre = x + bite * y  # of the inner arc, on the axis
     radius = np.hypot(x - centre, y)
@@ -527,6 +527,7 @@ def _ring(uniform: Uniform) -> list[Part]:
     power = uniform(0.65, 1.0)  # from a rounded square to a circle
     t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
     circle = np.stack([np.cos(t), np.sin(t)], 1)
+    # A superellipse: both coordinates to a power, with their signs.
     outer = np.sign(circle) * np.abs(circle) ** power * (1, squash)
     shift = (uniform(-0.06, 0.06), uniform(-0.06, 0.06))
     return [filled(outer), cut_out(outer * hole + shift)]
@@ -560,11 +561,13 @@ def _star(uniform: Uniform) -> list[Part]:
     """
     tips = int(uniform(5, 8.99))
     inner = uniform(0.36, 0.55)  # radius between tips, where it is 1
-    angle = np.pi * np.arange(2 * tips) / tips - np.pi / 2
-    radius = np.where(np.arange(2 * tips) % 2 == 0, 1.0, inner)
+    number = np.arange(2 * tips)  # of the corner: even ones are tips, the first is up
+    angle = np.pi * number / tips - np.pi / 2
+    radius = np.where(number % 2 == 0, 1.0, inner)
     points = np.stack([np.cos(angle), np.sin(angle)], 1) * radius[:, None]
     shapes = [filled(points)]
-    if uniform(0, 1) < 0.35:
+    has_inner_star = uniform(0, 1) < 0.35
+    if has_inner_star:
         shapes.append(painted(points * uniform(0.4, 0.6)))
     return shapes
 

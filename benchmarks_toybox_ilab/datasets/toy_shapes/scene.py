@@ -334,8 +334,10 @@ def _projected(points: np.ndarray, pose: dict[str, float], pixels: int) -> np.nd
     scale = pose["scale"] / (1 + 0.3 * depth)  # what is farther is smaller
     cos = math.cos(pose["turn"])
     sin = math.sin(pose["turn"])
-    across = pose["x"] + scale * (cos * x - sin * y)
-    down = pose["y"] + scale * (sin * x + cos * y)
+    turned_x = cos * x - sin * y
+    turned_y = sin * x + cos * y
+    across = pose["x"] + scale * turned_x
+    down = pose["y"] + scale * turned_y
     return np.stack([across, down], axis=1) * pixels
 
 
@@ -344,9 +346,9 @@ def _corners_in_pixels(
 ) -> Iterator[list[int]]:
     """Yield the corners x, y, x, y, ... of each polygon of a toy scene in whole pixels.
 
-    Points of all polygons are converted at once, in half the time. They are rounded
-    here because Pillow truncates, which would show differences in the last bit between
-    machines.
+    So Pillow takes them. Points of all polygons are converted at once, in half the
+    time. They are rounded here because Pillow truncates, which would show differences
+    in the last bit between machines.
 
     Args:
         polygons: Points `(N, 2)` of each polygon, in any coordinates.
