@@ -231,8 +231,8 @@ def make_benchmark(
         labels_in_order = np.concatenate(stream.plan.chunks)  # of the experiences
         stream = _relabelled_stream(stream, labels_in_order)
     if class_ids_from_zero_in_each_exp:
-        excluded = class_ids_from_zero_from_first_exp or protocol == "offline"
-        numbering = _numbered_in_each_experience(stream, excluded)
+        is_excluded = class_ids_from_zero_from_first_exp or protocol == "offline"
+        numbering = _numbered_in_each_experience(stream, is_excluded)
     else:
         numbering = _numbered_as_in_table(stream)
     table = stream.table
@@ -296,13 +296,13 @@ def _numbered_as_in_table(stream: "_NumberedStream") -> _Numbering:
 
 
 def _numbered_in_each_experience(
-    stream: "_NumberedStream", excluded: bool
+    stream: "_NumberedStream", is_excluded: bool
 ) -> _Numbering:
     """Number the classes of each experience of a stream from 0.
 
     Args:
         stream: The table and its experiences.
-        excluded: Whether another setting of the stream excludes it.
+        is_excluded: Whether another setting of the stream excludes it.
 
     Returns:
         `labels`, the number of the class of each row of the table, `(N,)`, -1 for
@@ -314,8 +314,8 @@ def _numbered_in_each_experience(
     """
     chunks = stream.plan.chunks  # labels of each experience
     as_in_table = _numbered_as_in_table(stream)
-    share_classes = len(as_in_table.order) < sum(map(len, chunks))
-    if excluded or share_classes:
+    have_common_classes = len(as_in_table.order) < sum(map(len, chunks))
+    if is_excluded or have_common_classes:
         raise ValueError(
             "class_ids_from_zero_in_each_exp excludes "
             "class_ids_from_zero_from_first_exp, and experiences that share "

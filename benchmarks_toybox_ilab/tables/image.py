@@ -529,8 +529,8 @@ def _eight_bit_grey(image: Image.Image) -> Image.Image:
             pixels_8bit = 255 - pixels_8bit
     converted = Image.fromarray(pixels_8bit)
     if transparent_grey is not None:
-        hidden = pixels[..., 0] == transparent_grey
-        alpha = np.where(hidden, np.uint8(0), np.uint8(255))
+        is_transparent = pixels[..., 0] == transparent_grey
+        alpha = np.where(is_transparent, np.uint8(0), np.uint8(255))
         converted.putalpha(Image.fromarray(alpha))
     orientation = image.getexif().get(_ORIENTATION, _UPRIGHT)
     converted.getexif()[_ORIENTATION] = orientation

@@ -384,7 +384,8 @@ class Confidence:
         """Load what ``state_dict`` returned; the fit follows from it.
 
         Args:
-            state: columns of ``Records`` by name, and ``next``.
+            state: columns of ``Records`` by name, which say how images were answered
+                before they were learned; and ``next``, the number of the next clip.
 
         Raises:
             StateError: a tensor is missing or has another shape.

@@ -65,12 +65,12 @@ class Parity:
     @property
     def holds(self) -> bool:
         """Whether all are within their tolerances."""
-        same_input = (
+        is_same_before_resizing = (
             self.score_error <= SCORE_TOLERANCE
             and self.probability_error <= PROBABILITY_TOLERANCE
         )
         return (
-            same_input
+            is_same_before_resizing
             and self.other_labels <= self._allowed
             and self.other_known <= self._allowed_known
         )

@@ -239,10 +239,10 @@ def _check_doubt(
     label = doubt["label"]
     nearest = doubt["other"]
     require(label in images, path, "of a class that the lesson shows")
-    exists = nearest in names and nearest != label
-    require(exists, path, "between two classes that exist")
-    fits = doubt["frames"] <= images.get(label, 0)
-    require(fits, path, "of images that the lesson shows")
+    are_other_classes = nearest in names and nearest != label
+    require(are_other_classes, path, "between two classes that exist")
+    is_allowed = doubt["frames"] <= images.get(label, 0)
+    require(is_allowed, path, "of images that the lesson shows")
     looked_like = doubt["as_label"] + doubt["as_other"] + doubt["unknown"]
     rule = "as_label + as_other + unknown <= frames"
     require(looked_like <= doubt["frames"], path, rule)

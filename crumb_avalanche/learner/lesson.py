@@ -139,6 +139,9 @@ def learn(
 ) -> Lesson:
     """Learn clips as one lesson, which may be empty.
 
+    A long clip is learned in pieces of its frames, of which the first one is also
+    predicted before.
+
     Args:
         classifier: learns them, in place.
         clips: of each clip the class name, or ``NOTHING``, and its batches of features.
@@ -152,7 +155,8 @@ def learn(
     tally = _Tally()  # counts images and predictions
     classifier.begin_lesson()
     for label, batches in clips:
-        for index, features in enumerate(_features_of_pieces(batches, progress)):
+        pieces = _features_of_pieces(batches, progress)
+        for index, features in enumerate(pieces):
             is_first = index == 0
             if is_first:
                 tally.clips += 1
@@ -170,7 +174,7 @@ def learn(
 def _learn_piece(
     classifier: Classifier, tally: _Tally, label: str, features: Tensor, is_first: bool
 ) -> Observation | None:
-    """Predict a clip by its first piece, and learn the piece.
+    """Predict a clip by the first piece of its frames, and learn the piece.
 
     Later pieces are learned alone: they would be predicted from their own clip.
 
@@ -178,15 +182,16 @@ def _learn_piece(
         classifier: learns the piece.
         tally: counts the prediction and the images.
         label: name of the class.
-        features: of the piece.
+        features: of the piece, a row for each frame.
         is_first: whether it is the first piece of its clip.
 
     Returns:
         What was recorded of the clip; ``None`` without a prediction.
     """
     observation = None
+    # The number of the class, and in words what is given up if it is a new one.
     number, note = classifier.ensure_class(label)
-    if note:  # what the learner gives up for a new class, in words
+    if note:
         tally.notes.append(note)
     if is_first:
         prediction = classifier.predict_before_learning(features, number)
@@ -236,7 +241,7 @@ def doubt_of(label: str, guesses: Sequence[Guess]) -> Doubt | None:
         The doubt; ``None`` if nothing speaks against the label.
     """
     of_known = [guess for guess in guesses if guess.name is not None]
-    counts = Counter(str(guess.name) for guess in of_known)
+    counts = Counter(str(guess.name) for guess in of_known)  # images by class
     as_label = counts.pop(label, 0)
     if not counts:  # no image looks like another class
         return None

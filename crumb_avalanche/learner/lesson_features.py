@@ -132,10 +132,10 @@ class LessonFeatures:
             pieces = []
             for piece in clip.pieces:
                 end = start + len(piece)
-                stays = torch.arange(start, end) != number
+                is_other_image = torch.arange(start, end) != number
                 start = end
-                if stays.any():
-                    pieces.append(piece[stays])
+                if is_other_image.any():
+                    pieces.append(piece[is_other_image])
             if pieces:
                 clips.append(replace(clip, pieces=tuple(pieces)))
         return LessonFeatures(tuple(clips), observed=False)
@@ -154,9 +154,10 @@ class LessonFeatures:
         """Return plain values, and the features of all clips in one tensor.
 
         ``labels`` are class names of the clips; ``pieces`` numbers of frames of each
-        piece of each clip; ``records`` numbers of records of each clip, 0 for one that
-        was not predicted: the records themselves are those of ``observations``.
-        ``observed`` says whether what was predicted of the clips still holds.
+        piece of each clip, as they were learned. ``records`` are numbers of the images
+        of each clip whose answer before learning was recorded, 0 for a clip that was
+        not predicted; what was recorded is in ``observations``. ``observed`` says
+        whether what was predicted of the clips still holds.
         """
         pieces = self._pieces()
         if pieces:
@@ -179,10 +180,11 @@ class LessonFeatures:
 
         Args:
             state: of each clip ``labels``, ``pieces`` (number of frames of each piece)
-                and ``records`` (their number); ``features`` of all frames; and
-                ``observed``.
-            observations: those of the clips that have one, in their order; further
-                ones are left in an iterator. Empty if no clip was predicted.
+                and ``records`` (number of images whose answer before learning was
+                recorded); ``features`` of all frames; and ``observed``.
+            observations: what was recorded of each clip that was predicted before it
+                was learned, in their order; an iterator may go on with those of other
+                lessons.
         """
         frames_of_pieces = list(itertools.chain.from_iterable(state["pieces"]))
         pieces = iter(state["features"].split(frames_of_pieces))
@@ -204,12 +206,15 @@ class LessonFeatures:
 def _repeat_piece(
     classifier: Classifier, clip: ClipFeatures, piece: Tensor, is_first: bool
 ) -> None:
-    """Learn a piece of a clip; with the first one, record the clip as it was before.
+    """Learn some frames of a clip again, as a lesson that is not changed learned them.
+
+    With the first ones, what was recorded of the clip before it was learned is recorded
+    again: it is not predicted anew.
 
     Args:
         classifier: in the state that it was in when the piece was learned.
         clip: that the piece is of, with its label and what was observed of it then.
-        piece: ``(n, V * D)`` features.
+        piece: ``(n, V * D)`` features of ``n`` frames, from ``V`` views of each.
         is_first: whether it is the first piece of the clip.
     """
     if clip.label == NOTHING:

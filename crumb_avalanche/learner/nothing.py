@@ -85,10 +85,10 @@ def _shapes(draws: np.random.Generator) -> np.ndarray:
         down = np.abs(rows - y) / height
         is_ellipse = draws.random() < 0.5
         if is_ellipse:
-            inside = np.hypot(across, down) < 1
+            is_inside = np.hypot(across, down) < 1
         else:
-            inside = np.maximum(across, down) < 1
-        image[inside] = (common_colour + draws.uniform(0, 255, 3)) / 2
+            is_inside = np.maximum(across, down) < 1
+        image[is_inside] = (common_colour + draws.uniform(0, 255, 3)) / 2
     return image
 
 

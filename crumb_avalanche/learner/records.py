@@ -184,21 +184,21 @@ class Records(NamedTuple):
         records = Records(*map(torch.cat, old_and_new_columns))
         while len(records.labels) > capacity:
             labels, counts = records.labels.unique(return_counts=True)
-            of_fullest = records.labels == labels[counts.argmax()]  # with most records
-            rows = of_fullest.nonzero().flatten()
+            fullest = labels[counts.argmax()]  # the class with most records
+            rows = (records.labels == fullest).nonzero().flatten()
             if len(rows) > 1:
                 rows = rows[1::2]
-            stays = torch.ones(len(records.labels), dtype=torch.bool)
-            stays[rows] = False
-            records = records.where(stays)
+            is_remaining = torch.ones(len(records.labels), dtype=torch.bool)
+            is_remaining[rows] = False
+            records = records.where(is_remaining)
         return records
 
     def without_class(self, label: int) -> "Records":
         """Return the records of the other classes, in which this class is no rival."""
         records = self.where(self.labels != label)
-        forgotten = records.rivals == label
-        rivals = records.rivals.masked_fill(forgotten, -1)
-        gaps = records.gaps.masked_fill(forgotten, -torch.inf)
+        is_forgotten = records.rivals == label
+        rivals = records.rivals.masked_fill(is_forgotten, -1)
+        gaps = records.gaps.masked_fill(is_forgotten, -torch.inf)
         return records._replace(rivals=rivals, gaps=gaps).with_rivals()
 
     def renumbered(self, labels: Mapping[int, int], lessons: int) -> "Records":

@@ -147,8 +147,8 @@ def check_state(header: dict[str, Any], state: dict[str, Any]) -> None:
     _check_pictures(state["pictures"], header["lessons"])
     _check_history(state["history"], header)
     included = header["network"]["included"]
-    agrees = (state["network"] is not None) == included
-    require(agrees, "network.included", "true if weights are there")
+    is_right = (state["network"] is not None) == included
+    require(is_right, "network.included", "true if weights are there")
 
 
 def _check_pictures(
@@ -164,19 +164,19 @@ def _check_pictures(
     for index, picture in enumerate(pictures):
         if picture is None:
             continue
-        fits = len(picture) <= LARGEST_PICTURE
-        require(fits, "pictures", f"of at most {LARGEST_PICTURE:,} bytes")
+        is_allowed = len(picture) <= LARGEST_PICTURE
+        require(is_allowed, "pictures", f"of at most {LARGEST_PICTURE:,} bytes")
         try:
             check_jpeg(picture.numpy().tobytes())
         except ValueError as error:
             raise StateError(f"pictures[{index}] has to be {error}") from error
         shows = lessons[index]["pictured"]
-        agrees = len(set(shows)) == len(shows) > 0
-        require(agrees, f"lessons[{index}].pictured", "the images of its picture")
+        is_right = len(set(shows)) == len(shows) > 0
+        require(is_right, f"lessons[{index}].pictured", "the images of its picture")
 
 
 def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
-    """Raise StateError unless what takes lessons back agrees with the lessons.
+    """Raise StateError unless what takes lessons back is_right with the lessons.
 
     Args:
         history: what ``History.state_dict`` returned: features of the last lessons, and
@@ -188,13 +188,13 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
     lessons = header["lessons"]
     path = "history.kept"
     # `require` raises unless its first argument is true.
-    agrees = (before is None) == (not recent)
-    require(agrees, "history.before", "there if lessons are kept")
+    is_right = (before is None) == (not recent)
+    require(is_right, "history.before", "there if lessons are kept")
     require(len(recent) <= len(lessons), path, "of no more than the lessons")
-    agrees = header["undoable"] == len(recent)
-    require(agrees, "undoable", "the number of lessons that are kept")
-    complete = len(recent) < 2 or all(features is not None for features in recent)
-    require(complete, path, "with features, if there are several")
+    is_right = header["undoable"] == len(recent)
+    require(is_right, "undoable", "the number of lessons that are kept")
+    is_complete = len(recent) < 2 or all(features is not None for features in recent)
+    require(is_complete, path, "with features, if there are several")
     _check_observations(history, header)
     if before is None:
         return
@@ -211,6 +211,8 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
 def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None:
     """Raise StateError unless observations are of the clips of the last lessons.
 
+    They say how images of a clip were answered before it was learned.
+
     Args:
         history: what ``History.state_dict`` returned; ``observations`` holds columns of
             records, and losses of each clip that was predicted.
@@ -221,20 +223,22 @@ def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None
     records_of_clips: list[int] = []  # number of records of each clip with some
     for features in history["kept"]:
         if features is not None:
-            agrees = len(features["records"]) == len(features["labels"])
-            require(agrees, "history.kept", "of as many labels as records")
+            is_right = len(features["records"]) == len(features["labels"])
+            require(is_right, "history.kept", "of as many labels as records")
             records_of_clips += filter(None, features["records"])
     records = Records.of_state(observations)
-    agrees = len(records.labels) == sum(records_of_clips)
-    require(agrees, path, "as many as the lessons have")
+    is_right = len(records.labels) == sum(records_of_clips)
+    require(is_right, path, "as many as the lessons have")
     losses = observations["losses"]
     weightings = len(LookWeights(Looks(tuple(header["looks"]))).losses)
     shape = (len(records_of_clips), weightings)
-    agrees = not records_of_clips or losses.shape == shape
-    require(agrees, f"{path}.losses", f"{weightings} of each clip")
+    is_right = not records_of_clips or losses.shape == shape
+    require(is_right, f"{path}.losses", f"{weightings} of each clip")
     n_classes = len(header["names"])
-    exist = (records.labels < n_classes).all() and (records.rivals < n_classes).all()
-    require(bool(exist), path, "records of the classes")
+    are_known = (records.labels < n_classes).all() and (
+        records.rivals < n_classes
+    ).all()
+    require(bool(are_known), path, "records of the classes")
     _check_rivals(records, path)
 
 
@@ -243,8 +247,8 @@ def _check_rivals(records: Records, path: str) -> None:
     is_own_class = records.rivals == records.labels[:, None]
     require(not bool(is_own_class.any()), path, "records of the classes")
     has_no_rival = records.rivals < 0
-    agrees = torch.equal(has_no_rival, records.gaps == -math.inf)
-    require(agrees, f"{path}.gaps", "-inf where there is no rival")
+    is_right = torch.equal(has_no_rival, records.gaps == -math.inf)
+    require(is_right, f"{path}.gaps", "-inf where there is no rival")
 
 
 def _check_features(
@@ -259,7 +263,7 @@ def _check_features(
     Args:
         features: what ``LessonFeatures.state_dict`` returned.
         lesson: what ``Lesson.state_dict`` returned.
-        views: number of views of an image.
+        views: number of views of an image: the whole, and middle parts of it.
         length: fewest features of a view.
         path: where it stands, for errors.
     """
@@ -274,11 +278,11 @@ def _check_features(
         images[NOTHING] = lesson["nothing"]
     require(counts == images, path, "what its lesson says")
     rows, columns = features["features"].shape
-    agrees = rows == sum(counts.values())
-    require(agrees, f"{path}.features", "one per image")
-    fits = not rows or (columns % views == 0 and columns >= views * length)
+    is_right = rows == sum(counts.values())
+    require(is_right, f"{path}.features", "one per image")
+    is_allowed = not rows or (columns % views == 0 and columns >= views * length)
     rule = f"of {length} columns or more for each of {views} views"
-    require(fits, f"{path}.features", rule)
+    require(is_allowed, f"{path}.features", rule)
 
 
 # What was learned
@@ -290,7 +294,7 @@ def _check_learned(
     lessons: list[dict[str, Any]],
     path: str,
 ) -> None:
-    """Raise StateError unless what was learned agrees with the lessons.
+    """Raise StateError unless what was learned is_right with the lessons.
 
     Args:
         learned: names, images, clips, statistics, confidence, weights of looks, and
@@ -304,18 +308,18 @@ def _check_learned(
     images: Counter[str] = Counter()
     for lesson in lessons:
         images.update(lesson["images"])
-    exist = (+images).keys() <= set(names)  # `+` leaves out classes without images
-    require(exist, f"{path}names", "those of the lessons")
+    are_known = (+images).keys() <= set(names)  # `+` leaves out classes without images
+    require(are_known, f"{path}names", "those of the lessons")
     _check_settings(learned["statistics"], len(names), f"{path}statistics")
     counts = [images[name] for name in names]
-    agrees = learned["images"] == counts
-    require(agrees, f"{path}images", "what the lessons add up to")
+    is_right = learned["images"] == counts
+    require(is_right, f"{path}images", "what the lessons add up to")
     clips = learned["clips"]
-    fits = len(clips) == len(counts) and all(
+    is_allowed = len(clips) == len(counts) and all(
         (number > 0) == (count > 0) and number <= count
         for number, count in zip(clips, counts)
     )
-    require(fits, f"{path}clips", "one to all images of each class")
+    require(is_allowed, f"{path}clips", "one to all images of each class")
     _check_statistics(learned["statistics"], counts, looks, f"{path}statistics")
     _check_look_weights(learned["look_weights"], looks, f"{path}look_weights")
     _check_confidence(learned["confidence"], names, f"{path}confidence")
@@ -339,20 +343,20 @@ def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None
     settings_types = {name: SETTINGS.get(name, PLAIN) for name in setting_names}
     types["settings"] = record(**settings_types)
     check(record(**types), statistics, path)
-    agrees = settings["n_classes"] == classes
-    require(agrees, f"{path}.settings.n_classes", "the number of names")
+    is_right = settings["n_classes"] == classes
+    require(is_right, f"{path}.settings.n_classes", "the number of names")
 
 
 def _check_look_weights(look_weights: dict[str, Any], looks: Looks, path: str) -> None:
     """Check what ``LookWeights.state_dict`` returned."""
     weightings = len(LookWeights(looks).losses)
-    fits = len(look_weights["losses"]) == weightings
-    require(fits, f"{path}.losses", f"{weightings} values")
-    agrees = len(look_weights["squares"]) == len(looks)
-    require(agrees, f"{path}.squares", "one for each look")
+    is_allowed = len(look_weights["losses"]) == weightings
+    require(is_allowed, f"{path}.losses", f"{weightings} values")
+    is_right = len(look_weights["squares"]) == len(looks)
+    require(is_right, f"{path}.squares", "one for each look")
     used = look_weights["used"]
-    exist = used and set(used) <= set(looks.all) and used == sorted(set(used))
-    require(bool(exist), f"{path}.used", "numbers of looks, in order")
+    are_known = used and set(used) <= set(looks.all) and used == sorted(set(used))
+    require(bool(are_known), f"{path}.used", "numbers of looks, in order")
 
 
 def _check_statistics(
@@ -367,28 +371,31 @@ def _check_statistics(
         path: where they stand, for errors.
     """
     counts = statistics["counts"].tolist()
-    agrees = all(
+    is_right = all(
         count <= rows <= looks.views * count
         for rows, count in zip(counts, images, strict=True)
     )
-    require(agrees, f"{path}.counts", "of the views of the images of the lessons")
+    require(is_right, f"{path}.counts", "of the views of the images of the lessons")
     directions = statistics.get("direction_counts")
     if directions is not None:
-        fits = directions.shape == statistics["counts"].shape
-        fits = fits and bool((directions <= statistics["counts"]).all())
+        is_allowed = directions.shape == statistics["counts"].shape
+        is_allowed = is_allowed and bool((directions <= statistics["counts"]).all())
         rule = "at most the images of each class"
-        require(fits, f"{path}.direction_counts", rule)
+        require(is_allowed, f"{path}.direction_counts", rule)
     for name in SCATTERS:
         scatter = statistics.get(name)
         if scatter is not None and scatter.dim() == 2:
-            fits = bool((scatter.diagonal() >= 0).all())
-            require(fits, f"{path}.{name}", "of a diagonal that is not negative")
+            is_allowed = bool((scatter.diagonal() >= 0).all())
+            require(is_allowed, f"{path}.{name}", "of a diagonal that is not negative")
 
 
 def _check_confidence(
     confidence: dict[str, Any], names: list[str | None], path: str
 ) -> None:
     """Raise StateError unless records of answers are of classes that exist.
+
+    A record says how an image was answered before it was learned: its class, and the
+    rivals, which are the other classes with the largest scores.
 
     Args:
         confidence: columns of ``Records`` by name, and ``next``, the number of the next
@@ -397,13 +404,13 @@ def _check_confidence(
         path: where they stand, for errors.
     """
     records = Records.of_state(confidence)
-    fits = len(records.labels) <= Confidence().capacity
+    is_allowed = len(records.labels) <= Confidence().capacity
     # By number of the class; the last one is for the number -1, which stands for none.
-    exists = torch.tensor([name is not None for name in names] + [True])
+    has_name = torch.tensor([name is not None for name in names] + [True])
     for numbers in (records.labels, records.rivals):
-        fits = fits and bool((numbers < len(names)).all())
-        fits = fits and bool(exists[numbers].all())
-    require(fits, path, "records of the classes")
+        is_allowed = is_allowed and bool((numbers < len(names)).all())
+        is_allowed = is_allowed and bool(has_name[numbers].all())
+    require(is_allowed, path, "records of the classes")
     _check_rivals(records, path)
     latest = max(records.lessons.tolist(), default=-1)
     require(latest < confidence["next"], f"{path}.next", "above all lessons")
@@ -414,5 +421,5 @@ def _check_nothing(nothing: Tensor | None, length: int, path: str) -> None:
     if nothing is None:
         return
     limit = DRAWN + MOST_SHOWN
-    fits = DRAWN <= len(nothing) <= limit and nothing.shape[1] == length
-    require(fits, path, f"of {DRAWN} to {limit} rows of {length} features")
+    is_allowed = DRAWN <= len(nothing) <= limit and nothing.shape[1] == length
+    require(is_allowed, path, f"of {DRAWN} to {limit} rows of {length} features")

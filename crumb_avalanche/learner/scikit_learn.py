@@ -75,8 +75,8 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
                 is learned then.
             ValueError: a value is not finite, or the method is not one in closed form.
         """
-        first = not hasattr(self, "classes_")
-        features, y = validate_data(self, X, y, reset=first)
+        is_first = not hasattr(self, "classes_")
+        features, y = validate_data(self, X, y, reset=is_first)
         y = column_or_1d(y, warn=True)
         check_classification_targets(y)
         if classes is None:
@@ -84,7 +84,7 @@ class CrumbClassifier(ClassifierMixin, BaseEstimator):
         else:
             labels = unique_labels(np.asarray(classes), y)
         length = features.shape[1]
-        if first:
+        if is_first:
             all_labels = labels
             statistics = self._form().for_budget(length, self.budget_bytes, length)
         else:

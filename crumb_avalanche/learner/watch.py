@@ -81,8 +81,8 @@ class Window:
         self._recent.append((now, evidence))
         while True:
             seconds, oldest = self._recent[0]
-            in_window = seconds >= now - self._seconds
-            if in_window and same_classes(oldest, evidence):
+            is_in_window = seconds >= now - self._seconds
+            if is_in_window and same_classes(oldest, evidence):
                 break
             self._recent.popleft()
         return together([of_frame for _, of_frame in self._recent])
@@ -95,8 +95,10 @@ def same_classes(evidence: Any, other: Any) -> bool:
     """
     if not isinstance(evidence, Evidence):
         return True
-    same_kinds = (evidence.apart is None) == (other.apart is None)
-    return same_kinds and torch.equal(evidence.class_of_column, other.class_of_column)
+    has_same_kinds = (evidence.apart is None) == (other.apart is None)
+    return has_same_kinds and torch.equal(
+        evidence.class_of_column, other.class_of_column
+    )
 
 
 def together(frames: list[Any]) -> Any:
@@ -142,11 +144,11 @@ class Changes:
         if answer != self._answer:
             self._answer = answer
             self._since = seconds
-        lasted = seconds - self._since >= self._window / 2
-        changed = answer != self._reported and lasted
-        if changed:
+        has_lasted = seconds - self._since >= self._window / 2
+        is_change = answer != self._reported and has_lasted
+        if is_change:
             self._reported = answer
-        return changed
+        return is_change
 
 
 def frames_of(

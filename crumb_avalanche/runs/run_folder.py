@@ -174,8 +174,8 @@ def _check_accuracies(result: dict[str, Any]) -> None:
     has_count_of_each = 0 < n_experiences == len(class_counts)
     # A joint learner has one accuracy, after all classes.
     is_joint_or_streamed = len(accuracy_after) in (1, n_experiences)
-    fits = has_count_of_each and class_counts[0] > 0 and is_joint_or_streamed
-    if not fits or accuracy_after[-1] != result["final_accuracy"]:
+    is_consistent = has_count_of_each and class_counts[0] > 0 and is_joint_or_streamed
+    if not is_consistent or accuracy_after[-1] != result["final_accuracy"]:
         raise ValueError("its accuracies and numbers of classes do not agree")
 
 
