@@ -652,7 +652,9 @@ class Classifier:
         self._earlier_form.forget()  # its copy lacks what was merged
         return [note for note in notes if note]
 
-    def _merge_statistics(self, other: "Classifier", labels: dict[int, int]) -> None:
+    def _merge_statistics(
+        self, other: "Classifier", mine_of_theirs: dict[int, int]
+    ) -> None:
         """Add the statistics of another, with the features that both have."""
         statistics = other.statistics
         if other.length > self.length:
@@ -661,7 +663,7 @@ class Classifier:
         elif other.length < self.length:
             self.statistics.keep_features(other.length)
             self._start_confidence()
-        self.statistics.merge(statistics, labels)
+        self.statistics.merge(statistics, mine_of_theirs)
 
     def _merge_nothing(self, nothing: Tensor | None) -> None:
         """Add what was shown to another learner as nothing."""

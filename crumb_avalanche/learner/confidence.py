@@ -362,15 +362,15 @@ class Confidence:
         self._records = self._records.without_class(label)
         self._fit = None
 
-    def merge(self, other: "Confidence", labels: Mapping[int, int]) -> None:
+    def merge(self, other: "Confidence", mine_of_theirs: Mapping[int, int]) -> None:
         """Add the records of another instance.
 
         Args:
             other: the other instance; it is not changed.
-            labels: the number in this instance of each class of ``other``; records of
-                classes left out are not added.
+            mine_of_theirs: the number in this instance of each class of ``other``;
+                records of classes left out are not added.
         """
-        self._add(other._records.renumbered(labels, self._next_lesson))
+        self._add(other._records.renumbered(mine_of_theirs, self._next_lesson))
         self._next_lesson += other._next_lesson
 
     def state_dict(self) -> dict[str, Any]:
@@ -536,28 +536,30 @@ def _expected(fit: _Fit, strict: float, clips: float, classes: int) -> Rates:
     )
 
 
-def _temperature(records: Records, prior: float) -> float:
+def _temperature(records: Records, centre: float) -> float:
     """Return the temperature with the largest posterior density, to 0.1 %.
 
     The loss is the cross-entropy of the true classes, and that of a normal prior
-    for the logarithm. Of 21 logarithms the best one is the centre of finer ones.
+    for the logarithm. Of 21 logarithms the best one is the middle of finer ones.
 
     Args:
-        records: of known classes.
-        prior: logarithm of the most likely temperature without records.
+        records: of images of known classes, as they were answered before they were
+            learned.
+        centre: of the prior: the logarithm of the most likely temperature without
+            records.
     """
     weights = _weights(records)
     # A gap is the score of another class minus that of the true one, whose own is 0:
     # their logsumexp is the cross-entropy.
     gaps = functional.pad(records.gaps.double(), (1, 0))
-    best = prior  # logarithm of the temperature
+    best = centre  # logarithm of the temperature
     step = 0.5
     while step > 1e-4:
         candidates = best + step * torch.linspace(-10, 10, 21, dtype=torch.float64)
-        # Of each candidate and record.
-        divided = gaps / candidates.exp()[:, None, None]
-        losses = divided.logsumexp(2) @ weights
-        losses += ((candidates - prior) / DEVIATION).square() / 2
+        temperatures = candidates.exp()[:, None, None]
+        cross_entropies = (gaps / temperatures).logsumexp(2)  # (candidates, records)
+        prior_losses = ((candidates - centre) / DEVIATION).square() / 2
+        losses = cross_entropies @ weights + prior_losses
         best = float(candidates[int(losses.argmin())])
         step /= 8
     return float(torch.tensor(best, dtype=torch.float32).exp())

@@ -460,6 +460,7 @@ def _difference(learner: Learner, session: Any, image: Image.Image) -> _Differen
     """
     network = learner.network
     whole = PixelTransform(network.image_size, network.interpolation)
+    # `(H, W, 3)`, in the order of memory that Pillow and ONNX Runtime read.
     resized = whole(image).permute(1, 2, 0).contiguous().numpy()
     scores, probabilities, _ = _answered(learner, Image.fromarray(resized))
     graph_scores, graph_probabilities = session.run(

@@ -226,6 +226,7 @@ class History:
 
         If there is a class ``new``, the two become one.
         """
+        # A copy: the history that this one replaces stays as it is.
         classifier_before = copy.deepcopy(self.classifier_before)
         if classifier_before is not None and old in classifier_before.names:
             if new in classifier_before.names:

@@ -389,8 +389,10 @@ class Learner(ChangeableLearner):
             self._take_fastest_runtime()  # unless the user has chosen one
             # With features of drawn images that show no class, which it compares with.
             state = self._state_with_nothing()
+            # A copy learns: an error leaves the state as it was, and answers go on.
             classifier = copy.deepcopy(state.classifier)
-            recorder = FeatureRecorder(state.history.room)  # for ``undo``
+            # Keeps what is learned for ``undo``, as far as its bytes have room.
+            recorder = FeatureRecorder(state.history.room)
             lesson = learn(
                 classifier,
                 features_of(classifier.names, unread),

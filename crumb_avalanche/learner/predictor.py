@@ -490,6 +490,7 @@ class Predictor:
             attribution = explanation(
                 self._classifier, self.network.model, pixels[0], transform.shares
             )
+        # interpolate takes (B, C, H, W).
         enlarged = torch.nn.functional.interpolate(
             attribution[None, None], self.image_size, mode="bilinear"
         )

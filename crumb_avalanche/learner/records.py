@@ -201,16 +201,16 @@ class Records(NamedTuple):
         gaps = records.gaps.masked_fill(is_forgotten, -torch.inf)
         return records._replace(rivals=rivals, gaps=gaps).with_rivals()
 
-    def renumbered(self, labels: Mapping[int, int], lessons: int) -> "Records":
+    def renumbered(self, new_of_old: Mapping[int, int], lessons: int) -> "Records":
         """Return the records with other numbers of classes and lessons.
 
         Args:
-            labels: the new number of each class; records of classes left out are not
-                returned. Two classes may become one.
+            new_of_old: the new number of each class; records of classes left out are
+                not returned. Two classes may become one.
             lessons: added to the numbers of lessons.
         """
-        new_labels = _renumbered(self.labels, labels)
-        rivals = _renumbered(self.rivals, labels)
+        new_labels = _renumbered(self.labels, new_of_old)
+        rivals = _renumbered(self.rivals, new_of_old)
         # A rival that is the true class now is none, and the first images of a class
         # that is one of two now were no first images.
         is_true = rivals == new_labels[:, None]

@@ -176,7 +176,7 @@ def _check_pictures(
 
 
 def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
-    """Raise StateError unless what takes lessons back is_right with the lessons.
+    """Raise StateError unless what takes lessons back agrees with the lessons.
 
     Args:
         history: what ``History.state_dict`` returned: features of the last lessons, and
@@ -235,10 +235,9 @@ def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None
     is_right = not records_of_clips or losses.shape == shape
     require(is_right, f"{path}.losses", f"{weightings} of each clip")
     n_classes = len(header["names"])
-    are_known = (records.labels < n_classes).all() and (
-        records.rivals < n_classes
-    ).all()
-    require(bool(are_known), path, "records of the classes")
+    for numbers in (records.labels, records.rivals):
+        are_known = bool((numbers < n_classes).all())
+        require(are_known, path, "records of the classes")
     _check_rivals(records, path)
 
 
@@ -294,7 +293,7 @@ def _check_learned(
     lessons: list[dict[str, Any]],
     path: str,
 ) -> None:
-    """Raise StateError unless what was learned is_right with the lessons.
+    """Raise StateError unless what was learned agrees with the lessons.
 
     Args:
         learned: names, images, clips, statistics, confidence, weights of looks, and
