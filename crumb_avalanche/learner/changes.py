@@ -131,7 +131,7 @@ class ChangeableLearner(Predictor):
         self.check_teachable()  # raises if it can only be asked
         with self._lock:
             state = self._state
-            taken_back = state.history.undoable_lesson(lesson)
+            taken_back = state.history.undoable_lesson(lesson)  # raises if it is not
             self._replace_state(state, state.without_lesson(taken_back))
             return taken_back
 
@@ -152,7 +152,7 @@ class ChangeableLearner(Predictor):
         self.check_teachable()  # raises if it can only be asked
         with self._lock:
             state = self._state
-            changed = state.history.undoable_lesson(lesson)
+            changed = state.history.undoable_lesson(lesson)  # raises if it is not
             self._replace_state(state, state.without_image(changed, image))
 
     def move(
@@ -191,6 +191,7 @@ class ChangeableLearner(Predictor):
             if lesson is None:
                 new_state = state.moved(old, new)
             else:
+                # Raises if the lesson is none that can be taken back.
                 undoable = state.history.undoable_lesson(lesson)
                 new_state = state.with_lesson_moved(undoable, old, new)
             self._replace_state(state, new_state)

@@ -604,7 +604,10 @@ class Classifier:
         self._earlier_form.forget()
 
     def check_mergeable(self, other: "Classifier") -> None:
-        """Raise ValueError if a classifier has another method or other features."""
+        """Raise ValueError if a classifier has another method or other features.
+
+        Features are computed of looks: the whole image, and middle parts of it.
+        """
         if other.method != self.method:
             raise ValueError(
                 f"a learner of method {other.method} cannot be merged into one of "
@@ -693,7 +696,8 @@ class Classifier:
 
         Args:
             state: names, images and clips of the classes, their statistics, the
-                confidence, weights of looks, and features of what shows nothing.
+                confidence, how much each look (the whole image, or a middle part of
+                it) counts, and features of what shows nothing.
 
         Raises:
             StateError: it is of other features, or of other statistics.

@@ -493,7 +493,7 @@ def _answered(
     """
     classifier = learner._classifier
     network = learner.network
-    shares = classifier.shares
+    shares = classifier.shares  # sides of the parts of an image that are looked at
     transform = LookTransform(shares, network.image_size, network.interpolation)
     features = classifier.compute(network.model, transform(image)[None], shares)
     evidence = classifier.evidence(features)  # scores of the classes, and typicality

@@ -326,11 +326,13 @@ def _state_of_run(
     names = {learned["label"]: learned["name"] for learned in header.classes}
     moments = {name: header.method[name] for name in asdict(FeatureMoments())}
     features = FeatureMoments(**moments)
+    # The whole image, and middle parts of it.
     looks = Looks.of_text(header.method["looks"])
     head = ViewFeatures(features, looks).of_head()
-    names_by_label = [names.get(label) for label in range(max(names, default=-1) + 1)]
+    n_classes = max(names, default=-1) + 1
+    names_by_label = [names.get(label) for label in range(n_classes)]
     images = {learned["label"]: learned["images"] for learned in header.classes}
-    images_by_label = [images.get(label, 0) for label in range(len(names_by_label))]
+    images_by_label = [images.get(label, 0) for label in range(n_classes)]
     return {
         "method": header.strategy,
         "budget_bytes": header.budget_bytes,

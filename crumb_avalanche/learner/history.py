@@ -272,7 +272,10 @@ class History:
     def state_dict(self) -> dict[str, Any]:
         """Return what takes lessons back, for the learner file; without the lessons.
 
-        Tensors may share memory with this history.
+        ``before`` is what was learned before the lessons that can be taken back,
+        ``kept`` the features of each of them, and ``observations`` what was recorded of
+        their clips before they were learned. Tensors may share memory with this
+        history.
         """
         before = None
         if self.classifier_before is not None:

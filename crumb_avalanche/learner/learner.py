@@ -159,7 +159,8 @@ class Learner(ChangeableLearner):
             budget_bytes: most bytes of what is learned; ``None`` is those of the
                 network.
             moments: arguments of ``FeatureMoments``; default those of the method.
-            looks: sides of the middle parts of an image that are looked at.
+            looks: sides of the middle parts of an image that are looked at, in units of
+                its own.
         """
         if budget_bytes is None:
             budget_bytes = network.bytes

@@ -513,8 +513,8 @@ class Predictor:
             BadFeaturesError: features are not finite or too large; names the first such
                 image.
         """
-        transform = self._transform
-        compute = partial(self._compute, shares=transform.shares)
+        transform = self._transform  # cuts the parts of an image that are looked at
+        compute = partial(self._compute, shares=transform.shares)  # and their sides
         for paths, pixels in batches(clip.frames, AT_A_TIME, transform):
             try:
                 features = compute(pixels)

@@ -81,9 +81,8 @@ class RunAnswers:
 
         Args:
             model: not used; ``Classifier.compute`` has it.
-            pixels: uint8 of ``B`` images in each look, as ``LookTransform`` returns
-                them.
-            shares: not used either: the whole image is looked at.
+            pixels: uint8 of ``B`` images, as ``LookTransform`` returns them.
+            shares: not used either: the whole image is looked at, no part of it.
 
         Raises:
             LearnerError: the strategy cannot be evaluated.

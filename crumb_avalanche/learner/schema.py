@@ -366,7 +366,7 @@ def _check_statistics(
     Args:
         statistics: what ``ClosedForm.state_dict`` returned.
         images: number of images of each class, by number.
-        looks: of each image, whose views are learned.
+        looks: parts of each image, whose views are learned: one or two of each part.
         path: where they stand, for errors.
     """
     counts = statistics["counts"].tolist()

@@ -149,6 +149,7 @@ def pretrain_on(images: Any, settings: PretrainSettings) -> None:
         half=settings.cache_precision == "fp16",
     ) as store:
         maps = store.dataset(chosen_images, rows, labels[rows].tolist())
+        # Losses and accuracies of each epoch.
         history = pretrain(
             model, maps, training_settings, settings.progress, checkpoints
         )

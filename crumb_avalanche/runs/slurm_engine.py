@@ -159,8 +159,11 @@ class SlurmEngine(Engine):
                 self._units[job_id] = unit
         for start in range(0, len(new_units), ARRAY):
             self._submit(new_units[start : start + ARRAY])
-        ids = {str(unit.folder.resolve()): key for key, unit in self._units.items()}
-        write_text(self.folder / JOBS, json.dumps(earlier_ids | ids))
+        id_of_folder = {}
+        for job_id, unit in self._units.items():
+            id_of_folder[str(unit.folder.resolve())] = job_id
+        # For a later call of the same command, which queues no second job.
+        write_text(self.folder / JOBS, json.dumps(earlier_ids | id_of_folder))
 
     def _submit(self, units: Sequence[WorkUnit]) -> None:
         """Submit a job for each unit."""
