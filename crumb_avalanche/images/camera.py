@@ -135,7 +135,7 @@ def _sampled_frames(name: str, frames: TimedFrames, fps: float) -> Frames:
             that returns the image.
         fps: frames per second.
     """
-    next_step = 0
+    next_step = 0  # the first one without a frame
     with closing(frames):  # type: ignore[type-var]
         for seconds, to_image in frames:
             if seconds >= next_step / fps:

@@ -328,13 +328,13 @@ class Predictor:
         self._was_asked = True
         report_bad = report if on_bad == "skip" else None
         for clip in clips_to_ask(source, self.classes, on_bad=on_bad, report=report):
-            batches_of_clip = self._batches_of(clip, report_bad)
-            if clip.is_folder:
+            batches_of_clip = self._batches_of(clip, report_bad)  # paths and features
+            if clip.is_folder:  # each photo has an answer of its own
                 for batch in batches_of_clip:
                     yield from self._answers(clip, [batch], runners_up).frames
                 continue
             answers = self._answers(clip, batches_of_clip, runners_up)
-            if answers.frames:
+            if answers.frames:  # else no frame could be read
                 yield answers.together
 
     def watch(

@@ -236,7 +236,9 @@ class SlurmEngine(Engine):
         cause = f"its job {job_id} is {state}"
         if log.exists():
             cause += f": {_last_line(log.read_text(errors='replace'))} (see {log})"
-        return Ended(unit, None, cause, is_due=state in DUE)
+        # Ended by SLURM's rules, such as its time limit, rather than by a fault.
+        is_due = state in DUE
+        return Ended(unit, None, cause, is_due=is_due)
 
     def _states(self) -> dict[str, str] | None:
         """Return the state of each job of this user by id; ``None`` without an answer.

@@ -190,9 +190,10 @@ class Bridge:
         event_id = str(event.get("id") or "")
         if command:
             label = label or str(event.get("label") or "")
+        # A command that is retained is delivered again at each start.
         is_refused = bool(command and received.retain)
         if event_id and not is_refused:
-            # JSON has only ASCII characters, whatever the event is.
+            # As JSON, which has only ASCII characters, whatever the event is.
             event_names = json.dumps([topic, label, event_id])
             key = f"event {hashlib.sha256(event_names.encode()).hexdigest()}"
         elif received.qos and not is_refused:
@@ -222,7 +223,8 @@ class Bridge:
     ) -> JournalEntry:
         """Do what a message asks for, and write the answer to the journal.
 
-        An error is an answer, too.
+        The journal, a file, holds what was begun and answered, so that a message that
+        the broker delivers again changes the learner once. An error is an answer, too.
 
         Args:
             message: a question or a command.
@@ -270,6 +272,8 @@ class Bridge:
     ) -> dict[str, Any]:
         """Change the learner as a command asks, unless that was done before a stop.
 
+        The journal, a file, says which changes were begun.
+
         Args:
             message: with the command: teach, correct, undo or forget.
             begun_entry: entry of the journal, if the message was begun before a stop.
@@ -287,9 +291,11 @@ class Bridge:
             )
         if begun_entry is not None and self._is_done(message, begun_entry):
             return {"version": self.shared.version}
-        undone_lesson = 0
+        undone_lesson = 0  # none
         if message.command == "undo":
             undone_lesson = self._lesson_to_undo(message)
+        # Says what the change is, by which it is recognised after a stop: the lesson to
+        # take back, and the name of the source of one that is taught.
         entry = begun_entry or self.journal.note_begun(message.key, undone_lesson)
         if message.command == "forget":
             forgotten = await self.shared.forget(message.label or message.text)

@@ -15,6 +15,7 @@ def page() -> tuple[str, str]:
     """
     html = _part_of_page("page.html")
     style = _part_of_page("page.css")
+    # Read and written again: one line, and an error here if it is no JSON.
     texts = json.dumps(json.loads(_part_of_page("texts.json")), ensure_ascii=False)
     script = _part_of_page("page.js").replace("/* texts.json */", texts)
     policy = {
