@@ -465,14 +465,15 @@ def thumbnail(image: Image.Image, side: int = SIDE) -> Markup:
     return _data_uri(file.getvalue(), "jpeg")
 
 
-def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
+def heat_map(attribution: Tensor, size: tuple[int, int]) -> Markup:
     """Encode where an image speaks for its answer, as a PNG to lay over a thumbnail.
 
-    It is orange where the evidence is positive, blue where negative, and more
-    transparent the weaker it is.
+    It is orange where the image speaks for the answer, blue where it speaks for the
+    second class, and more transparent the less it does.
 
     Args:
-        shares: ``(H, W)`` float, evidence of each location, as of ``Learner.explain``.
+        attribution: ``(H, W)`` float of each location, positive where it speaks for the
+            answer, as of ``Learner.explain``.
         size: width and height of the image in pixels, for the ratio of the sides.
 
     Returns:
@@ -482,12 +483,12 @@ def heat_map(shares: Tensor, size: tuple[int, int]) -> Markup:
     # The longer side has HEAT_SIDE pixels.
     width, height = (max(1, round(HEAT_SIDE * side / longer_side)) for side in size)
     # Resized: each pixel has the mean of the locations that it covers.
-    evidence = torch.nn.functional.adaptive_avg_pool2d(
-        shares[None].float(), (height, width)
+    means = torch.nn.functional.adaptive_avg_pool2d(
+        attribution[None].float(), (height, width)
     )[0]
     colours = torch.tensor([SPEAKS_AGAINST, SPEAKS_FOR], dtype=torch.uint8)
-    pixels = colours[(evidence > 0).long()]  # the first or the second colour
-    strength = evidence.abs() / evidence.abs().max().clamp_min(1e-12)
+    pixels = colours[(means > 0).long()]  # the first or the second colour
+    strength = means.abs() / means.abs().max().clamp_min(1e-12)
     opacity = (255 * STRONGEST * strength).round().to(torch.uint8)  # alpha
     rgba = torch.cat([pixels, opacity[:, :, None]], 2).numpy()
     file = io.BytesIO()
