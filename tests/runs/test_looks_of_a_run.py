@@ -115,7 +115,7 @@ class Taught:
         evidence = classifier.evidence(self.features(rows))
         by_learner = [
             classifier.names[number]
-            for number in evidence.labels[evidence.scores.argmax(1)].tolist()
+            for number in evidence.class_of_column[evidence.scores.argmax(1)].tolist()
         ]
         self.strategy.is_training = False
         transform = LookTransform(LOOKS, SIDE)
