@@ -45,18 +45,21 @@ EVALUATION = ("iid", "streaming")
 def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layout:
     """Return the layout of CLEAR-10 or CLEAR-100: how its files lie in folders.
 
+    A bucket is a set of photos of one time; there are ten, and bucket 0.
+
     Args:
         name, title: Name of the data set in code and in text.
         number: Number of classes.
         classes: Regular expression of their names.
         rule: What names of classes are, for the message at a file that does not fit.
     """
+    # The groups of the pattern say what an image shows, see `CLEARFrames`.
     folder = (
-        rf"(?P<folder>(?P<split>{'|'.join(SPLITS)})/labeled_images/"
-        rf"(?P<bucket>{'|'.join(BUCKETS)}))"
+        rf"(?P<split>{'|'.join(SPLITS)})/labeled_images/"
+        rf"(?P<bucket>{'|'.join(BUCKETS)})"
     )
     image = rf"(?P<class_name>{classes})/(?P<name>[^/.][^/]*)\.(?i:jpe?g|png|gif)"
-    sessions = number * len(BUCKETS)  # of all classes
+    n_sessions = number * len(BUCKETS)  # each bucket of each class is one
     return Layout(
         name=name,
         title=title,
@@ -65,13 +68,15 @@ def _layout(name: str, title: str, number: int, classes: str, rule: str) -> Layo
         source=f"https://linzhiqiu.gitbook.io/the-clear-benchmark: {name}-train.zip "
         f"and {name}-test.zip, which hold the folders train and test",
         pattern=re.compile(f"{folder}/{image}"),
+        # Bucket 0 is for pretraining, and the images in all_images have no labels; both
+        # come with the archives.
         ignored=re.compile(r"[^/]+/(?:labeled_images/0|all_images)/.*"),
         rule=rule,
         folders=SPLITS,
         counts={
             "classes": number,
-            "train_sessions": sessions,
-            "test_sessions": sessions,
+            "train_sessions": n_sessions,
+            "test_sessions": n_sessions,
         },
         owner="the data set",  # whose counts these are, in messages
     )
@@ -198,6 +203,7 @@ def CLEAR(
     _check_known("evaluation_protocol", evaluation_protocol, EVALUATION)
     benchmark = BENCHMARKS[data_name]
     if evaluation_protocol == "streaming":
+        # The test set of an experience has the training frames of its bucket.
         benchmark = replace(benchmark, test_split="train")
     arguments = {"data_name": data_name, "evaluation_protocol": evaluation_protocol}
     # The benchmark's own function of frames takes no `evaluation_protocol`.

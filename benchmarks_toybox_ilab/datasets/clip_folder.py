@@ -145,7 +145,7 @@ def ClipFolderFrames(
     images_of: dict[_Clip, list[Path]] = {}  # a video has none yet
     for folder, name in _names_of_class_folders(root, ignored, new_class).items():
         images_of |= _clips_of_class(folder, name, ignored)
-    for clip in images_of:
+    for clip in images_of:  # raises at a path that a table cannot hold
         _check_utf8(str(clip.path.relative_to(root)), root)
     # Chosen only to raise an error of the numbers before videos are decoded.
     _choose_held_out(list(images_of), run, held_out)
@@ -154,12 +154,14 @@ def ClipFolderFrames(
         text = f"below {root} are ignored: {ignored_in_words}"
         warnings.warn(printable(text), stacklevel=1)
     videos = [clip.path for clip, images in images_of.items() if not images]
+    # Images by path of the video; one that cannot be read is not in it.
     extracted = _frames_of_videos(root, videos, fps, bad_videos)
     for clip, images in list(images_of.items()):
         if not images:
             images_of[clip] = extracted.get(clip.path, [])
         if not images_of[clip]:  # a video that cannot be read
             del images_of[clip]
+    # Chosen again, as videos that cannot be read are no clips now.
     test = _choose_held_out(list(images_of), run, held_out)
     for clip in test.divided:  # only clips of their class, whose last fifth is tested
         if len(images_of[clip]) == 1:
@@ -171,7 +173,7 @@ def ClipFolderFrames(
             )
     frames: list[Frame] = []
     for clip, images in images_of.items():
-        first_tested = len(images)  # none
+        first_tested = len(images)  # all of its frames are for training
         if clip in test.clips:
             first_tested = 0
         elif clip in test.divided:
@@ -236,6 +238,7 @@ def _names_of_class_folders(
         name_of[folder] = check_name(folder.name)
     folder_of: dict[str, Path] = {}
     for folder, name in name_of.items():
+        # The folder that had this name first: the folder itself where no other has it.
         first_folder = folder_of.setdefault(name, folder)
         if first_folder is not folder:
             raise FrameTableError(
@@ -246,6 +249,7 @@ def _names_of_class_folders(
         inner_folders = {}
         for folder in name_of:
             inner_folders[folder.name] = _names_of_inner_folders(folder)
+        # Both raise DoubtfulNameError.
         check_not_splits(root, inner_folders)
         check_near(name_of.values())
     return name_of
@@ -395,6 +399,7 @@ def _clips_of_class(
     path_of: dict[tuple[str, str], Path] = {}  # by object and clip
 
     def add_clip(object_name: str, name: str, path: Path, images: list[Path]) -> None:
+        # The path itself, unless another clip of the object has this name.
         first_path = path_of.setdefault((object_name, name), path)
         if first_path != path:
             raise FrameTableError(

@@ -42,7 +42,7 @@ CLASSES = (
     "glass", "ball", "marker", "cup", "remote_control",
 )
 # fmt: on
-OBJECTS = 5  # per class
+OBJECTS_PER_CLASS = 5
 SESSIONS = tuple(f"s{session}" for session in range(1, 12))
 TEST_SESSIONS = frozenset({"s3", "s7", "s10"})
 # Used of a clip: one per second, starting after the 134 frames that the data set lacks.
@@ -86,7 +86,9 @@ def _key_of_image(image: re.Match[str]) -> tuple | None:
     if frame not in FRAMES:
         return None
     number = int(image["object"])
-    class_name = CLASSES[(number - 1) // OBJECTS]  # objects count class by class
+    class_name = CLASSES[
+        (number - 1) // OBJECTS_PER_CLASS
+    ]  # objects count class by class
     return class_name, number, image["session"], frame
 
 
@@ -186,8 +188,9 @@ def CORe50ListedFrames(
 
     From the text lists that the authors publish beside the images. Sessions are the
     experiences: "batch0", "batch1", ... for training and "test", rows in the order of
-    the lists. Labels are those of the lists, or the ten categories in their official
-    order. No pickle is read.
+    the lists. The lists label the 50 objects. These labels are used for objects, and
+    ignored for the ten categories, which are labelled in their official order. No
+    pickle is read.
 
     Args:
         root: The folder that contains `batches_filelists` (ni, nc, nic) or `NIC_v2_79`
@@ -205,7 +208,8 @@ def CORe50ListedFrames(
     """
     if whole_number("run", run, 0) > 9:
         raise ValueError(f"run is {run}, but CORe50 publishes the runs 0 to 9.")
-    folder, batches = LISTS[scenario]  # of the lists, and how many experiences
+    # Folder of the lists, and the number of training experiences.
+    folder, n_batches = LISTS[scenario]
     root = Path(root)
     # The folder of Avalanche's data may be given, too.
     if not (root / folder).is_dir() and (root / "core50" / folder).is_dir():
@@ -224,10 +228,10 @@ def CORe50ListedFrames(
     def listed_image(image: re.Match[str], label: int, line: int) -> Listed:
         """Return what the path of an image says; label and number of line do not count.
 
-        Objects o1 to o50 are numbered class by class.
+        Objects o1 to o50 are numbered category by category, five of each.
         """
         number = int(image["object"])
-        class_index, index_in_class = divmod(number - 1, OBJECTS)
+        class_index, index_in_class = divmod(number - 1, OBJECTS_PER_CLASS)
         class_name = CLASSES[class_index]
         if object_lvl:
             class_name += str(index_in_class + 1)
@@ -236,11 +240,13 @@ def CORe50ListedFrames(
     lists = read_lists(
         root / folder / f"run{run}",
         ending="_filelist.txt",
-        batches=batches,
+        n_batches=n_batches,
         pattern=PATTERN,
         example="s1/o3/C_01_03_010.png 2",
         describe_image=listed_image,
-        labelled=object_lvl,
+        # The lists' labels are of objects. A category has five of them, so they are
+        # not read for categories, and `lists.classes` is empty.
+        has_label_per_class=object_lvl,
     )
     return FrameTable(
         lists.frames, images, name="core50", classes=lists.classes or CLASSES

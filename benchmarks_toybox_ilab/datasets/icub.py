@@ -34,7 +34,7 @@ CLASSES = (
     "sodabottle", "sprayer", "squeezer", "sunglasses", "wallet",
 )
 # fmt: on
-OBJECTS = 10  # per class
+OBJECTS_PER_CLASS = 10
 TRANSFORMATIONS = ("MIX", "ROT2D", "ROT3D", "SCALE", "TRANSL")
 TEST_TRANSFORMATION = "MIX"
 STEP = 10  # use every tenth frame: 10 per second become one
@@ -58,11 +58,12 @@ LAYOUT = Layout(
     "<8 digits>.jpg, e.g. part3/mug/mug1/ROT2D/day4/left/00000012.jpg",
     source="https://robotology.github.io/iCubWorld/#icubworld-transformations-modal",
     pattern=re.compile(
-        rf"(?:(?:{'|'.join(PARTS)})/)?({'|'.join(CLASSES)})/\1([1-9]|{OBJECTS})"
+        rf"(?:(?:{'|'.join(PARTS)})/)?({'|'.join(CLASSES)})/\1([1-9]|{OBJECTS_PER_CLASS})"
         rf"/({'|'.join(TRANSFORMATIONS)})/(day\d+)/(left|right)/(\d{{8}})\.(?i:jpg)",
         re.ASCII,
     ),
-    rule=f"the categories are {', '.join(CLASSES)}, with objects 1 to {OBJECTS} each; "
+    rule=f"the categories are {', '.join(CLASSES)}, with objects 1 to "
+    f"{OBJECTS_PER_CLASS} each; "
     f"the transformations are {', '.join(TRANSFORMATIONS)}",
     key=_key_of_image,
     folders=(*PARTS, *CLASSES),

@@ -38,7 +38,7 @@ CATEGORIES = (
 # fmt: on
 UNUSED_CLASS = "semi"
 CLASSES = tuple(name for name in CATEGORIES if name != UNUSED_CLASS)
-OBJECTS = 28  # per class
+OBJECTS_PER_CLASS = 28
 SESSIONS = 8  # per object
 TEST_POSITIONS = (4, 8)  # among the sessions of an object, from 1
 FRAMES = 15  # per session
@@ -130,7 +130,7 @@ def ILabFrames(
                 "only such objects are used. Complete the class, or move its images "
                 "away."
             )
-        for number, backgrounds in list(sessions_of_object.items())[:OBJECTS]:
+        for number, backgrounds in list(sessions_of_object.items())[:OBJECTS_PER_CLASS]:
             for position, background in enumerate(backgrounds, 1):
                 object_name = f"i{number:04d}"
                 session = f"b{background:04d}"

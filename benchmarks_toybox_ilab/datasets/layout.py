@@ -127,7 +127,8 @@ class Layout:
         if folder is not None and folder.is_dir():
             return folder
         maker = self.source
-        if self.pattern is not None:  # which `crumb prepare` lays out
+        # `crumb prepare` lays out the files of a data set by their pattern.
+        if self.pattern is not None:
             maker = f"`crumb prepare {self.name}`"
         advice = (
             f"{self.name} is laid out as {self.tree}; give that folder as root, or "
@@ -295,6 +296,7 @@ class Layout:
             return self.archived(name)
         if self.pattern is None or not _is_visible_path(name):
             return None
+        # The path, the path without its first folder, without its first two ...
         candidates = without_outer_folders(name)
         if any(map(self.ignored.fullmatch, candidates)):
             return None
@@ -305,6 +307,7 @@ class Layout:
 
         A line for each total that differs, and for each class with less than its share.
         """
+        # Of images, clips and sessions, by class and what is counted.
         counts = _count_by_class(table)
         lines = self._wrong_totals(counts)
         incomplete_classes = []
@@ -376,7 +379,7 @@ def _count_by_class(table: FrameTable) -> Counter[tuple[str, str]]:
         "train_sessions", the same of "test", and 1 for "classes".
     """
     counts = Counter((name, "classes") for name in table.classes)
-    counts.update(zip(table.class_name, table.split))
+    counts.update(zip(table.class_name, table.split))  # each row is an image
     clips = set(zip(table.class_name, table.split, table.session, table.object_name))
     for name, split, _, _ in clips:
         counts[name, f"{split}_clips"] += 1
@@ -460,11 +463,11 @@ class Lists:
 def read_lists(
     folder: Path,
     ending: str,
-    batches: int,
+    n_batches: int,
     pattern: re.Pattern[str],
     example: str,
     describe_image: Callable[[re.Match[str], int, int], Listed],
-    labelled: bool = True,
+    has_label_per_class: bool = True,
 ) -> Lists:
     """Read the text lists of images and labels that authors publish with a data set.
 
@@ -473,12 +476,14 @@ def read_lists(
     Args:
         folder, ending: The files are `train_batch_00` and so on, and `test`, with this
             ending.
-        batches: Number of training lists.
+        n_batches: Number of training lists.
         pattern: Regular expression of the path of an image.
         example: A line, for messages.
         describe_image: Called with the match of an image's path, its label and the
             number of its line; returns class, object and frame of the image.
-        labelled: Whether each class has a label of its own, from 0.
+        has_label_per_class: Whether the lists give each class a label of its own, from
+            0, which is checked. Otherwise their labels are of something else, and the
+            classes are not in the result.
 
     Raises:
         FrameTableError: If a list is missing or empty, or a line or the labels are not
@@ -486,11 +491,11 @@ def read_lists(
     """
     frames = []
     label_of: dict[str, int] = {}
-    for batch in range(batches + 1):
+    for batch in range(n_batches + 1):
         file = folder / f"train_batch_{batch:02d}{ending}"
         session = f"batch{batch}"
         split = "train"
-        if batch == batches:  # after those of training
+        if batch == n_batches:  # after those of training
             file = folder / f"test{ending}"
             session = "test"
             split = "test"
@@ -510,11 +515,13 @@ def read_lists(
                 )
             listed = describe_image(image, int(label), number)
             class_name = listed.class_name
-            if labelled and label_of.setdefault(class_name, int(label)) != int(label):
-                raise FrameTableError(
-                    f"line {number} of {file} gives {class_name} a second label; "
-                    "unpack it again."
-                )
+            if has_label_per_class:
+                first_label = label_of.setdefault(class_name, int(label))
+                if first_label != int(label):
+                    raise FrameTableError(
+                        f"line {number} of {file} gives {class_name} a second label; "
+                        "unpack it again."
+                    )
             frames.append(
                 Frame(
                     path=path,
@@ -525,7 +532,8 @@ def read_lists(
                     split=split,
                 )
             )
-    classes = sorted(label_of, key=label_of.__getitem__)  # names, by their labels
+    # Names of the classes in the order of their labels, which have to be 0, 1, 2 ...
+    classes = sorted(label_of, key=label_of.__getitem__)
     if [label_of[name] for name in classes] != list(range(len(classes))):
         raise FrameTableError(
             f"the labels in {folder} are not 0 to {len(classes) - 1}; unpack it again."

@@ -217,7 +217,7 @@ def OpenLORISListedFrames(root: str | Path) -> FrameTable:
     lists = read_lists(
         Path(root) / LISTS,
         ending=".txt",
-        batches=BATCHES,
+        n_batches=BATCHES,
         pattern=LISTED,
         example="train/cup_10/001.jpg 34",
         describe_image=listed_image,

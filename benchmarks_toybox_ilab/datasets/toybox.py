@@ -40,7 +40,7 @@ SESSIONS = (
 # fmt: on
 TEST_SESSIONS = frozenset({"rzplus", "rzminus", "tz"})
 UNUSED_SESSIONS = ("present", "absent")  # the object at rest, and no object
-OBJECTS = 29  # per class; the thirtieth is left out if all are complete
+OBJECTS_PER_CLASS = 29  # the thirtieth is left out if all are complete
 FRAMES = 15  # per clip
 VIDEOS = "videos"  # folder of the videos of an archive
 
@@ -148,7 +148,7 @@ def ToyboxFrames(
                 f"all {len(SESSIONS)} clips (at most {most_clips}), but only objects "
                 "that have them all are used. Complete the class, or move it away."
             )
-        for number in complete_objects[:OBJECTS]:
+        for number in complete_objects[:OBJECTS_PER_CLASS]:
             for session in SESSIONS:
                 split = "test" if session in TEST_SESSIONS else "train"
                 paths = objects[number][session]

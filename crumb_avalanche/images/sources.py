@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -201,20 +201,24 @@ class _ClipReader:
             label: class name of the clips, if they have one.
             name: that stands for the path of images in memory.
         """
-        named_items = ((f"{name}[{i}]", item) for i, item in enumerate(source))
-        # Runs of single images, and of other sources between them.
-        for is_frame, group in groupby(named_items, lambda pair: _is_frame(pair[1])):
-            if not is_frame:
+        named_items = ((f"{name}[{index}]", item) for index, item in enumerate(source))
+        # Runs of single images, and of other sources between them. groupby reads the
+        # items of a group as they are used, and drops the rest of them when the next
+        # group begins.
+        for are_images, group in groupby(
+            named_items, lambda named: _is_frame(named[1])
+        ):
+            if not are_images:
                 for item_name, item in group:
                     yield from self.clips_of_source(item, label, item_name)
                 continue
-            images = chain.from_iterable(_named_images(*pair) for pair in group)
+            images = _images_of_items(group)
             if isinstance(source, Sequence):
-                # Its clips may be read after the next ones, those of an iterator only
-                # before.
-                yield Clip(name, label, self._frames_of_images(list(images)))
-            else:
-                yield Clip(name, label, self._frames_of_images(images))
+                # The clips of a list may be read after the next group has begun. An
+                # iterator may be endless: its clip has to be read before the next one
+                # is asked for.
+                images = iter(list(images))
+            yield Clip(name, label, self._frames_of_images(images))
 
     def clips_of_classes(self, root: Path, labels: dict[Path, str]) -> Iterator[Clip]:
         """Yield the clips of a folder of class folders.
@@ -446,6 +450,18 @@ def _named_images(name: str, image: Any) -> Iterator[tuple[str, Any]]:
         return iter([(str(path), path)])
     file_name = getattr(image, "filename", "")  # of Pillow's images
     return iter([(str(file_name or name), image)])
+
+
+def _images_of_items(
+    named_items: Iterable[tuple[str, Any]],
+) -> Iterator[tuple[str, Any]]:
+    """Yield name and undecoded image of each image of some items.
+
+    Args:
+        named_items: pairs of a name, and a path, PIL image, array or tensor.
+    """
+    for name, item in named_items:
+        yield from _named_images(name, item)
 
 
 # Arrays and batches

@@ -385,9 +385,16 @@ class ClassDirections:
     def _shapes_fit(self, tensors: dict[str, Tensor]) -> bool:
         """Whether tensors of a saved state have shapes and dtypes of these directions.
 
+        Stored values are rounded, and times their scale they are the directions. The
+        scales are one of each class or, of int8 values, one of each row and block of 32
+        features. The shape of the rows themselves follows from the counts, so
+        ``_counts_fit`` checks it.
+
         Args:
-            tensors: by the names of ``named_tensors``; ``directions`` are the rows of
-                all classes, one class below the other.
+            tensors: by the names of ``named_tensors``: ``directions``, the rows of all
+                classes one class below the other; ``direction_scales``;
+                ``direction_counts``, the number of rows of each class; and ``outside``,
+                the part of each class's scatter that its directions leave out.
         """
         rows = tensors["directions"]
         scales = tensors["direction_scales"]
@@ -395,7 +402,8 @@ class ClassDirections:
         empty_rows, empty_scales = self._empty(0)  # for their dtypes
         scales_shape: tuple[int, ...] = (n_classes,)
         if self.eight_bits:
-            scales_shape = (len(rows), *empty_scales.shape[1:])
+            _, n_blocks = empty_scales.shape
+            scales_shape = (len(rows), n_blocks)
         return (
             tensors["direction_counts"].shape == (n_classes,)
             and tensors["outside"].shape == (n_classes,)

@@ -432,7 +432,8 @@ class HerdingPlugin(ImageMemoryPlugin):
 
         Returns:
             Slots of the old exemplars that stay, positions of the frames to store, and
-            the order of priority of both together.
+            the order of priority of both together, which is ``None`` where it stays as
+            it was, without new frames.
         """
         old_slots = self.storage_policy.slots.by_class.setdefault(label, [])
         if not positions:  # old exemplars are in order of priority already

@@ -39,7 +39,8 @@ from crumb_avalanche.training.pretraining import (
     save_pretrained,
 )
 
-TORCHVISION = "torchvision:"  # begins the name of a data set that is no folder
+# Begins a --data that is no folder: torchvision:CIFAR10 is a data set of torchvision.
+TORCHVISION_PREFIX = "torchvision:"
 # After the output: its folder of checkpoints, which is removed at the end.
 CHECKPOINTS = ".checkpoints"
 # Settings that may differ when a pretraining is resumed.
@@ -71,7 +72,9 @@ def main(settings: PretrainSettings) -> None:
             f"{output} exists and is not of crumb pretrain, so it stays as it is: "
             "choose another --output"
         )
-    if not settings.data.startswith(TORCHVISION):
+    # The checkpoint compares the settings: the folder of images is the same when the
+    # command is repeated from elsewhere. torchvision:NAME is no path.
+    if not settings.data.startswith(TORCHVISION_PREFIX):
         settings = replace(settings, data=str(Path(settings.data).resolve()))
     settings = with_defaults(settings)  # those of the backbone
     set_up_process(settings.threads, settings.seed)
@@ -226,8 +229,8 @@ def open_images(settings: PretrainSettings) -> Any:
         ValueError: there is no such data set or folder, or it cannot be downloaded.
     """
     transform = transform_of(settings)
-    if settings.data.startswith(TORCHVISION):
-        name = settings.data.removeprefix(TORCHVISION)
+    if settings.data.startswith(TORCHVISION_PREFIX):
+        name = settings.data.removeprefix(TORCHVISION_PREFIX)
         return _open_torchvision(name, settings.dataset_root or "data", transform)
     return _open_folder(settings.data, transform)
 

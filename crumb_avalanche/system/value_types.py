@@ -178,6 +178,7 @@ def text(most: int = 300, rule: Callable[[str], object] = str) -> Any:
         try:
             rule(checked_text)
         except ValueError as error:
+            # ``check`` writes "name is 'a/b', but has to be" before it.
             raise ValueError(f"another text: {error}") from error
         return checked_text
 
