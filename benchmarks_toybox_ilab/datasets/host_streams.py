@@ -93,7 +93,7 @@ def frames_of(benchmark: Any, name: str = "avalanche") -> FrameTable:
                     Frame(
                         path=f"{split}/{number}/{position}",
                         class_name=str(int(label)),
-                        object_name="",
+                        object_name="",  # Avalanche's streams know no objects
                         session=str(number),
                         frame=position,
                         split=split,
@@ -118,6 +118,7 @@ def from_capymoa(scenario: Any) -> Any:
 
     def with_targets(task: Any) -> Any:
         """Return the data set of a task with its labels as `targets`, for Avalanche."""
+        # All items, in an object that takes the attribute; the task stays as it is.
         dataset: Any = Subset(task, range(len(task)))
         dataset.targets = [int(label) for _, label in task]
         return dataset
@@ -154,6 +155,7 @@ def host_benchmark(name: str) -> Benchmark:
     )
     return Benchmark(
         layout,
+        # A tuple, because the tables of this function are cached by its arguments.
         partial(_frames_of_generator, name, generator, tuple(arguments)),
         classes_per_experience=None,  # those of the stream
         batch_size=21,
@@ -203,18 +205,21 @@ def _frames_of_generator(
     if "run" not in parameters:  # most generators of Avalanche call it seed
         defaults["seed"] = defaults.pop("run")
     keywords = {key: value for key, value in defaults.items() if key in parameters}
-    _check_generator_arguments(name, parameters, {*keywords, *dict(arguments)})
+    names_in_benchmark = [key for key, _ in arguments]
+    _check_generator_arguments(name, parameters, {*keywords, *names_in_benchmark})
     try:
         for key, value in arguments:
             keywords[key] = yaml.safe_load(value)
         stream = make_stream(**keywords)
     except (AssertionError, LookupError, TypeError, yaml.YAMLError) as error:
+        # In one line.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
             f"Avalanche cannot make {name} ({reason}); give other arguments in the "
             "name."
         ) from error
-    # Caches of features take the name of the table for its content.
+    # Caches of features take the name of the table for its content, which folder and
+    # run change.
     return frames_of(stream, name=f"{name} {root or ''} {run}".strip())
 
 

@@ -101,6 +101,7 @@ def ICubFrames(
                 frames_of_day: dict[str, list[int]] = {}  # numbers of the files
                 for day, frame in path_of:
                     frames_of_day.setdefault(day, []).append(frame)
+                # None compares the names of days as text.
                 day_order = None if reference else natural_key
                 first_day = min(frames_of_day, key=day_order)
                 for frame in sorted(frames_of_day[first_day])[::STEP]:

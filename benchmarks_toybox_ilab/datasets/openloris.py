@@ -89,7 +89,8 @@ def _layout(name: str, factors: tuple[str, ...]) -> Layout:
         name: Name of the stream, such as "clutter", or "sequence" for all factors.
         factors: Its factors in order; images of other factors are not used.
     """
-    sessions = len(CLASSES) * len(factors) * SEGMENTS
+    # A segment of a factor is a session of each class.
+    n_sessions = len(CLASSES) * len(factors) * SEGMENTS
     return Layout(
         name=f"openloris_{name}",
         title=f"OpenLORIS-Object ({', '.join(factors)})",
@@ -108,8 +109,8 @@ def _layout(name: str, factors: tuple[str, ...]) -> Layout:
         inner_folders=("openloris",),
         counts={
             "classes": len(CLASSES),
-            "train_sessions": sessions,
-            "test_sessions": sessions,
+            "train_sessions": n_sessions,
+            "test_sessions": n_sessions,
         },
         owner="the data set",  # whose counts these are, in messages
         classes=CLASSES,
@@ -161,7 +162,7 @@ def OpenLORISFrames(
                         Frame(
                             path=path_of_name[name],
                             class_name=class_name,
-                            object_name=class_name,
+                            object_name=class_name,  # a class is one object
                             session=session,
                             frame=frame,
                             split=split,

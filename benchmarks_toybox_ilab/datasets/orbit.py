@@ -145,6 +145,7 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
     layout_of_user = replace(LAYOUT, folders=(f"test/{user}",))
     folder, images = layout_of_user.find_images(folder)
     frames: list[Frame] = []
+    # Images are grouped by user here, not by class: each object is a class of its own.
     # `paths_of_kind` holds the path of each image by kind of video, and video with
     # number of the frame.
     for object_name, paths_of_kind in LAYOUT.clips(images).get(user, {}).items():
@@ -152,7 +153,7 @@ def ORBITFrames(root: str | Path, run: int = 0, user: str | None = None) -> Fram
         clutter_paths = paths_of_kind.get("clutter", {})
         clean = _frames_of_object(folder, object_name, "clean", clean_paths)
         clutter = _frames_of_object(folder, object_name, "clutter", clutter_paths)
-        if clean and clutter:
+        if clean and clutter:  # an object is taught and tested, or left out
             frames += clean + clutter
     return LAYOUT.table(frames, folder)
 
@@ -173,7 +174,7 @@ def _frames_of_object(
         numbers_of_video.setdefault(video, []).append(number)
     frames = []
     for video, numbers in numbers_of_video.items():
-        if kind == "clean":
+        if kind == "clean":  # every 30th of the first 1,000
             numbers = numbers[:MOST_TAUGHT:STEP]
         else:
             numbers = _drawn_test_frames(folder, video, numbers)
@@ -186,7 +187,7 @@ def _frames_of_object(
                     object_name=object_name,
                     session=video,
                     frame=number,
-                    split=KINDS[kind],
+                    split=KINDS[kind],  # clean is for training, clutter for testing
                 )
             )
     return frames

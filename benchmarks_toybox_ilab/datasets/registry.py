@@ -179,6 +179,7 @@ class Benchmark:
             "bad_videos": bad_videos,
             "new_class": new_class,
         }
+        # The data set's function of frames takes only some of them.
         accepted = {name: arguments[name] for name in self.options if name in arguments}
         return self.frames(root, **accepted)
 

@@ -247,7 +247,7 @@ def _table_of_classes(
         for entry in test:  # marked as training images, which every table needs
             frames.append(_row_of_test_image(entry, "novel", split="train"))
     else:
-        names = _class_of_number(folder, train, test)
+        names = _class_of_number(folder, train, test)  # by official number
         classes = [names[number] for number in sorted(names)]
         for entry in train:
             frames.append(_row_of_training_image(entry, names[entry.number]))
@@ -257,7 +257,7 @@ def _table_of_classes(
     if bbox_crop:
         boxes = {entry.path: entry.box for entry in (*train, *test)}
         boxes_of_frames = {frame.path: boxes[frame.path] for frame in frames}
-        reader = Cuts(folder, boxes_of_frames, ratio)
+        reader = Cuts(folder, boxes_of_frames, ratio)  # cuts an image as it is read
     return FrameTable(
         frames, root=folder, reader=reader, name=LAYOUT.name, classes=classes
     )
@@ -277,6 +277,7 @@ def _class_of_number(
     Raises:
         FrameTableError: If two classes have one folder.
     """
+    # What a class without training images is called.
     names = {entry.number: f"class {entry.number}" for entry in test}
     for entry in train:
         names[entry.number] = _class_in_path(entry.path)
@@ -338,7 +339,7 @@ def _entries_of_list(folder: Path, split: str, paths: set[str]) -> Iterator[_Lis
     if not isinstance(entries, list):
         entries = [entries]  # no list: the check below says so
     for position, entry in enumerate(entries):
-        length = 1 + ENTRIES[split].count(",")
+        length = 1 + ENTRIES[split].count(",")  # values in the example of an entry
         if not _is_list_entry(entry, length):
             raise FrameTableError(
                 f"entry {position} of {file} is {str(entry)[:80]}, but must be "
@@ -467,8 +468,8 @@ def _instance_stream(
         BENCHMARK,
         frames=Stream51InstanceFrames,
         classes_per_experience=None,
-        protocol=TABLE,
-        host_order=None,
+        protocol=TABLE,  # experiences and order as in the table
+        host_order=None,  # no order of classes is drawn
     )
     seed = host.get("seed")
     if seed is None:

@@ -78,7 +78,8 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
         class_of_file = _class_of_test_image(folder / ANNOTATIONS)
     frames = []
     for image in images:
-        if image["folder"] is None:  # the annotations
+        # The pattern matches the list of annotations, too, so that it is unpacked.
+        if image["folder"] is None:
             continue
         class_name = image["class_name"]
         if class_name == "images":  # a folder of all classes
@@ -126,6 +127,7 @@ def _class_of_test_image(file: Path) -> dict[str, str]:
         name, _, columns = line.partition("\t")
         wnid = columns.partition("\t")[0]  # the class by its number in WordNet
         is_valid = name and re.fullmatch("n[0-9]{8}", wnid)
+        # The second test notes the class, and is true if an earlier line has another.
         if not is_valid or classes.setdefault(name, wnid) != wnid:
             raise FrameTableError(
                 f"line {number} of {file} is {line[:80]!r}, but must begin with a file "

@@ -151,8 +151,8 @@ def ToyboxFrames(
         for number in complete_objects[:OBJECTS_PER_CLASS]:
             for session in SESSIONS:
                 split = "test" if session in TEST_SESSIONS else "train"
-                paths = objects[number][session]
-                for frame, path in _first_frames_of_clip(paths, reference):
+                path_of_frame = objects[number][session]
+                for frame, path in _first_frames_of_clip(path_of_frame, reference):
                     frames.append(
                         Frame(
                             path=path,
@@ -168,18 +168,19 @@ def ToyboxFrames(
 
 
 def _first_frames_of_clip(
-    paths: dict[int, str], reference: bool
+    path_of_frame: dict[int, str], reference: bool
 ) -> list[tuple[int, str]]:
     """Return number and path of the first 15 frames of a clip of Toybox, in order.
 
     Args:
-        paths: Path of each frame by its number.
+        path_of_frame: Path of each frame by its number.
         reference: Whether a shorter clip goes on backwards from its last frame but one,
             as in the paper's published code.
     """
-    frames = sorted(paths.items())
+    frames = sorted(path_of_frame.items())
     if reference:
         last_number, _ = frames[-1]
+        # Paths from the last frame but one to the first, under continued numbers.
         backwards = [path for _, path in frames[-2::-1]]
         frames += enumerate(backwards, last_number + 1)
     return frames[:FRAMES]

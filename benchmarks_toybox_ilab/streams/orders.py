@@ -203,7 +203,8 @@ def numbered_clips(
     Returns:
         The same clips in another order.
     """
-    object_numbers = _Numbers()  # of names within a group, from 0
+    # They number the names within a group in the order in which they are asked for.
+    object_numbers = _Numbers()
     session_numbers = _Numbers()
     sort_keys = {}  # by the first row of each clip
     for clip in sorted(clips, key=min):
@@ -272,7 +273,7 @@ def fixed_order(classes: Sequence[str], order: Sequence[int | str]) -> list[int]
     Raises:
         ValueError: If one is unknown or repeated, or there are none.
     """
-    labels = [_label_of_entry(classes, entry) for entry in order]
+    labels = [_label_of_entry(classes, entry) for entry in order]  # None if unknown
     has_unknown = None in labels
     has_repeated = len(set(labels)) < len(labels)
     if not labels or has_unknown or has_repeated:
@@ -383,9 +384,10 @@ def _equal_class_counts(remaining: int, n_experiences: int, n_given: int) -> lis
         ValueError: there are more experiences than classes, or the classes cannot be
             divided equally.
     """
-    least = max(n_given, 1)
-    if remaining:
+    least = max(n_given, 1)  # of all experiences
+    if remaining:  # for which one more is needed
         least = n_given + 1
+    # Number of the experiences that share the remaining classes.
     count = whole_number("n_experiences", n_experiences, least) - n_given
     if count and remaining % count:
         raise ValueError(

@@ -93,7 +93,7 @@ def plan_stream(
     """
     _check_protocol(protocol)
     draws = draws_of(run, seed, reference)  # draws all orders
-    if test_split == "test":
+    if test_split == "test":  # every class of a table has training frames
         _check_test_frames(table)
     groups = _checked_groups(table, class_groups)
     if fixed_class_order is not None:
@@ -124,6 +124,8 @@ def plan_stream(
     if protocol == "offline":
         train = [_rows_of_classes(table, "train", order)]
     if protocol == "class_instance":
+        # The published code sorts clips by the number of their class, its position
+        # here, before it shuffles them.
         reference_names = _names_in_groups(groups) if reference else None
         train = _shuffled_clips(table, train, draws, reference_names)
     elif protocol != TABLE:
@@ -304,6 +306,7 @@ def _experiences_by_session(
     test = _rows_by_session(table, test_split)
     if keeps_table_order:
         labels_by_session = [np.unique(table.labels[rows]) for rows in train]
+        # Each label once, where it appears first.
         order = list(dict.fromkeys(np.concatenate(labels_by_session).tolist()))
     chunks = []
     for rows in test:

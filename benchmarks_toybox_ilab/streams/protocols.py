@@ -354,7 +354,8 @@ def _relabelled_stream(
     table = stream.table
     plan = stream.plan
     labels = [*appearance.tolist(), *range(len(table.classes))]
-    order = list(dict.fromkeys(labels))  # the position of a label is the new one
+    # Each label once, where it appears first; its position is its new label.
+    order = list(dict.fromkeys(labels))
     chunks = [tuple(sorted(map(order.index, chunk))) for chunk in plan.chunks]
     classes = [table.classes[label] for label in order]
     return _NumberedStream(

@@ -232,6 +232,7 @@ def _fish(uniform: Uniform) -> list[Part]:
     fork = uniform(0.0, 0.2)  # depth of the cut in the tail
     narrow = uniform(0.05, 0.1)  # half the height where the tail begins
     x = np.linspace(0, 1, 16)  # from mouth to tail
+    # Half the height of the body: an arch, and the beginning of the tail.
     side = height * np.sin(np.pi * x ** uniform(0.75, 0.95)) + narrow * x
     upper = np.stack([-1 + 1.45 * x, -side], axis=1)
     lower = (upper * (1, -1))[::-1]
@@ -326,7 +327,7 @@ def _heart(uniform: Uniform) -> list[Part]:
         uniform: `uniform(low, high)` returns a random number for the object.
     """
     # The heart curve x = 16 sin^3 t, y = 13 cos t - 5 cos 2t - 2 cos 3t - cos 4t, where
-    # 5 varies.
+    # 5 varies, divided by 16; y is negative, because it goes down here.
     t = np.linspace(0, 2 * np.pi, 48, endpoint=False)
     x = np.sin(t) ** 3 * uniform(0.9, 1.15)
     y = (
@@ -423,7 +424,10 @@ def _ladder(uniform: Uniform) -> list[Part]:
         rail_line = [(side * half * taper, -1), (side * half, 1)]
         shapes.append(filled(ribbon(rail_line, rail)))
     for y in np.linspace(-0.85, 0.85, rungs):  # from the top down
-        half_rung = half * (taper + (1 - taper) * (y + 1) / 2)
+        depth = (y + 1) / 2  # 0 at the top, 1 at the feet
+        half_rung = half * (
+            taper + (1 - taper) * depth
+        )  # up to the middle of the rails
         shapes.append(filled(box(-half_rung, y - thick / 2, half_rung, y + thick / 2)))
     return shapes
 

@@ -254,7 +254,7 @@ def _clip(class_name: str, object_index: int, session_index: int) -> _Clip:
     darkest, brightest = LUMAS_OF_GROUND
     darker = (darkest, luma - LEAST_CONTRAST)
     brighter = (luma + LEAST_CONTRAST, brightest)
-    luma_ranges = []
+    luma_ranges = []  # wide enough ones, of which one is drawn
     for low, high in (darker, brighter):
         if high - low > NARROWEST_RANGE:
             luma_ranges.append((low, high))
@@ -356,6 +356,7 @@ def _corners_in_pixels(
     """
     points = np.concatenate([np.empty((0, 2)), *polygons])
     numbers = iter(np.rint(to_pixels(points)).astype(int).ravel().tolist())
+    # Each polygon takes its numbers off the iterator: two for each of its points.
     for polygon in polygons:
         yield list(islice(numbers, polygon.size))
 
@@ -377,6 +378,7 @@ def _lit_image(image: Image.Image, clip: _Clip, pose: dict[str, float]) -> Image
     down = math.sin(clip.shade) * line[:, None]
     shading = pose["slope"] * (across + down)  # (H, W)
     gain = pose["light"] * (1 + shading)[..., None] * clip.cast  # (H, W, 3)
+    # A product with it is divided by 128 by a shift of 7 bits.
     gain_in_128ths = np.rint(np.clip(gain, 0, 1.99) * 128).astype(np.uint16)
     pixels = np.minimum((np.asarray(image) * gain_in_128ths) >> 7, 255)
     return Image.fromarray(pixels.astype(np.uint8))
