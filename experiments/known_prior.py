@@ -104,8 +104,8 @@ def asked(trial: Trial, stream: Objects, empty: Classifier) -> Asked:
     numbers = {name: number for number, name in enumerate(classifier.names)}
     labels = torch.tensor([numbers[name] for name, _ in trial.held_out])
     return Asked(
-        clips=held_out.taught,
-        classes=len(held_out.labels),
+        clips=held_out.mean_log_clips,
+        classes=len(held_out.class_of_column),
         known=closeness_of(held_out.typicality),
         strange=closeness_of(strange.typicality),
         recorded=recorded_closeness(classifier),
