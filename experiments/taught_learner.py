@@ -160,7 +160,7 @@ def unequal_rows(source: Taught, frames: FrameTable, run: int) -> dict[str, floa
     features = of_whole_images[np.concatenate(classes.rows)]
     test = frames.rows("test")
     budget = source.empty.budget_bytes
-    usual = RegularizedDiscriminant.for_budget(length, budget, source.empty.kept)
+    usual = RegularizedDiscriminant.for_budget(length, budget, source.empty.head_length)
     accuracies = {}
     for rule, changes in RULES.items():
         settings = {**usual.settings, "n_classes": count, **changes}
