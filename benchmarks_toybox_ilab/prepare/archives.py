@@ -345,6 +345,7 @@ def _choose_members(
                 archive, f"its member {member.name!r} {reason}"
             )
         path = _safe_member_name(path, archive)
+        # True if a file of another name has this path already.
         if name_of_path.setdefault(path, name) != name:
             raise FrameTableError(
                 f"archive {archive} holds both {name_of_path[path]} and {name}; only "

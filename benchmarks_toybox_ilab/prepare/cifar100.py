@@ -35,6 +35,7 @@ def write_cifar100(job: Job, archive: Path) -> None:
         job.progress(len(images), "writing images", " images") as bar,
         ThreadPoolExecutor(job.workers) as pool,
     ):
+        # With the path and the pixels of each image.
         for _ in pool.map(_write_image, images, images.values()):
             bar.update()
 
@@ -51,6 +52,7 @@ def _pixels_in_archive(root: Path, archive: Path) -> dict[Path, np.ndarray]:
         class_names = _unpickled_member(file, "meta")["fine_label_names"]
         for split in _SPLITS:
             content = _unpickled_member(file, split)
+            # Rows of 3072 values, channel by channel, to (N, 32, 32, 3).
             pixels = content["data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
             labels = content["fine_labels"]
             names = content["filenames"]

@@ -78,12 +78,13 @@ def prepare(
     try:
         if _is_readable_in_place(job):
             return []
-        failures = _bring_files(job)
+        failures = _bring_files(job)  # a line for each video that cannot be read
         try:
             table = data.frames(job.root)
         except FrameTableError as error:
             if not failures:
                 raise
+            # The videos that failed may be why.
             return [*failures, str(error)]
         list_file = job.root / f"{name}.csv"
         # The folder of the data set may lie below the root, which paths begin at.

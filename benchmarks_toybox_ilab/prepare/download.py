@@ -178,10 +178,12 @@ def _receive_rest(url: str, partial_file: Path, progress: Callable[..., Any]) ->
     except urllib.error.HTTPError as error:
         if error.code != _RANGE_NOT_SATISFIABLE or not start:
             raise
+        # The server says "bytes */LENGTH".
         length_on_server = error.headers.get("Content-Range", "").rpartition("/")[2]
         if length_on_server == str(start):
             return start  # it was complete
     # The server sent another range, or its file is now shorter than the partial data.
+    # All of it is received again.
     partial_file.unlink()
     return _receive_rest(url, partial_file, progress)
 

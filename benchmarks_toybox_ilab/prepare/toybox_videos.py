@@ -109,6 +109,7 @@ def _clips_to_extract(source: Path, root: Path) -> list[extract.Job]:
     for video in videos_below(source):
         if not _VIDEO.fullmatch(video.relative_to(source).as_posix()):
             continue
+        # An earlier video of this name; the video itself where there is none.
         first_video = videos.setdefault(video.stem, video)
         if first_video is not video:
             raise FrameTableError(

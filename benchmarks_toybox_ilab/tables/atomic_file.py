@@ -66,8 +66,9 @@ def atomic_write(
         OSError: the path is a folder, a pipe or a device, this process may not write to
             it, or the disk fails; names the path.
     """
-    path = Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path))  # of a link, the file that it leads to
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Status of the file that is there, or None; raises if it cannot be replaced.
     replaced = check_replaceable(path)
     if not bulk:
         _remove_abandoned_of(path)
@@ -80,6 +81,7 @@ def atomic_write(
     # The descriptor `claim` holds the lock that says that the file is being written.
     unfinished, claim = _create_claimed(path, first_permissions)
     try:
+        # Closes a copy of the descriptor, which keeps the claim.
         with os.fdopen(_writing_descriptor(claim), mode, **options) as file:
             yield file
             file.flush()
@@ -159,7 +161,8 @@ def _create_claimed(path: Path, permissions: int) -> tuple[Path, int]:
             _name_path_in_error(error, unfinished, path)
             raise
         # Another process may have taken the new file for an abandoned one: it has the
-        # lock, or has removed the file, which then has no name in any folder.
+        # lock, or has removed the file, which then has no name in any folder. Without
+        # locks on the file system, `_try_lock` returns None.
         is_claimed = _try_lock(descriptor) is not False
         is_in_folder = os.fstat(descriptor).st_nlink > 0
         if is_claimed and is_in_folder:

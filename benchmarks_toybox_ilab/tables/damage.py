@@ -89,6 +89,7 @@ def check_whole(image: Image.Image, file: BinaryIO) -> None:
         _check_tiff_page(image, file)
     elif image.format in _SIGNATURES:  # WebP, AVIF, HEIF and JPEG 2000
         content = file.read()
+        # The file of an image that was decoded before may hold pixels instead.
         position, signature = _SIGNATURES[image.format]
         if content.startswith(signature, position):
             _check_zeros_of_format(image, content)

@@ -31,7 +31,7 @@ def check_room(folder: Path, needed: int, job: str) -> None:
         FrameTableError: If there is too little room; says how much is needed and how
             much is free.
     """
-    existing = folder.absolute()
+    existing = folder.absolute()  # in the end the nearest folder that exists
     while not existing.exists():
         existing = existing.parent
     free = shutil.disk_usage(existing).free

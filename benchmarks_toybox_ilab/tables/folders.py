@@ -209,7 +209,7 @@ def ignored_files_in_words(ignored: Counter[str]) -> str:
     # The most frequent extensions first, hidden files last.
     names.sort(key=lambda name: (name == _HIDDEN, -ignored[name], natural_key(name)))
     phrases = [_extension_in_words(name, ignored[name]) for name in names]
-    if len(phrases) > _MOST_KINDS + 1:
+    if len(phrases) > _MOST_KINDS + 1:  # "others" are never a single kind
         unnamed = sum(ignored[name] for name in names[_MOST_KINDS:])
         phrases = [*phrases[:_MOST_KINDS], f"{unnamed:,} others"]
     *first, last = phrases or [""]

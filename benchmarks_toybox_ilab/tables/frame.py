@@ -73,6 +73,7 @@ def check_row(
     is_valid = type(row.frame) is int and row.frame >= 0  # quick, true of most rows
     if not is_valid:
         name = f"the frame number of {where}"
+        # Accepts NumPy's whole numbers, too; raises for all others.
         check_whole_number(name, row.frame, 0, FrameTableError)
     if _LINE_BREAKS.search(row.path + row.class_name + row.object_name + row.session):
         raise FrameTableError(

@@ -309,7 +309,7 @@ class FrameTable:
             FrameTableError: If a row does not exist or a class loses all its training
                 frames.
         """
-        dropped = set(map(operator.index, rows))
+        dropped = set(map(operator.index, rows))  # also NumPy's numbers; no floats
         unknown = dropped.difference(range(len(self)))
         if unknown:
             raise FrameTableError(

@@ -188,14 +188,16 @@ def _open_any_size(
     try:
         return Image.open(source, **options)
     except Image.DecompressionBombError as error:
+        # Raised below, unless it is a JPEG.
         too_large = TooManyPixelsError(f"it has far {_too_large_in_words(most_pixels)}")
         too_large.__cause__ = error
     formats = options.get("formats") or ("JPEG",)
     if "JPEG" not in formats:
         raise too_large
     if not isinstance(source, str | PathLike):
-        source.seek(0)
+        source.seek(0)  # Pillow has read the beginning of the open file
     try:
+        # Opened by the class of its format, which does not count the pixels.
         return JpegImagePlugin.JpegImageFile(source)
     except SyntaxError:  # it is no JPEG
         raise too_large from too_large.__cause__

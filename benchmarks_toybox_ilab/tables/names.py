@@ -102,6 +102,7 @@ def check_near(names: Iterable[str], known: Iterable[str] = ()) -> None:
     for name in names:
         if name in known:
             continue
+        # An earlier name with this key; the name itself where there is none.
         near = name_of.setdefault(near_key(name), name)
         if near != name:
             raise DoubtfulNameError(

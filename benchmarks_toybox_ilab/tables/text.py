@@ -196,6 +196,7 @@ def safe_output() -> Iterator[None]:
     try:
         yield
     except Exception:
+        # Python prints the traceback after the block, when the streams are as before.
         sys.excepthook = print_error
         raise
     finally:

@@ -93,8 +93,9 @@ class Job:
         return {
             "video_bytes": status.st_size,
             "video_mtime_ns": status.st_mtime_ns,
-            "first": self.name(1),
+            "first": self.name(1),  # with the prefix and digits of all names
             "fps": float(self.fps),
+            # As JSON gives it back, which has no tuples.
             "size": list(self.size) if isinstance(self.size, tuple) else self.size,
         }
 

@@ -124,6 +124,7 @@ def seconds_of(video: Path, most: float) -> float:
     end = -math.inf
     with _opened_video(video, 1) as (container, stream):
         step = 1 / _frames_per_second(stream)  # seconds from one frame to the next
+        # Without the empty packet at the end, which is to empty the decoder.
         packets = (packet for packet in container.demux(stream) if packet.size)
         # Of a damaged file, what can be read counts.
         with suppress(load_av().error.FFmpegError):
@@ -131,7 +132,7 @@ def seconds_of(video: Path, most: float) -> float:
                 time = _packet_time(packet)
                 if time is None:
                     time = number * step
-                if not packet.is_discard:
+                if not packet.is_discard:  # players do not show it
                     begin = min(begin, time)
                     end = max(end, time + (_packet_seconds(packet) or step))
                 if end - begin >= most:
