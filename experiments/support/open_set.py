@@ -88,6 +88,7 @@ def cached_features(
         learner.features,
         key,
     )
+    # A file for each network, settings and images.
     name = hashlib.sha256(repr(made_with).encode()).hexdigest()[:16]
     path = folder / f"{name}.npy"
     if path.exists():
@@ -167,8 +168,10 @@ def teach_copy(
     """
     classifier = copy.deepcopy(empty)
     for label, features in lessons:
+        # Added if it is new; the number of the class in this classifier.
         number, _ = classifier.ensure_class(names[label])
         classifier.begin_lesson()
+        # Its answers calibrate the classifier, as those of a learner do.
         classifier.predict_before_learning(features, number)
         classifier.learn(features, number)
         classifier.end_lesson()

@@ -186,7 +186,7 @@ def print_cost(text: str) -> None:
         shape = (*WARM_UP_SHAPE, task.shape[-1])
         np.random.default_rng(0).random(shape, np.float32).tofile(file.name)
         replace(task, file=file.name, shape=shape).run()
-    reset_peak()
+    reset_peak()  # of the resident memory, VmHWM
     before = resident("VmRSS")
     start = time.perf_counter()
     task.run()

@@ -205,7 +205,7 @@ def _checked_result(path: Path) -> dict:
             f"{path} has no {', '.join(sorted(missing))}; it was not made by crumb "
             "run: remove it"
         )
-    if DIGESTS[0] in result:
+    if DIGESTS[0] in result:  # raises if the files of the run are not those hashed
         read_result(path.parent)
     return result
 

@@ -44,12 +44,14 @@ def view_of(path: Path) -> View | None:
     """Read a view of an object; None if it does not part from the blue ground."""
     pixels = np.asarray(Image.open(path).convert("RGB"))
     excess = _blueness(pixels)
+    # Pixels near the upper, the lower and the left edge show the ground.
     border = [excess[:4].ravel(), excess[-4:].ravel(), excess[:, :4].T.ravel()]
     ground = np.median(np.concatenate(border))
     mask = _largest_central_part(excess < 0.55 * ground)
     if mask is None:
         return None
     edges = [mask[0], mask[-1], mask[:, 0], mask[:, -1]]
+    # The largest share of an edge that the object touches: there it is cut off.
     touches = max(edge.mean() for edge in edges)
     has_usual_size = 0.03 < mask.mean() < 0.75
     if not has_usual_size or touches > 0.05 or np.median(excess[mask]) > 0.3 * ground:
@@ -179,7 +181,7 @@ class Scenes:
         top = round(SIDE * (0.5 + shift_y) - size[1] / 2)
         image = photo.copy()
         resized = view.cut.resize(size, Image.Resampling.LANCZOS)
-        image.paste(resized, (left, top), resized)
+        image.paste(resized, (left, top), resized)  # its alpha is the mask
         image.info["box"] = (left, top, left + size[0], top + size[1])
         return image
 

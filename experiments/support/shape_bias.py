@@ -92,7 +92,7 @@ def columns(
         among: classes that an answer may have; None for all.
     """
     if among is not None:
-        allowed = np.full(logits.shape[1], -np.inf)
+        allowed = np.full(logits.shape[1], -np.inf)  # added, it rules an answer out
         allowed[list(among)] = 0
         logits = logits + allowed
     return {
@@ -195,6 +195,7 @@ def advantage_of(runs: Sequence[RunDrops], perturbation: str) -> Advantage | Non
         return None
     means = list(advantages.values())
     splits = {run.number: run.split for run in runs}
+    # `paired` compares two values of each run: the advantages, and 0 for none.
     no_advantage = dict.fromkeys(advantages, 0.0)
     over_runs = paired(no_advantage, advantages, splits)
     assert over_runs is not None

@@ -160,11 +160,12 @@ class SingleLessons:
         after_answer = []
         after_lesson = []
         answers = []
-        self.ask()
+        self.ask()  # not timed: the first lesson below comes after an answer
         for _ in range(TIMED):
             after_answer.append(seconds(self.teach, time.process_time))
             after_lesson.append(seconds(self.teach, time.process_time))
             answers.append(seconds(self.ask, time.process_time))
+        # Of a copy, as the learner goes on.
         undo = seconds(copy.deepcopy(self.learner).undo, time.process_time)
         return LessonCost(
             classes=classes,
