@@ -6,6 +6,7 @@ from functools import partial
 
 from site_parts import paper_tables, recorded_tables, reference
 from site_parts.csv_tables import (
+    DATA_SETS,
     DOCS,
     LABELS,
     RECORDED,
@@ -274,6 +275,12 @@ def tuned() -> str:
     recorded = grouped(read(RECORDED / "tuned.csv"), "stream", "method")
     for (stream, method), lines in recorded.items():
         accuracies[marked(stream, "tuned"), method] = floats(lines, "accuracy")
+    equal_bytes_rows = grouped(
+        read(RECORDED / "equal_bytes.csv"), "stream", "network", "row"
+    )
+    for method, row in (("tuned", "crumb, tuned"), ("paper", "paper")):
+        lines = equal_bytes_rows["sign_digits", "SqueezeNet", row]
+        accuracies[marked("sign_digits", "tuned"), method] = floats(lines, "accuracy")
     rows = []
     for name in dict.fromkeys(name for name, _ in accuracies):
         cells = [name]
@@ -291,6 +298,34 @@ def _mean_of_runs(values: Sequence[float]) -> str:
         return ""
     runs = "run 0" if len(values) == 1 else f"{len(values)} runs"
     return f"{mean_text(values)} ({runs})"
+
+
+def equal_bytes() -> str:
+    """Return the table of codes, images and maps at the same bytes: mean accuracy by stream and network."""
+    eth80 = recommended_lines("eth80")
+    recorded = grouped(read(RECORDED / "equal_bytes.csv"), "stream", "network")
+    columns = {f"{DATA_SETS['eth80']}, SqueezeNet": eth80}
+    for (stream, network), lines in recorded.items():
+        by_row = {row: of_row for (row,), of_row in grouped(lines, "row").items()}
+        columns[f"{DATA_SETS[stream]}, {network}"] = by_row
+    header = ["keeps"]
+    for name, by_row in columns.items():
+        n_runs = len(by_row["paper"])
+        header.append(f"{name} ({n_runs} runs)" if n_runs > 1 else f"{name} (run 0)")
+    rows = []
+    for row, label in LABELS["equal_bytes"].items():
+        cells = [_mean_or_reason(by_row.get(row, [])) for by_row in columns.values()]
+        rows.append([label, *cells])
+    return markdown(header, rows)
+
+
+def _mean_or_reason(lines: Sequence[Line]) -> str:
+    """Format the mean accuracy of runs; without an accuracy, the bytes hold too few items."""
+    if not lines:
+        return ""
+    if not all(line["accuracy"] for line in lines):
+        return "too few fit"
+    return mean_text(floats(lines, "accuracy"))
 
 
 def methods() -> str:
@@ -380,6 +415,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "competitors": competitors,
     "real_images": real_images,
     "tuned": tuned,
+    "equal_bytes": equal_bytes,
     "ablations": paper_tables.ablations,
     "claims": paper_tables.claims,
     "codes_and_images": paper_tables.codes_and_images,
