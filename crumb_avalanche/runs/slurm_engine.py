@@ -139,16 +139,25 @@ class SlurmEngine(Engine):
         return None
 
     def start(self, units: Sequence[WorkUnit]) -> None:
-        """Queue a job for each piece of work that has none from an earlier call.
+        """Queue a job for each piece of work that has none waiting or running.
 
         Args:
-            units: the work, such as runs, each with a folder of its own.
+            units: the work that is not done, such as runs, each with a folder of its
+                own.
 
         Raises:
-            EngineError: SLURM refuses the jobs.
+            EngineError: SLURM refuses the jobs, or does not say which jobs of an
+                earlier call are over.
         """
-        state_of_job = self._states() or {}  # by the id of the job
         earlier_ids = self._recorded_ids()  # the id of the job of each folder
+        state_of_job = self._states()  # by the id of the job
+        if state_of_job is None:
+            if earlier_ids:
+                raise EngineError(
+                    "squeue does not answer, and jobs of an earlier call may still "
+                    "run: give the same command again later"
+                )
+            state_of_job = {}
         new_units = []
         for unit in units:
             job_id = earlier_ids.get(str(unit.folder.resolve()), "")

@@ -115,3 +115,15 @@ def test_damaged_notes_of_jobs(tmp_path, slurm):
     engine = slurm_engine.SlurmEngine(EngineSettings("slurm"), tmp_path)
     (tmp_path / "slurm" / "jobs.json").write_text("[1, 2")
     assert engine._recorded_ids() == {}
+
+
+def test_no_second_job_without_an_answer(tmp_path, slurm, monkeypatch):
+    pytest.importorskip("submitit")
+    engine = slurm_engine.SlurmEngine(EngineSettings("slurm"), tmp_path)
+    (tmp_path / "slurm" / "jobs.json").write_text(f'{{"{tmp_path / "run0"}": "7"}}')
+    submitted = []
+    monkeypatch.setattr(engine, "_states", lambda: None)
+    monkeypatch.setattr(engine, "_submit", submitted.append)
+    with pytest.raises(EngineError, match="jobs of an earlier call may still run"):
+        engine.start([])
+    assert submitted == []
