@@ -66,12 +66,13 @@ def ETH80Frames(root: str | Path, run: int = 0) -> FrameTable:
     """Make the table of ETH-80: 3,280 frames; two objects of each class are held out.
 
     A clip is one ring of views (one polar angle) around one object, sorted by azimuth:
-    1 to 16 turntable images, not video. All views are used. In run r the test objects
-    of a class are those at positions 2r and 2r + 1 of its objects in natural order, in
-    runs 5 to 9 those at positions r - 5 and r; run 10 repeats run 0. So ten runs have
-    ten different test splits, and every object is held out once in runs 0 to 4 and once
-    in runs 5 to 9. In a class of n other than ten objects, positions are modulo n, and
-    runs 5 to 9 use r - 5 and r - 5 + n // 2.
+    1 to 16 turntable images, not video. All views are used. The test objects
+    of a class are at these positions of its objects in natural order: 0 and 1 in run 0,
+    2 and 3 in run 1, to 8 and 9 in run 4; 0 and 5 in run 5, 1 and 6 in run 6, to 4 and
+    9 in run 9; run 10 repeats run 0. So ten runs have ten different test splits, and
+    every object is held out once in runs 0 to 4 and once in runs 5 to 9. In a class of
+    n other than ten objects, positions are modulo n, and the two of runs 5 to 9 are
+    n // 2 apart.
 
     Args:
         root: Folder of the data set.

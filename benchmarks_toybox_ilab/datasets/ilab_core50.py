@@ -66,8 +66,9 @@ def ILabCORe50Frames(
             the two folders are ignored.
         reference: Choose the clips as pandas does in the published code: permute the
             clips of a class, in natural order, by numpy's legacy generator seeded with
-            the class number (iLab's 1 to 15 with 11 for the unused semi, CORe50's 16 to
-            25). Also passed to the two tables.
+            the class number. Classes are numbered as there: iLab's 1 to 15, of which 11
+            is semi, which is not used here, and CORe50's 16 to 25. Also passed to the
+            two tables.
     """
     root = Path(root)
     if paths is None:

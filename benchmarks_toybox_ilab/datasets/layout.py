@@ -156,7 +156,7 @@ class Layout:
         Raises:
             FrameTableError: At an image whose path does not fit the layout.
         """
-        if self.pattern is None:
+        if self.pattern is None:  # only a generator knows the files
             return
         for path in paths:
             match = self.pattern.fullmatch(path)

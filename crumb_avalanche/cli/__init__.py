@@ -176,7 +176,8 @@ def code_of_lost_output(arguments: list[str]) -> int:
     """
     output: Any = sys.stdout
     try:
-        earlier_error = getattr(output, "error", None)  # of a ``SafeStream``
+        # A ``SafeStream`` keeps the first error of writing instead of raising it.
+        earlier_error = getattr(output, "error", None)
         if earlier_error is not None:
             raise earlier_error
         output.flush()
@@ -185,6 +186,7 @@ def code_of_lost_output(arguments: list[str]) -> int:
         with suppress(OSError):  # Python's own flush at the end would fail, too
             os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
         name = arguments[0] if arguments else ""
+        # Such as ``predict``, or ``learner show``.
         name_and_action = " ".join(arguments[:2])
         prints_answer = not PRINTING_COMMANDS.isdisjoint({name, name_and_action})
         is_closed_pipe = isinstance(error, BrokenPipeError)

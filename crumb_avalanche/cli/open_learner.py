@@ -24,15 +24,17 @@ def open_or_make_learner(settings: NewLearnerSettings, path: Path) -> Learner:
         ValueError: the learner was made with other settings.
     """
     if path.exists():
+        # The weights are those in the file; only a file without weights needs others.
         learner = Learner.load(path, settings.weights)
         learner.check_teachable()  # raises if it can only be asked
         check_made_with(settings, learner, path)
+        # The least confidence from which on a class is named.
         if settings.strict is not None:
             learner.set_strict(settings.strict)
         return learner
     weights: str | None = settings.weights or "torchvision"
     if weights == "none":
-        weights = None  # random ones
+        weights = None  # random weights
     looks: tuple[float, ...] = LOOKS
     if settings.looks is not None:
         looks = looks_of(settings.looks)
@@ -44,7 +46,7 @@ def open_or_make_learner(settings: NewLearnerSettings, path: Path) -> Learner:
         budget_bytes=settings.budget_bytes,
         cut_layer=settings.cut_layer,
         looks=looks,
-        strict=settings.strict or STRICT,
+        strict=STRICT if settings.strict is None else settings.strict,
     )
     network = learner.network
     print(f"new learner with {network.backbone}, {network.source}", file=sys.stderr)

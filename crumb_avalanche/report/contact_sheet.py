@@ -171,8 +171,8 @@ class AnswersPage:
         note: what a person who reads the answers should know; may be empty.
         errors: how often the learner errs about what it knows; empty if nobody can
             tell.
-        asked: answers whose true class is known; of them ``right``, ``unknown_asked``
-            unknown, and the others taken for another class.
+        asked: answers whose true class is known; of them ``right``,
+            ``unknown_with_truth`` unknown, and the others taken for another class.
         not_taught: of the unknown ones those of classes that were not taught.
         total: all answers; ``unknown`` of them show no class that was taught.
         mistakes, not_recognised, others: the cards, not of all answers if they are
@@ -189,7 +189,7 @@ class AnswersPage:
     errors: str
     asked: int
     right: int
-    unknown_asked: int
+    unknown_with_truth: int
     not_taught: int
     total: int
     unknown: int
@@ -348,7 +348,9 @@ class ContactSheet:
         cards: dict[AnswerGroup, list[Card]] = defaultdict(list)
         for card in self._cards:
             cards[card.group].append(card)
-        unknown_counts = count_unknown(self.pairs)  # by true class
+        # Of images whose true class is known, by that class; ``self.pairs`` counts them
+        # by true and answered class.
+        unknown_counts = count_unknown(self.pairs)
         not_taught = 0  # unknown images of classes that the learner does not know
         for truth, times in unknown_counts.items():
             if truth not in taught_names:
@@ -361,7 +363,7 @@ class ContactSheet:
             errors=self._error_sentence(),
             asked=self.pairs.total(),  # images whose true class is known
             right=count_right(self.pairs),
-            unknown_asked=unknown_counts.total(),
+            unknown_with_truth=unknown_counts.total(),
             not_taught=not_taught,
             total=self.total,
             unknown=self.unknown,
@@ -370,7 +372,7 @@ class ContactSheet:
             others=cards[AnswerGroup.OTHER],
             confusion=confusion_matrix(self.pairs),
             confused=confused_table(self.pairs),
-            explained=self.learner.explains,
+            explained=self.learner.explains,  # whether cards have heat maps
             unread=unread,
         )
         return render("contact_sheet.html", page)

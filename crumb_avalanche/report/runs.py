@@ -476,7 +476,8 @@ def notes_on(groups: Sequence[Group]) -> list[str]:
     """Return notes on what weakens a comparison of groups of runs, a sentence each."""
     notes = []
     for first, second in combinations(groups, 2):
-        # Groups of equal settings differ in the content of the files that these name.
+        # Groups of equal settings differ in the content of the files that these name:
+        # otherwise they would be one group.
         if first.settings == second.settings:
             notes.append(
                 f"{first.label} and {second.label}: the files that they name differ in "
