@@ -40,4 +40,6 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
             is_taken[most_correlated] = True
             group.append(int(most_correlated))
         order += group
-    codebook.channel_order.copy_(torch.tensor(order))
+    channel_order = codebook.channel_order
+    assert channel_order is not None, "a codebook of correlated groups has an order"
+    channel_order.copy_(torch.tensor(order))
