@@ -318,15 +318,21 @@ def read_run(folder: Path) -> Run:
     Raises:
         DamagedRunError: a file is missing, or not what the run wrote.
     """
-    result = read_result(folder)
-    ledger_text = (folder / "ledger.json").read_text(encoding="utf-8")
-    matrix_text = (folder / "accuracy_matrix.csv").read_text(encoding="utf-8")
+    result = read_result(folder)  # checks the files whose digests are in the result
     try:
+        ledger_text = (folder / "ledger.json").read_text(encoding="utf-8")
+        matrix_text = (folder / "accuracy_matrix.csv").read_text(encoding="utf-8")
         matrix = _read_matrix(matrix_text)
         _check_matrix(matrix, result)
         ledger = json.loads(ledger_text)
         check(LEDGER_READ, ledger, "ledger")  # names, types and ranges
         return Run(folder, read_settings(folder), result, ledger, matrix)
+    except OSError as error:  # of a file whose digest is not in the result
+        raise DamagedRunError(
+            f"{error.filename} cannot be read ({error.strerror}); repeat the run, or "
+            f"remove {folder}"
+        ) from error
+    # JSON that is nested too deeply raises RecursionError.
     except (RecursionError, ValueError, csv.Error) as error:
         raise DamagedRunError(
             f"{folder} holds settings, a ledger or a matrix that no run writes "

@@ -13,7 +13,7 @@ from flags import flags
 
 from crumb_avalanche.models.networks import SmallCNN
 from crumb_avalanche.report.runs import find_runs, groups_of, notes_on, read_run
-from crumb_avalanche.runs.run_folder import with_digests
+from crumb_avalanche.runs.run_folder import DamagedRunError, with_digests
 from crumb_avalanche.system.tensor_file import write_tensors
 
 
@@ -195,6 +195,16 @@ def test_changed_files_are_noticed(several, refused, folder, tmp_path, name, cha
 def test_missing_files_are_noticed(several, refused, folder):
     (folder / "config.yaml").unlink()
     refused("config.yaml is not what the run wrote: it is missing", *several())
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "ledger.json", "accuracy_matrix.csv"])
+def test_a_file_without_digest_may_be_missing_too(tmp_path, name):
+    folder = fake_run(tmp_path / "run")
+    (folder / name).unlink()
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(with_digests(folder, result)))
+    with pytest.raises(DamagedRunError, match=f"{name} cannot be read"):
+        read_run(folder)
 
 
 def test_all_records_have_digests(folder):
