@@ -42,6 +42,7 @@ NOVEL = 51  # the number of all classes that are not taught
 RATIO = 1.1  # of the side of the cut to that of the box around the object
 SCENARIOS = ("class_instance", "class_iid", "instance")
 FRAMES = 30_000  # of an experience of the scenario "instance"
+SEED = 10  # of the scenario "instance" by default, as in Avalanche; see `class_order`
 LISTS = {"train": "Stream-51_meta_train.json", "test": "Stream-51_meta_test.json"}
 ENTRIES = {
     "train": "[class, clip, video, frame, size, box, path]",
@@ -130,7 +131,7 @@ def Stream51Frames(
 
 def Stream51InstanceFrames(
     root: str | Path,
-    seed: int = 10,
+    seed: int = SEED,
     eval_num: int = FRAMES,
     bbox_crop: bool = True,
     ratio: float = RATIO,
@@ -450,7 +451,7 @@ def _instance_stream(
     eval_num: int | None,
     cuts: Mapping[str, object],
     download: bool,
-    host: StreamKeywords,
+    stream_keywords: StreamKeywords,
 ) -> FrameBenchmark:
     """Make the stream of the scenario "instance" of Stream-51.
 
@@ -459,11 +460,15 @@ def _instance_stream(
         eval_num: Frames of an experience; None is 30,000.
         cuts: The arguments `bbox_crop` and `ratio` of its table.
         download: Download the data set if nothing of it is there.
-        host: Keywords of every stream, see `StreamKeywords`.
+        stream_keywords: Keywords of every stream, see `StreamKeywords`.
+
+    Raises:
+        ValueError: If a keyword is given that has no effect here.
     """
-    # Only the seed draws something in this scenario: the order of the videos.
-    drawn = [name for name in DRAWN if name != "seed"]
-    _check_not_given(drawn, host, 'scenario="instance"')
+    # Refuse the keywords that draw or divide an order of classes. Of these only the
+    # seed has an effect here: it draws the order of the videos.
+    without_effect = [name for name in DRAWN if name != "seed"]
+    _check_not_given(without_effect, stream_keywords, 'scenario="instance"')
     benchmark = replace(
         BENCHMARK,
         frames=Stream51InstanceFrames,
@@ -471,9 +476,9 @@ def _instance_stream(
         protocol=TABLE,  # experiences and order as in the table
         host_order=None,  # no order of classes is drawn
     )
-    seed = host.get("seed")
+    seed = stream_keywords.get("seed")
     if seed is None:
-        seed = 10
+        seed = SEED
     if eval_num is None:
         eval_num = FRAMES
     arguments = {
@@ -481,18 +486,20 @@ def _instance_stream(
         "seed": seed,
         "eval_num": whole_number("eval_num", eval_num, 1),
     }
-    return benchmark.stream(dataset_root, arguments, download, **host)
+    return benchmark.stream(dataset_root, arguments, download, **stream_keywords)
 
 
-def _check_not_given(names: Sequence[str], host: StreamKeywords, keyword: str) -> None:
+def _check_not_given(
+    names: Sequence[str], stream_keywords: StreamKeywords, keyword: str
+) -> None:
     """Raise ValueError for keywords of a stream that have no effect beside another one.
 
     Args:
         names: The keywords without effect.
-        host: All keywords of a call.
+        stream_keywords: All keywords of a call.
         keyword: The other one.
     """
-    useless = given_keywords(host, names)
+    useless = given_keywords(stream_keywords, names)
     if useless:
         raise ValueError(
             f"{' and '.join(useless)} cannot be given with {keyword}; leave one of "

@@ -220,14 +220,20 @@ def only_class_folder(source: object) -> tuple[Path, list[str]] | None:
 
     Args:
         source: path of a folder; there is none in any other source.
+
+    Raises:
+        ValueError: If the only class folder itself has such a name.
     """
     class_by_folder = class_folders(source)
     if len(class_by_folder) != 1:
         return None
     (folder,) = class_by_folder
     try:
+        # Empty where photos or videos lie beside the folders.
         names = list(class_folders(folder).values())
-    except ValueError:  # a name that no class may have
+    except ValueError:
+        # A name that no class may have: the folders in the class folder are no classes.
+        # Names in the source are checked before it is taught, those below them are not.
         return None
     if len(names) < 2:
         return None

@@ -31,7 +31,7 @@ class CrumbSettings(InRange):
         readout: what answers. ``head`` is the paper's. ``closed_form`` trains as CRUMB
             does and answers by a discriminant that is fitted to the decoded memories;
             ``closed_form_stock`` trains nothing and fits it to memories of the stock
-            layers.
+            layers, as they came with the network.
     """
 
     direct_weight: NotNegative = ReplaySettings.direct_weight
@@ -87,15 +87,19 @@ def replay_strategy(
     settings=CrumbSettings,
     buffer=CodeBuffer,
     # One byte a value, as the paper counts it; the ledger counts the four bytes of
-    # float32. What the paper's codebook does not have counts in full.
+    # float32. What the paper's codebook does not have, its filter and order of channels
+    # (buffers of torch, not the replay buffer), counts in full.
     fixed_bytes=lambda model, method, n_classes: (
         model.codebook.blocks.numel() + model.codebook.buffer_bytes
     ),
-    round_up=True,
+    round_up=True,  # a last memory counts if three quarters of it fit the budget
     codebook=True,
+    # No learning rate is tuned for this readout, which trains nothing.
     own_rate=lambda method: method.readout == "closed_form_stock",
-    tuning={"readout": "head"},  # the rate is that of the layers, which the head shows
-    each_class=True,
+    # The rate is tuned with the readout of the head, because only there the accuracy
+    # shows whether the layers learned.
+    tuning={"readout": "head"},
+    each_class=True,  # the buffer needs a memory of each class
 )
 def build_crumb(recipe: Recipe) -> StreamStrategy:
     """Build CRUMB, which answers by its head or by a discriminant of its memories.
@@ -112,6 +116,7 @@ def build_crumb(recipe: Recipe) -> StreamStrategy:
     codebook.requires_grad_(not method.freeze_codebook)
     strategy: Callable[..., CRUMBStrategy] = CRUMBStrategy
     if method.readout != "head":
+        # Of what is not trained nothing changes, whatever requires_grad_ sets above.
         is_trained = method.readout == "closed_form"
         strategy = partial(ReadoutStrategy, train_layers=is_trained)
     return replay_strategy(

@@ -231,8 +231,10 @@ class Group(NamedTuple):
     ) -> "Group":
         """Solve for Gaussian classes of covariances ``a I + U^T U``.
 
-        Each has ``k`` directions ``U``. By Woodbury, the inverse is ``(I - W^T W) / a``
-        with ``W = R^-1 U``, where ``R R^T = a I + U U^T`` is of ``k x k`` only.
+        Each has ``k`` directions ``U``, equally many, so they are solved as one batch.
+        By Woodbury, the inverse is ``(I - W^T W) / a`` with ``W = R^-1 U``, where ``R
+        R^T = a I + U U^T`` is of ``k x k`` only. From the squared distance
+        ``|x - m|^2`` of a point, ``scores`` subtracts ``|W x - W m|^2``.
 
         Args:
             members: ``(C,)`` int64, columns of the classes in the scores.
@@ -240,7 +242,7 @@ class Group(NamedTuple):
             means: ``m``, ``(C, r)``.
             isotropic: ``a``, ``(C,)``.
         """
-        _, rank, length = spreads.shape
+        _, n_directions, n_features = spreads.shape  # k of a class, r of a point
         inner = spreads @ spreads.mT
         inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
         root = torch.linalg.cholesky(inner)  # R
@@ -248,9 +250,10 @@ class Group(NamedTuple):
         # The determinant of the covariance is that of R R^T times a^(r - k): the other
         # directions have the isotropic variance.
         log_determinants = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
-        log_determinants += (length - rank) * isotropic.log()
+        log_determinants += (n_features - n_directions) * isotropic.log()
         return cls(
             members=members,
+            # (C k, r): one product with the points gives W x of all classes.
             rows=rows.flatten(0, 1),
             offsets=(rows @ means.unsqueeze(2)).squeeze(2),  # W m, (C, k)
             isotropic=isotropic,
@@ -323,19 +326,20 @@ class ProductGroup(NamedTuple):
             isotropic: ``(C,)``, variance of each class in all directions.
             length: ``D``, number of features.
         """
-        rank = columns.shape[1]
+        n_directions = columns.shape[1]  # k
         # isotropic I + spread^2 R R^T = L L^T
         matrix = spreads.square()[:, None, None] * row_products
         matrix.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
         cholesky = torch.linalg.cholesky(matrix)
-        scaled_unit = spreads[:, None, None] * torch.eye(rank, dtype=torch.float64)
+        identity = torch.eye(n_directions, dtype=torch.float64)
+        scaled_unit = spreads[:, None, None] * identity
         # spread * L^-1
         factors = torch.linalg.solve_triangular(cholesky, scaled_unit, upper=False)
         # Of each mean with the rows of its class, (C, k).
         own_products = mean_products.gather(1, columns)
         log_determinants = 2 * cholesky.diagonal(dim1=1, dim2=2).log().sum(1)
         # The other D - k directions have the isotropic variance.
-        log_determinants += (length - rank) * isotropic.log()
+        log_determinants += (length - n_directions) * isotropic.log()
         return cls(
             members=members,
             columns=columns.flatten(),

@@ -167,7 +167,7 @@ class Entry:
         scores_answer: whether it predicts by scores that are not logits, such as
             distances. The loss of its head then decides the learning rate.
         tuning: settings of the method to change while the learning rate is tuned, to
-            save time.
+            save time, or so that the accuracy shows what the layers learned.
         gradient: whether it takes gradient steps, and needs a learning rate.
         own_rate: whether its settings give it a learning rate, or train nothing, so
             that none is tuned.

@@ -202,7 +202,7 @@ def head_like(head: nn.Module, n_classes: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of what the stages of a network return.
+    """Layout of what the stages of a network return, as the network's library says it.
 
     Attributes:
         prefix_tokens: number of class tokens and registers before the patches of a

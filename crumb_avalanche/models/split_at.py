@@ -158,11 +158,16 @@ def split_after(
     """Cut a network after a node of its traced graph, and give it a new head.
 
     The feature extractor F has its operations up to the node, the plastic layers P all
-    others, as ``body``, ``head`` and maybe ``tail``. ``(B, N, C)`` tokens become a map.
-    Without prefix tokens it is the grid of patches, ``(B, C, H, W)``. Class token and
-    registers are further locations: the map is ``(B, C, N, 1)`` then, they come first,
-    P gets them as the network gave them, and ``SplitModel.patch_grid`` returns the grid
-    without them.
+    others, as ``body``, ``head`` and maybe ``tail``. What the network returns at the
+    node becomes a map:
+
+    - a map stays or becomes ``(B, C, H, W)``;
+    - ``(B, N, C)`` tokens of patches alone become their grid, ``(B, C, H, W)``;
+    - ``(B, N, C)`` tokens with prefix tokens (class token and registers) become a
+      column of locations, ``(B, C, N, 1)``, with the prefix tokens first;
+      ``SplitModel.patch_grid`` returns the grid without them.
+
+    P begins with the inverse, so that its layers get what the network gave them.
 
     Args:
         network: a classifier of ``(B, 3, h, w)`` images.
@@ -171,8 +176,8 @@ def split_after(
             outputs.
         n_classes: outputs of the new head.
         image_size: side of the images in pixels.
-        layout: of what modules return; default ``(B, C, H, W)``, or tokens of patches
-            only.
+        layout: of the network's tensors, as the caller knows it; default ``(B, C, H,
+            W)``, or tokens of patches only.
 
     Raises:
         CutError: it cannot be traced, has no such node, or later layers need more than
@@ -190,7 +195,7 @@ def split_after(
     if not isinstance(logits, fx.Node):
         raise CutError(f"it returns a {type(logits).__name__}, not logits")
     extractor: nn.Module = nn.Sequential()
-    map_layout = MapLayout()
+    map_layout = MapLayout()  # the identity, for P that gets the images
     if cut is not images:
         # Made twice: what it returns is known only when it runs. The second one makes
         # maps (B, C, H, W) of that.
@@ -200,6 +205,7 @@ def split_after(
             network, operations, images, cut, output_calls=map_layout.to_map
         )
     head_input = head_call.all_input_nodes[0]
+    # Raises CutError if an operation of P needs another value of F than the map.
     body = _part_between(
         network, operations, cut, head_input, input_calls=map_layout.from_map
     )
@@ -210,7 +216,9 @@ def split_after(
         extractor, nn.Sequential(layers), head="head", image_size=image_size
     )
     model.token_grid = map_layout.token_grid  # of patches beside other tokens, or None
-    model.stages = () if node is None else (node,)  # names of the parts of F
+    # The names by which a cut of F is given and shown, instead of those of the children
+    # of the traced F, which SplitModel took. Without any F is empty.
+    model.stages = () if node is None else (node,)
     model.reset_head(n_classes)
     return model
 
@@ -392,6 +400,9 @@ def _add_calls(
 @dataclass(frozen=True)
 class MapLayout:
     """How what F returns becomes a map, ``(B, C, H, W)``.
+
+    A ``Layout`` is what the caller knows of the network's tensors; this is what follows
+    from it and from the shape that F returned. The default is the identity.
 
     Attributes:
         to_map: methods that make a map of it, in order.

@@ -54,7 +54,7 @@ def split_timm(
     stages = [stage_info["module"] for stage_info in feature_info]  # names of modules
     module_names = ", ".join(child_name for child_name, _ in network.named_children())
     if isinstance(cut_layer, int):
-        cut_module = _stage_of_number(name, stages, cut_layer)
+        cut_module = _stage_of_number(name, stages, cut_layer)  # None for 0: F is empty
     elif cut_layer:
         cut_module = cut_layer
     elif len(stages) > 1:
@@ -70,6 +70,7 @@ def split_timm(
     )
     head = _classifier_layer(network)  # name of the layer to replace
     if head is None:
+        # Adds a layer to the network, and returns its name.
         head = _put_head_behind(network, image_size)
     choices = ", ".join(stages) or module_names
     try:

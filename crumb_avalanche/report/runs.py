@@ -37,7 +37,7 @@ ERROR = "error.txt"  # of a run that failed in a sweep
 LABEL_WIDTH = 24  # characters of a setting in a label
 LEDGER_COUNTS = ("buffer_items", *LEDGER_BYTES, "derived_bytes?")
 LEDGER_TIMES = ("train_seconds", "images_per_second", *LEDGER_SECONDS)
-LEDGER_READ = record(
+LEDGER_SCHEMA = record(
     further=True,
     **dict.fromkeys(LEDGER_COUNTS, whole()),
     **dict.fromkeys(LEDGER_TIMES, real(-1, 1e12)),  # the rest may be -1e-9
@@ -325,7 +325,7 @@ def read_run(folder: Path) -> Run:
         matrix = _read_matrix(matrix_text)
         _check_matrix(matrix, result)
         ledger = json.loads(ledger_text)
-        check(LEDGER_READ, ledger, "ledger")  # names, types and ranges
+        check(LEDGER_SCHEMA, ledger, "ledger")  # names, types and ranges
         return Run(folder, read_settings(folder), result, ledger, matrix)
     except OSError as error:  # of a file whose digest is not in the result
         raise DamagedRunError(

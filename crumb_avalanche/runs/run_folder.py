@@ -55,7 +55,7 @@ FRAMES = "frame_table_sha256"  # entry of a result
 IMAGES = "images"  # entry of a provenance: content of all images of a clip folder
 PERCENT = real(0, 100)
 # What is read of a result, and of the settings.
-RESULT_READ = record(
+RESULT_SCHEMA = record(
     further=True,
     run=whole(),
     final_accuracy=PERCENT,
@@ -69,7 +69,7 @@ RESULT_READ = record(
         "classes_per_experience?": each(whole()),
     },
 )
-SETTINGS_READ = record(
+SETTINGS_SCHEMA = record(
     further=True,
     benchmark=text(),
     protocol=text(),
@@ -139,13 +139,13 @@ def read_result(folder: Path) -> dict[str, Any]:
             path = folder / name
             _check_digest(digest, _file_sha256(path))
         path = folder / RESULT
-        check(RESULT_READ, result)  # raises for missing values and wrong types
+        check(RESULT_SCHEMA, result)  # raises for missing values and wrong types
         _check_accuracies(result)
     except (
         AttributeError,
         KeyError,
         OSError,
-        RecursionError,
+        RecursionError,  # JSON that is nested too deeply
         TypeError,
         ValueError,
     ) as error:
@@ -186,7 +186,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
         ValueError: no run has such settings.
     """
     settings = load_yaml((folder / CONFIG).read_text(encoding="utf-8"))
-    check(SETTINGS_READ, settings, "config")
+    check(SETTINGS_SCHEMA, settings, "config")
     return flat(settings)
 
 

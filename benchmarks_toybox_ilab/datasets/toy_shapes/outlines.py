@@ -37,6 +37,8 @@ def _part(role, points) -> Part:
     return Part(role, np.asarray(points, dtype=float))
 
 
+# `filled` adds to the silhouette of the object, `cut_out` takes from it, and `painted`
+# draws on it in another colour.
 filled, cut_out, painted = (partial(_part, role) for role in (FILL, HOLE, DETAIL))
 
 
@@ -627,7 +629,7 @@ def _umbrella(uniform: Uniform) -> list[Part]:
         uniform: `uniform(low, high)` returns a random number for the object.
     """
     height = uniform(0.65, 0.95)  # of the dome
-    pole = uniform(0.07, 0.11)  # its thickness
+    pole_width = uniform(0.07, 0.11)
     scallops = int(uniform(3, 6))  # arcs of the hem
     hook_radius = uniform(0.15, 0.24)
     hook_side = 1 if uniform(0, 1) < 0.5 else -1  # -1 is left
@@ -643,12 +645,15 @@ def _umbrella(uniform: Uniform) -> list[Part]:
     hook = arc(
         hook_radius, pole_end, hook_radius, hook_radius, start=180, stop=0, steps=12
     )
+    # From above the ends of the scallops, so that the pole reaches into the dome (under
+    # three deep scallops it may begin 0.04 below it), to a point before the hook, whose
+    # own first point is (0, pole_end).
     straight = [(0, -0.2), (0, pole_end - 0.2)]
     pole_line = np.concatenate([straight, hook]) * (hook_side, 1)
-    tip = box(-pole * 0.6, -height - 0.14, pole * 0.6, -height + 0.1)
+    tip = box(-pole_width * 0.6, -height - 0.14, pole_width * 0.6, -height + 0.1)
     shapes = [
         filled(np.concatenate([dome, *hem])),
-        filled(ribbon(pole_line, pole)),
+        filled(ribbon(pole_line, pole_width)),
         filled(tip),
     ]
     for i in range(1, scallops):
