@@ -88,7 +88,7 @@ METHODS_OF_LEARNER = ("recommended", "slda", "ncm", "ranpac")
 ETH80 = {
     "crumb": "--preset paper",
     "crumb, preset tuned": "--preset tuned --budget-images 6",
-    "rda": "--preset recommended --strategy rda",
+    "rda": "--preset recommended --strategy rda --method.looks 1",
     "slda": "--preset paper --strategy slda",
     "icarl": "--preset paper --strategy icarl",
     "remind": "--preset paper --strategy remind",
@@ -423,7 +423,7 @@ class Eth80:
         answers = []
         right = 0
         for name, folders in objects.items():
-            of_class = learner.predict_all(folders[-1])
+            of_class = list(learner.predict_all(folders[-1]))
             answers += of_class
             right += sum(answer.label == name for answer in of_class)
         return {
