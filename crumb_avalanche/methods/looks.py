@@ -29,9 +29,6 @@ CLOSE: Window = (0.52, 0.117)  # of the second view of the closest look
 MIDDLE_OF_WHOLE: Window = (0.6, 0.18)  # of the second view of the whole image
 # Of the weights that are tried, by number of views.
 STEPS = {1: 1, 2: 10, 3: 6, 4: 4, 5: 4}
-# Usual weight of the view of a whole image, if there are others: an object that fills
-# the image needs it, and one in a scene is learned from all views whatever they weigh.
-WHOLE_VIEW = 0.5
 # Cost of the squared distance from the usual weights, in units of the log-likelihood of
 # a clip.
 PRIOR = 8.0
@@ -128,19 +125,16 @@ class Looks:
     def usual_weights(self) -> Tensor:
         """Return the weights of the views before any clip: ``(V,)`` float64.
 
-        The view of a whole image has a half, and the others share the rest alike;
-        without it all weigh the same.
+        The view of a whole image weighs as much as all others together; without it all
+        weigh the same. An object that fills the image needs this view, and one in a
+        scene is learned from all views whatever they weigh.
         """
+        weights = torch.ones(self.views, dtype=torch.float64)
         all_windows = itertools.chain.from_iterable(self._windows)
-        is_whole = torch.tensor([window is None for window in all_windows])
-        n_others = int((~is_whole).sum())
-        if n_others in (0, len(is_whole)):
-            return torch.full(is_whole.shape, 1 / len(is_whole), dtype=torch.float64)
-        weights = torch.full(
-            is_whole.shape, (1 - WHOLE_VIEW) / n_others, dtype=torch.float64
-        )
-        weights[is_whole] = WHOLE_VIEW
-        return weights
+        for view, window in enumerate(all_windows):
+            if window is None:
+                weights[view] = max(1, self.views - 1)
+        return weights / weights.sum()
 
     def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:
         """Return for each look what is computed of its maps, an item for each view."""

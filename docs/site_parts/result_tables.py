@@ -26,6 +26,7 @@ from site_parts.csv_tables import (
 )
 
 from crumb_avalanche.report.paired import interval
+from crumb_avalanche.system.words import counted
 
 # What the budget buys on ETH-80, the only table with this row.
 PROJECTIONS = {"ranpac": "(640 projections)"}
@@ -310,8 +311,7 @@ def equal_bytes() -> str:
         columns[f"{DATA_SETS[stream]}, {network}"] = by_row
     header = ["keeps"]
     for name, by_row in columns.items():
-        n_runs = len(by_row["paper"])
-        header.append(f"{name} ({n_runs} runs)" if n_runs > 1 else f"{name} (run 0)")
+        header.append(f"{name} ({counted(len(by_row['paper']), 'run')})")
     rows = []
     for row, label in LABELS["equal_bytes"].items():
         cells = [_mean_or_reason(by_row.get(row, [])) for by_row in columns.values()]
@@ -325,7 +325,7 @@ def _mean_or_reason(lines: Sequence[Line]) -> str:
         return ""
     if not all(line["accuracy"] for line in lines):
         return "too few fit"
-    return mean_text(floats(lines, "accuracy"))
+    return mean_of(lines)
 
 
 def methods() -> str:
