@@ -30,13 +30,9 @@ from crumb_avalanche.learner.prior import PRIORS
 from crumb_avalanche.learner.records import Records
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
-from crumb_avalanche.methods.looks import (
-    WHOLE,
-    EarlierForm,
-    Looks,
-    LookWeights,
-    ViewFeatures,
-)
+from crumb_avalanche.methods.look_forms import EarlierForms, LookForms
+from crumb_avalanche.methods.look_weights import LookWeights
+from crumb_avalanche.methods.looks import WHOLE, Looks, ViewFeatures
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.value_types import StateError
@@ -69,13 +65,13 @@ class Classifier:
         head_length: number of the last features, which stay if the budget becomes too
             small for the others; default all.
         looks: the parts of an image that features are computed of, as long as they are
-            needed. Each of their views is learned; the scores of the views are added.
+            needed. Each has statistics of its own; the scores of their views are added.
         backbone: name of the network, for what is known of its confidence; without
             effect unless the cosines of the statistics are those of a whitened space.
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
-        statistics: the closed form.
+        forms: the statistics, a closed form for each look that is used.
         confidence: how sure its answers are.
         look_weights: how much the scores of each view count, and which looks are used.
         strict: confidence from which on a class is named; below it an image is unknown.
@@ -105,8 +101,9 @@ class Classifier:
         self.looks = looks
         self.backbone = backbone
         self.strict = STRICT
-        self.statistics: ClosedForm = form.for_budget(
-            length, budget_bytes, self.head_length
+        budget_of_look = budget_bytes // len(looks)
+        self.forms = LookForms(
+            looks, form.for_budget(length, budget_of_look, self.head_length)
         )
         self.names: list[str | None] = []
         self.images: list[int] = []
@@ -115,7 +112,7 @@ class Classifier:
         self._views = ViewFeatures(features, looks)
         # Within a lesson: what answers for clips before they are learned, and the
         # confidence before the lesson.
-        self._earlier_form = EarlierForm()
+        self._earlier_forms = EarlierForms()
         self._start_confidence()
 
     @classmethod
@@ -147,9 +144,10 @@ class Classifier:
         length = views.length(model)  # number of features of one view
         head_length = views.of_head().length(model)
         if moments is None:
-            trial = form.for_budget(length, budget_bytes, head_length)
+            budget_of_look = budget_bytes // len(looks)
+            trial = form.for_budget(length, budget_of_look, head_length)
             # In words what so many classes would have to give up; empty if they fit.
-            given_up = trial.fit_features(CLASSES, budget_bytes, head_length)
+            given_up = trial.fit_features(CLASSES, budget_of_look, head_length)
             if given_up:
                 views = views.of_head()
                 length = head_length
@@ -175,9 +173,14 @@ class Classifier:
         return copied
 
     @property
+    def statistics(self) -> ClosedForm:
+        """The closed form of the first look that is used."""
+        return self.forms.first
+
+    @property
     def length(self) -> int:
         """Number of features that the statistics are of, the last of those given."""
-        return self.statistics.settings["length"]
+        return self.forms.length
 
     @property
     def taught(self) -> list[int]:
@@ -227,14 +230,14 @@ class Classifier:
             self.names.append(None)
             self.images.append(0)
             self.clips.append(0)
-            self.statistics.grow(number + 1)
+            self.forms.grow(number + 1)
         self.names[number] = name
         return number, note
 
     def _make_room(self, classes: int) -> str:
         """Fit so many classes into the budget; return what is given up for it."""
         before = self.length
-        note = self.statistics.make_room(classes, self.budget_bytes, self.head_length)
+        note = self.forms.make_room(classes, self.budget_bytes, self.head_length)
         if self.length < before:
             self._start_confidence()
         return note
@@ -242,9 +245,9 @@ class Classifier:
     def _start_confidence(self) -> None:
         """Begin without records of answers, which were those of more features."""
         self.confidence = self._empty_confidence()
-        self.look_weights = LookWeights(self.looks)
+        self.look_weights = LookWeights(self.looks, self.forms.used)
         self._earlier_confidence = self.confidence
-        self._earlier_form.forget()
+        self._earlier_forms.forget()
         if self.nothing is not None:
             self.nothing = self.nothing[:, -self.length :]
 
@@ -256,14 +259,14 @@ class Classifier:
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that count for the budget."""
-        return self.statistics.tensors()
+        return self.forms.tensors()
 
     @property
     def rates(self) -> Rates | None:
         """How often it errs about what it knows; ``None`` without a class."""
         if not self.taught:
             return None
-        counts = self.statistics.image_counts.tolist()
+        counts = self.forms.image_counts.tolist()
         images = {number: int(counts[number]) for number in self.taught}
         clips = [self.clips[number] for number in self.taught]
         return self.confidence.rates(self.strict, images, mean_log(clips))
@@ -335,17 +338,35 @@ class Classifier:
             number: of the class.
             is_new_clip: whether they are the first ones of their clip.
         """
-        rows = self._rows_of(features, self._computed_views(features))
-        self.statistics.update(rows, torch.full((len(rows),), number))
+        self._give_up_looks_without(features)
+        labels = torch.full((len(features),), number)
+        self.forms.update(self._by_view(features), labels)
         self.images[number] += len(features)
         self.clips[number] += is_new_clip
+
+    def _give_up_looks_without(self, features: Tensor) -> None:
+        """Give up the used looks that features lack.
+
+        A lesson lacks a look that was given up before it, and may be learned again
+        without the lesson that led there.
+
+        Args:
+            features: ``(n, V * D')`` of ``n`` images, as ``compute`` returns them.
+        """
+        look_of_views = self.looks.look_of_views
+        computed_looks = {
+            look_of_views[view] for view in self._computed_views(features)
+        }
+        if len(computed_looks) < len(self.look_weights.used):
+            self.look_weights.used = tuple(sorted(computed_looks))
+            self.forms.keep_looks(computed_looks)
 
     def _computed_views(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that are used and were computed."""
         return self.look_weights.views_in(self._by_view(features))
 
     def _rows_of(self, features: Tensor, views: Sequence[int]) -> Tensor:
-        """Return what the statistics learn and score, a row for each view.
+        """Return what closed forms score, a row for each view.
 
         Args:
             features: ``(n, V * D')`` of ``n`` images, as ``compute`` returns them.
@@ -383,14 +404,15 @@ class Classifier:
 
     def begin_lesson(self) -> None:
         """Let all that was learned so far answer for the first clip of a lesson."""
-        self._earlier_form.forget()
+        self._earlier_forms.forget()
         self._earlier_confidence = copy.copy(self.confidence)
 
     def end_lesson(self) -> None:
         """Drop the copy that answered in the lesson, and looks that are not needed."""
-        self._earlier_form.forget()
+        self._earlier_forms.forget()
         self._earlier_confidence = self.confidence
         self.look_weights.settle()
+        self.forms.keep_looks(self.look_weights.used)
 
     def predict_before_learning(
         self, features: Tensor, number: int
@@ -410,15 +432,12 @@ class Classifier:
             What the images looked like, by the confidence before the lesson; ``None``
             if the copy knew no other class, or for a new class more than 32.
         """
-        form = self._earlier_form.copy_of(self.statistics)
-        if not self._judges(form, number):
+        forms = self._earlier_forms.copy_of(self.forms)
+        if not self._judge(forms, number):
             return None
         views = self._computed_views(features)  # numbers of those that are used
-        features_of_views = self._rows_of(
-            features, views
-        )  # (n * V', D), image by image
         # Scores of the classes, and how typical each view is of them.
-        of_views = evidence(form, features_of_views, self.nothing, left_out=number)
+        of_views = self._evidence_of_views(forms, features, views, left_out=number)
         losses = self._losses_of(of_views, views, number)
         self.look_weights.add_losses(losses)  # which the next line weights by
         of_images = self._of_images(of_views, views)
@@ -458,9 +477,9 @@ class Classifier:
         column = int((of_views.class_of_column < number).sum())
         return self.look_weights.losses_of(scores, column)
 
-    def _judges(self, form: ClosedForm, number: int) -> bool:
-        """Whether a form answers for a clip of a class before it is learned."""
-        has_images = form.image_counts > 0
+    def _judge(self, forms: LookForms, number: int) -> bool:
+        """Whether forms answer for a clip of a class before it is learned."""
+        has_images = forms.image_counts > 0
         n_known = int(has_images.sum())
         is_known = number < len(has_images) and bool(has_images[number])
         if is_known:
@@ -481,8 +500,39 @@ class Classifier:
             features: as ``compute`` returns them.
         """
         views = self._computed_views(features)
-        rows = self._rows_of(features, views)
-        return self._of_images(evidence(self.statistics, rows, self.nothing), views)
+        of_views = self._evidence_of_views(self.forms, features, views)
+        return self._of_images(of_views, views)
+
+    def _evidence_of_views(
+        self,
+        forms: LookForms,
+        features: Tensor,
+        views: Sequence[int],
+        left_out: int | None = None,
+    ) -> Evidence:
+        """Compute the evidence of the views of ``n`` images, each by its look's form.
+
+        Args:
+            forms: of the used looks.
+            features: ``(n, V * D')``, as ``compute`` returns them.
+            views: numbers of ``V'`` of the views, in order.
+            left_out: number of a class; see ``evidence``.
+
+        Returns:
+            Evidence with ``n * V'`` rows, image by image.
+        """
+        evidence_of_looks = []
+        views_of_looks = []
+        for look, form in forms.by_look.items():
+            views_of_look = [
+                view for view in self.looks.views_of([look]) if view in views
+            ]
+            if not views_of_look:
+                continue
+            rows = self._rows_of(features, views_of_look)
+            evidence_of_looks.append(evidence(form, rows, self.nothing, left_out))
+            views_of_looks.append(len(views_of_look))
+        return Evidence.of_looks(evidence_of_looks, views_of_looks)
 
     def ranked(self, evidence: Evidence, runners_up: int = RUNNERS_UP) -> list[Ranking]:
         """Rank the classes for each frame, and for all together as a clip.
@@ -580,28 +630,26 @@ class Classifier:
         target = self.find(new)
         new_of_old = {number: number for number in self.taught}  # numbers of classes
         new_of_old[source] = target
-        # Merged into empty statistics, in which both classes get the target's number.
-        statistics = self.statistics.like(self.statistics.state_dict())
-        statistics.merge(self.statistics, new_of_old)
+        forms = self.forms.relabelled(new_of_old)
         confidence = self._empty_confidence()
         confidence.merge(self.confidence, new_of_old)
-        self.statistics = statistics
+        self.forms = forms
         self.confidence = confidence
         self.names[source] = None
         for counts in (self.images, self.clips):
             counts[target] += counts[source]
             counts[source] = 0
-        self._earlier_form.forget()  # its copy of the statistics has the old class
+        self._earlier_forms.forget()  # its copy of the statistics has the old class
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
         number = self.find(name)
-        self.statistics.forget(number)
+        self.forms.forget(number)
         self.confidence.forget(number)
         self.names[number] = None
         self.images[number] = 0
         self.clips[number] = 0
-        self._earlier_form.forget()
+        self._earlier_forms.forget()
 
     def check_mergeable(self, other: "Classifier") -> None:
         """Raise ValueError if a classifier has another method or other features.
@@ -617,6 +665,11 @@ class Classifier:
             raise ValueError(
                 f"a learner of looks {other.looks.shares} cannot be merged into one of "
                 f"{self.looks.shares}: teach its images to this one"
+            )
+        if not {*other.forms.used} & {*self.forms.used}:
+            raise ValueError(
+                f"this learner looks at {self.shares} of an image alone by now, the "
+                f"other at {other.shares}: teach the images of one to the other"
             )
         if other.features != self.features:
             raise ValueError(
@@ -652,21 +705,22 @@ class Classifier:
             # What was recorded holds for as many features as it was recorded with.
             self.confidence.merge(other.confidence, mine_of_theirs)
             self.look_weights.merge(other.look_weights)
-        self._earlier_form.forget()  # its copy lacks what was merged
+        self.look_weights.used = self.forms.used
+        self._earlier_forms.forget()  # its copy lacks what was merged
         return [note for note in notes if note]
 
     def _merge_statistics(
         self, other: "Classifier", mine_of_theirs: dict[int, int]
     ) -> None:
         """Add the statistics of another, with the features that both have."""
-        statistics = other.statistics
+        forms = other.forms
         if other.length > self.length:
-            statistics = copy.deepcopy(statistics)
-            statistics.keep_features(self.length)
+            forms = copy.deepcopy(forms)
+            forms.keep_features(self.length)
         elif other.length < self.length:
-            self.statistics.keep_features(other.length)
+            self.forms.keep_features(other.length)
             self._start_confidence()
-        self.statistics.merge(statistics, mine_of_theirs)
+        self.forms.merge(forms, mine_of_theirs)
 
     def _merge_nothing(self, nothing: Tensor | None) -> None:
         """Add what was shown to another learner as nothing."""
@@ -683,7 +737,7 @@ class Classifier:
         """Return the state as plain values and tensors, which may share memory."""
         return {
             "names": list(self.names),
-            "statistics": self.statistics.state_dict(),
+            "statistics": self.forms.state_dict(),
             "confidence": self.confidence.state_dict(),
             "images": list(self.images),
             "clips": list(self.clips),
@@ -702,17 +756,17 @@ class Classifier:
         Raises:
             StateError: it is of other features, or of other statistics.
         """
-        length = state["statistics"]["settings"]["length"]
+        length = state["statistics"][0]["settings"]["length"]
         if length not in (self.length, self.head_length):
             raise StateError(
                 f"the state has {length} features, but the learner {self.length} or "
                 f"{self.head_length}; give one of the same features"
             )
         self.names = list(state["names"])
-        self.statistics = type(self.statistics).from_state(state["statistics"])
+        self.look_weights.load_state_dict(state["look_weights"])
+        self.forms = self.forms.of_states(state["statistics"], self.look_weights.used)
         self.confidence.load_state_dict(state["confidence"])
         self.images = list(state["images"])
         self.clips = list(state["clips"])
-        self.look_weights.load_state_dict(state["look_weights"])
         self.nothing = state["nothing"]
-        self._earlier_form.forget()
+        self._earlier_forms.forget()

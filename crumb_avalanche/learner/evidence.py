@@ -16,6 +16,10 @@ NOT_FINITE = (
 MOST_CLIPS = 4  # of a class; what more of them change was not measured
 
 
+# Attributes of ``Evidence`` that have a row for each image.
+ROWS = ("scores", "typicality", "apart", "left_out")
+
+
 class Evidence(NamedTuple):
     """Scores and distances of ``B`` images, from a closed form of ``C`` classes.
 
@@ -57,6 +61,36 @@ class Evidence(NamedTuple):
         """The class with the largest mean score: the answer for all images together."""
         best_column = self.scores.mean(0).argmax()
         return int(self.class_of_column[best_column])
+
+    @classmethod
+    def of_looks(
+        cls, evidence_of_looks: "Sequence[Evidence]", views_of_looks: Sequence[int]
+    ) -> "Evidence":
+        """Join the evidence of several looks at the same images.
+
+        Args:
+            evidence_of_looks: from forms that know the same classes; its rows are
+                views, image by image.
+            views_of_looks: number of views of each look.
+
+        Returns:
+            A row for each view of each image: of the first image those of all looks in
+            order, then of the next one. ``image_counts`` are sums over the looks.
+        """
+
+        def joined(name: str) -> Tensor:
+            """Join an attribute of all looks, image by image."""
+            by_image = []
+            for of_look, views in zip(evidence_of_looks, views_of_looks, strict=True):
+                by_image.append(getattr(of_look, name).unflatten(0, (-1, views)))
+            return torch.cat(by_image, 1).flatten(0, 1)
+
+        first = evidence_of_looks[0]
+        names = [name for name in ROWS if getattr(first, name) is not None]
+        counts = torch.stack([of_look.image_counts for of_look in evidence_of_looks])
+        return first._replace(
+            image_counts=counts.sum(0), **{name: joined(name) for name in names}
+        )
 
 
 def mean_log(clips: Sequence[int]) -> float:

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from crumb_avalanche.images.looks import looks_of
 from crumb_avalanche.learner.classifier import Classifier
+from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
 from crumb_avalanche.methods.typicality import TINY
 from crumb_avalanche.models.penultimate import evaluating, unpooled_head_input
@@ -42,11 +43,14 @@ def explanation(
     # For each look the features of its views, in the order of the views' numbers.
     moments_of_looks = looks.windows(classifier.features_of_statistics(model))
     view = 0  # number of the view among those of all looks, used or not
-    for share, moments_of_views in zip(looks.shares, moments_of_looks):
-        for moments in moments_of_views:
+    for number, share in enumerate(looks.shares):
+        for moments in moments_of_looks[number]:
             if view in weight_of_view and share in pixels_of_look:
+                form = classifier.forms.by_look[number]
                 look = pixels_of_look[share]
-                of_view = attributed_to_view(classifier, model, moments, look)
+                of_view = attributed_to_view(
+                    form, classifier.taught, model, moments, look
+                )
                 # The part of the whole image that the look shows, in place.
                 _add_to_middle(attribution, weight_of_view[view] * of_view, share)
             view += 1
@@ -54,12 +58,17 @@ def explanation(
 
 
 def attributed_to_view(
-    classifier: Classifier, model: SplitModel, moments: FeatureMoments, look: Tensor
+    form: ClosedForm,
+    taught: Sequence[int],
+    model: SplitModel,
+    moments: FeatureMoments,
+    look: Tensor,
 ) -> Tensor:
     """Attribute the margin of an answer to the locations of one view of an image.
 
     Args:
-        classifier: what answers, of its classes taught.
+        form: what answers, of the look that the view is of.
+        taught: numbers of the classes that may be the answer.
         model: the network.
         moments: what is computed of the maps of the view.
         look: pixels of the part of the image that the view is of, ``(1, 3, h, w)``
@@ -80,7 +89,7 @@ def attributed_to_view(
     layers = [values.double().requires_grad_() for values in layers]
     # The network's own average has no deviations.
     features = moments.of_layers(layers, averaged_by_network, TINY)
-    scores = classifier.statistics.scores(features)[0, classifier.taught]
+    scores = form.scores(features)[0, taught]
     attribution = torch.zeros(1, 1, *maps.shape[2:], dtype=torch.float64)
     for of_layer in attributed_to_layers(scores, layers):
         if of_layer.dim() == 4:  # a last layer without locations says nothing of them

@@ -582,7 +582,7 @@ class Learner(ChangeableLearner):
         classifier = Classifier(
             method=state["method"],
             features=FeatureMoments(**state["features"]),
-            length=state["statistics"]["settings"]["length"],
+            length=state["statistics"][0]["settings"]["length"],
             budget_bytes=state["budget_bytes"],
             head_length=state["head_length"],
             looks=Looks(tuple(state["looks"])),

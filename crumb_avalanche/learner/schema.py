@@ -26,7 +26,8 @@ from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
 from crumb_avalanche.learner.picture_strip import LARGEST_PICTURE, check_jpeg
 from crumb_avalanche.learner.records import PER_LESSON, RIVALS, Records
 from crumb_avalanche.methods.look_shares import MOST_LOOKS
-from crumb_avalanche.methods.looks import Looks, LookWeights
+from crumb_avalanche.methods.look_weights import LookWeights
+from crumb_avalanche.methods.looks import Looks
 from crumb_avalanche.methods.run_header import (
     IMAGES,
     MOST_CLASSES,
@@ -105,7 +106,7 @@ OBSERVATIONS = record(losses=array(torch.float64, None, None, low=0), **RECORDS)
 NAMED = table(text(), Any, most=100)
 # What was learned, also before the last lessons.
 KNOWN = {
-    "statistics": NAMED,
+    "statistics": each(NAMED, most=MOST_LOOKS),  # of each look that is used
     "confidence": CONFIDENCE,
     "images": each(IMAGES),
     "clips": each(IMAGES),
@@ -200,7 +201,7 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
         return
     n_earlier = len(lessons) - len(recent)
     _check_learned(before, header, lessons[:n_earlier], "history.before.")
-    length = before["statistics"]["settings"]["length"]
+    length = before["statistics"][0]["settings"]["length"]
     views = Looks(tuple(header["looks"])).views
     for index, features in enumerate(recent):
         if features is not None:
@@ -309,7 +310,13 @@ def _check_learned(
         images.update(lesson["images"])
     are_known = (+images).keys() <= set(names)  # `+` leaves out classes without images
     require(are_known, f"{path}names", "those of the lessons")
-    _check_settings(learned["statistics"], len(names), f"{path}statistics")
+    _check_look_weights(learned["look_weights"], looks, f"{path}look_weights")
+    statistics_of_looks = learned["statistics"]
+    used = learned["look_weights"]["used"]
+    is_right = len(statistics_of_looks) == len(used)
+    require(is_right, f"{path}statistics", "one for each look that is used")
+    for index, statistics in enumerate(statistics_of_looks):
+        _check_settings(statistics, len(names), f"{path}statistics[{index}]")
     counts = [images[name] for name in names]
     is_right = learned["images"] == counts
     require(is_right, f"{path}images", "what the lessons add up to")
@@ -319,10 +326,12 @@ def _check_learned(
         for number, count in zip(clips, counts)
     )
     require(is_allowed, f"{path}clips", "one to all images of each class")
-    _check_statistics(learned["statistics"], counts, looks, f"{path}statistics")
-    _check_look_weights(learned["look_weights"], looks, f"{path}look_weights")
+    for index, look in enumerate(used):
+        views = len(looks.views_of([look]))
+        statistics_path = f"{path}statistics[{index}]"
+        _check_statistics(statistics_of_looks[index], counts, views, statistics_path)
     _check_confidence(learned["confidence"], names, f"{path}confidence")
-    length = learned["statistics"]["settings"]["length"]
+    length = statistics_of_looks[0]["settings"]["length"]
     _check_nothing(learned["nothing"], length, f"{path}nothing")
 
 
@@ -359,21 +368,18 @@ def _check_look_weights(look_weights: dict[str, Any], looks: Looks, path: str) -
 
 
 def _check_statistics(
-    statistics: dict[str, Any], images: list[int], looks: Looks, path: str
+    statistics: dict[str, Any], images: list[int], views: int, path: str
 ) -> None:
     """Raise StateError unless statistics are of so many images of each class.
 
     Args:
         statistics: what ``ClosedForm.state_dict`` returned.
         images: number of images of each class, by number.
-        looks: parts of each image, whose views are learned: one or two of each part.
+        views: number of views of an image that the look has.
         path: where they stand, for errors.
     """
     counts = statistics["counts"].tolist()
-    is_right = all(
-        count <= rows <= looks.views * count
-        for rows, count in zip(counts, images, strict=True)
-    )
+    is_right = counts == [views * count for count in images]
     require(is_right, f"{path}.counts", "of the views of the images of the lessons")
     directions = statistics.get("direction_counts")
     if directions is not None:

@@ -8,12 +8,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.methods.closed_form import NO_DENSITY, ClosedForm
-from crumb_avalanche.methods.looks import (
-    EarlierForm,
-    LookWeights,
-    ViewFeatures,
-    parts_of,
-)
+from crumb_avalanche.methods.look_forms import EarlierForms, LookForms
+from crumb_avalanche.methods.look_weights import LookWeights
+from crumb_avalanche.methods.looks import ViewFeatures, parts_of
 from crumb_avalanche.methods.registry import Recipe
 from crumb_avalanche.models.extraction import without_autocast
 from crumb_avalanche.system.value_types import StateError
@@ -39,20 +36,23 @@ class ClosedFormStrategy(StreamStrategy):
     those that the statistics have room for gets some, and what is stored is fitted into
     the budget then.
 
-    Of several looks, the views of an image are learned one by one, and their scores are
-    added. Their weights follow how well each clip was predicted before it was learned;
-    after an experience, looks that are not needed are given up. A clip is what has the
-    same number in the attribute ``clip`` of the data set, of those without it each
-    image. See ``LookWeights``.
+    Of several looks, each has statistics of its own, of its views of the images, and
+    the scores of the views are added. Their weights follow how well each clip was
+    predicted before it was learned; after an experience, looks that are not needed are
+    given up. A clip is what has the same number in the attribute ``clip`` of the data
+    set, of those without it each image. See ``LookWeights``.
 
     Args:
-        statistics: the closed form.
+        statistics: the closed form, without images; each look gets a copy.
         features: what it is computed from; default the means of the head's input. With
             several looks, images are ``(L, 3, h, w)`` of ``L`` looks, or ``(L, C, H,
             W)`` maps.
         budget: bytes that the statistics may take as classes come; ``None`` where they
             were allocated for all classes.
         stream_arguments: see ``StreamStrategy``.
+
+    Attributes:
+        forms: the statistics, a closed form for each look that is used.
     """
 
     def __init__(
@@ -64,17 +64,22 @@ class ClosedFormStrategy(StreamStrategy):
         **stream_arguments,
     ):
         super().__init__(**stream_arguments)
-        self.statistics = statistics
         self.features = ViewFeatures() if features is None else features
+        self.forms = LookForms(self.features.looks, statistics)
         self.look_weights = LookWeights(self.features.looks)
         self.budget = budget
-        self._earlier_form = EarlierForm()
+        self._earlier_forms = EarlierForms()
         self._clips: _Clips | None = None  # of the experience, once they are needed
 
     @property
+    def statistics(self) -> ClosedForm:
+        """The closed form of the first look that is used."""
+        return self.forms.first
+
+    @property
     def statistics_bytes(self) -> int:
-        """Bytes of the statistics that are held now."""
-        return self.statistics.held_bytes
+        """Bytes of the statistics that are held now, those of all looks."""
+        return self.forms.held_bytes
 
     @property
     def derived_bytes(self) -> int:
@@ -82,12 +87,12 @@ class ClosedFormStrategy(StreamStrategy):
 
         The statistics give it again.
         """
-        return self.statistics.derived_bytes
+        return self.forms.derived_bytes
 
     @property
     def _length(self) -> int:
         """Number of the last features that the statistics are of."""
-        return self.statistics.settings["length"]
+        return self.forms.length
 
     @property
     def decided_settings(self) -> dict[str, Any]:
@@ -149,10 +154,11 @@ class ClosedFormStrategy(StreamStrategy):
 
     def _make_room(self, classes: int) -> None:
         """Let the statistics have so many classes or more."""
-        if classes > self.statistics.settings["n_classes"]:
-            self.statistics.grow(classes)
+        if classes > self.forms.n_classes:
+            self.forms.grow(classes)
             if self.budget is not None:
-                self._fit_into_budget(classes, self.budget)
+                head_length = self.features.of_head().length(self.model)
+                self.forms.fit_into(classes, self.budget, head_length)
 
     def _learn(self, features: Tensor, labels: Tensor) -> None:
         """Predict the clips that begin in a batch, then add it to the statistics.
@@ -165,9 +171,7 @@ class ClosedFormStrategy(StreamStrategy):
         views = self._views(features)
         if self.look_weights.is_learning:
             self._observe(views, labels)
-        used = self.look_weights.used_views
-        rows = views[:, used].flatten(0, 1)
-        self.statistics.update(rows, labels.repeat_interleave(len(used)))
+        self.forms.update(views, labels)
 
     def _observe(self, views: Tensor, labels: Tensor) -> None:
         """Record how each view predicts the clips that begin in a batch.
@@ -182,14 +186,14 @@ class ClosedFormStrategy(StreamStrategy):
         for positions in self._new_clips(len(labels)):
             label = int(labels[positions[0]])  # images of a clip are of one class
             # The statistics of before the clip, if they know its class.
-            earlier_form = self._earlier_form.knowing(self.statistics, label)
-            if earlier_form is None:
+            earlier_forms = self._earlier_forms.knowing(self.forms, label)
+            if earlier_forms is None:
                 continue
-            is_known = earlier_form.image_counts > 0
+            is_known = earlier_forms.image_counts > 0
             # (images of the clip, V', known classes)
-            scores = self._scores_of_views(earlier_form, views[positions], is_known)
+            scores = earlier_forms.scores(views[positions])[:, :, is_known]
             column = int(is_known[:label].sum())  # of the label among known classes
-            self.look_weights.observe(scores / earlier_form.temperature, column)
+            self.look_weights.observe(scores / self.statistics.temperature, column)
 
     def _new_clips(self, images: int) -> Iterable[list[int]]:
         """Return the positions in the batch of each clip that begins in the batch.
@@ -228,43 +232,18 @@ class ClosedFormStrategy(StreamStrategy):
             begin.setdefault(clip, position)
         return _Clips(clip_of_images, begin)
 
-    def _scores_of_views(
-        self, form: ClosedForm, views: Tensor, known: Tensor
-    ) -> Tensor:
-        """Return scores ``(n, V', C)`` of used views, of the classes of a mask.
-
-        Args:
-            form: scores the views; it may be of fewer features than these.
-            views: ``(n, V, D)`` features of all views.
-            known: ``(n_classes,)`` bool, the ``C`` classes.
-        """
-        used = self.look_weights.used_views
-        rows = views[:, used, -form.settings["length"] :].flatten(0, 1)
-        return form.scores(rows)[:, known].unflatten(0, (-1, len(used)))
-
     def _before_training_exp(self, **kwargs):
         """Drop what is of the experience before: its clips, and the copy of then."""
-        self._earlier_form.forget()
+        self._earlier_forms.forget()
         self._clips = None
         super()._before_training_exp(**kwargs)
 
     def _after_training_exp(self, **kwargs):
         """Give up the looks that the experience showed to be needless."""
         super()._after_training_exp(**kwargs)
-        self._earlier_form.forget()
+        self._earlier_forms.forget()
         self.look_weights.settle()
-
-    def _fit_into_budget(self, classes: int, budget: int) -> None:
-        """Give up what does not fit into a budget in bytes, with so many classes."""
-        head_length = self.features.of_head().length(self.model)
-        # Some of these are in reserve, which takes bytes, too.
-        n_allocated = self.statistics.allocated_classes
-        dropped_features = self.statistics.fit_features(
-            n_allocated, budget, head_length
-        )
-        if dropped_features:  # which allocates them again, without a reserve
-            n_allocated = classes
-        self.statistics.fit_statistics(n_allocated, budget)
+        self.forms.keep_looks(self.look_weights.used)
 
     def _logits(self, features: Tensor) -> Tensor:
         """Compute logits ``(B, n_classes)``: scores minus that of the best class.
@@ -281,10 +260,7 @@ class ClosedFormStrategy(StreamStrategy):
         if not seen:
             return self._zeros(len(features))
         views = self._views(features.cpu())  # (B, V, D)
-        n_classes = self.statistics.settings["n_classes"]
-        all_classes = torch.ones(n_classes, dtype=torch.bool)
-        # (B, V', n_classes) of the V' used views
-        scores_of_views = self._scores_of_views(self.statistics, views, all_classes)
+        scores_of_views = self.forms.scores(views)  # (B, V', n_classes), used views
         weights = self.look_weights.weights().unsqueeze(1)  # (V', 1), with the sum 1
         scores = (scores_of_views * weights).sum(1)
         # Classes for which the statistics have no room yet.
@@ -310,14 +286,14 @@ class ClosedFormStrategy(StreamStrategy):
     def state_dict(self):
         """Return the state of training, with statistics and weights of views."""
         state = super().state_dict() | self._learned_state()
-        return state | {"earlier": self._earlier_form.state_dict()}
+        return state | {"earlier": self._earlier_forms.state_dict()}
 
     def load_state_dict(self, state, strict=True):
         """Load what ``state_dict`` returned."""
-        statistics = self._statistics_of_state(state["method"])
+        forms = self._forms_of_state(state)
         super().load_state_dict(state, strict)
-        self._load_learned(statistics, state)
-        self._earlier_form.load_state_dict(state["earlier"], statistics)
+        self._load_learned(forms, state)
+        self._earlier_forms.load_state_dict(state["earlier"], forms)
 
     def answer_state(self):
         """Return what evaluation needs, with statistics and weights of views."""
@@ -325,34 +301,35 @@ class ClosedFormStrategy(StreamStrategy):
 
     def load_answer_state(self, state):
         """Load what ``answer_state`` returned."""
-        statistics = self._statistics_of_state(state["method"])
+        forms = self._forms_of_state(state)
         super().load_answer_state(state)
-        self._load_learned(statistics, state)
+        self._load_learned(forms, state)
 
     def _learned_state(self) -> dict[str, Any]:
-        """Return the statistics, and the weights of views."""
+        """Return the statistics of each used look, and the weights of views."""
         return {
-            "method": self.statistics.state_dict(),
+            "method": self.forms.state_dict(),
             "looks": self.look_weights.state_dict(),
         }
 
-    def _load_learned(self, statistics: ClosedForm, state: dict[str, Any]) -> None:
+    def _load_learned(self, forms: LookForms, state: dict[str, Any]) -> None:
         """Take statistics, and the weights of views of a state."""
-        self.statistics = statistics
+        self.forms = forms
         self.look_weights.load_state_dict(state["looks"])
-        self._earlier_form.forget()
+        self._earlier_forms.forget()
 
-    def _statistics_of_state(self, state: dict[str, Any]) -> ClosedForm:
+    def _forms_of_state(self, state: dict[str, Any]) -> LookForms:
         """Build statistics from a saved state, in which features may be dropped.
 
         Args:
-            state: what ``state_dict`` of the statistics returned; of all features, or
-                of the head's input alone, the last ones.
+            state: what ``_learned_state`` returned, with the statistics of all
+                features, or of the head's input alone, the last ones.
 
         Raises:
             StateError: the state is of other features.
         """
-        length = state["settings"]["length"]
+        states = state["method"]  # of each used look
+        length = states[0]["settings"]["length"]
         full_length = self.features.length(self.model)
         head_length = self.features.of_head().length(self.model)
         if length not in (full_length, head_length):
@@ -360,9 +337,7 @@ class ClosedFormStrategy(StreamStrategy):
                 f"the state has {length} features, but this strategy {full_length}; "
                 "build it with the settings that the state was made with"
             )
-        statistics = self.statistics.like(state)
-        statistics.load_state_dict(state)
-        return statistics
+        return self.forms.loaded(states, state["looks"]["used"])
 
 
 def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
@@ -373,7 +348,7 @@ def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
     Args:
         form: class of the statistics, which are updated without a gradient.
         recipe: model, settings, and ``mem_size``, the number of items that the budget
-            buys.
+            buys for each look.
 
     Raises:
         ValueError: the budget does not buy what the form needs at least.
@@ -394,7 +369,8 @@ def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
     if grows:
         # The bytes that mem_size was computed from.
         fixed_bytes = form.fixed_bytes(recipe.n_classes, length, head_length, settings)
-        budget = recipe.mem_size * form.item_bytes(length, settings) + fixed_bytes
+        budget_of_look = recipe.mem_size * form.item_bytes(length, settings)
+        budget = len(features.looks) * (budget_of_look + fixed_bytes)
     arguments = recipe.common() | {"first_epochs": 1, "train_epochs": 1}
     return ClosedFormStrategy(
         statistics=statistics,

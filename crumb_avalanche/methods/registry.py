@@ -444,18 +444,20 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
         return closed_form_strategy.build(form, recipe)
 
     def item_bytes(model: "SplitModel", method: Any) -> int:
-        """Return the bytes of one item that a budget buys, such as a direction."""
+        """Return the bytes of one item of each look, such as a direction."""
         # What computes the features, and settings of the form by name.
         features, form_settings = parts_of(method)
-        return form.item_bytes(features.length(model), form_settings)
+        bytes_of_look = form.item_bytes(features.length(model), form_settings)
+        return len(features.looks) * bytes_of_look
 
     def fixed_bytes(model: "SplitModel", method: Any, n_classes: int) -> int:
-        """Return the bytes before any item, with these settings and classes."""
+        """Return the bytes of all looks before any item, with so many classes."""
         features, form_settings = parts_of(method)
         head_length = features.of_head().length(model)
-        return form.fixed_bytes(
+        bytes_of_look = form.fixed_bytes(
             n_classes, features.length(model), head_length, form_settings
         )
+        return len(features.looks) * bytes_of_look
 
     return {
         "build": build,

@@ -307,13 +307,13 @@ COUNTS = [
         "images does not agree with the rest, but has to be what the lessons add up",
     ),
     (
-        "state.statistics.counts",
+        "state.statistics.0.counts",
         with_first(1),
-        "statistics.counts does not agree with the rest, but has to be of the views",
+        "statistics[0].counts does not agree with the rest, but has to be of the views",
     ),
     (
         "state.look_weights.used",
-        [1, 0],
+        [2, 0],
         "look_weights.used does not agree with the rest, but has to be numbers of",
     ),
     (
@@ -327,9 +327,9 @@ COUNTS = [
         "look_weights.losses does not agree with the rest, but has to be",
     ),
     (
-        "state.statistics.direction_counts",
+        "state.statistics.0.direction_counts",
         with_first(13),
-        "statistics.direction_counts does not agree with the rest, but has to be at "
+        "statistics[0].direction_counts does not agree with the rest, but has to be at "
         "most",
     ),
 ]
@@ -374,12 +374,12 @@ DOUBTS = [
 ]
 TENSORS = [
     (
-        "state.statistics.direction_scales",
+        "state.statistics.0.direction_scales",
         torch.neg,
-        "statistics.direction_scales is bfloat16",
+        "statistics[0].direction_scales is bfloat16",
     ),
     (
-        "state.statistics.outside",
+        "state.statistics.0.outside",
         with_first(-1.0),
         "values from 0 to 1e+30, and holds -1",
     ),
@@ -437,9 +437,9 @@ def test_line_of_a_wrong_value(good, field, value, line, tmp_path):
 )
 def test_line_of_a_negative_scatter(good, method, name, tmp_path):
     path = tmp_path / "mine.safetensors"
-    field = f"state.statistics.{name}"
+    field = f"state.statistics.0.{name}"
     write_parts(path, changed(good.parts[method], field, with_first(-1.0)))
-    line = rf"statistics\.{name} does not agree .* a diagonal that is not negative"
+    line = rf"statistics\[0\]\.{name} does not agree .* a diagonal that is not negative"
     with pytest.raises(LearnerError, match=line):
         Learner.load(path, good.weights)
 

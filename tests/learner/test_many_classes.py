@@ -155,7 +155,7 @@ def test_export_after_features_are_dropped(small, tmp_path):
 
 def test_a_state_of_another_length(small):
     state = taught(small(), range(3))._classifier.state_dict()
-    state["statistics"]["settings"]["length"] -= 1
+    state["statistics"][0]["settings"]["length"] -= 1
     with pytest.raises((StateError, RuntimeError)):
         small()._classifier.load_state_dict(state)
 

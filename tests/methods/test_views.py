@@ -8,14 +8,11 @@ from PIL import Image
 from crumb_avalanche.images.looks import LookTransform
 from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods import looks as looks_module
+from crumb_avalanche.methods import look_weights as weights_module
 from crumb_avalanche.methods.features import FeatureMoments, middle_of
-from crumb_avalanche.methods.looks import (
-    EarlierForm,
-    Looks,
-    LookWeights,
-    ViewFeatures,
-)
+from crumb_avalanche.methods.look_forms import EarlierForms, LookForms
+from crumb_avalanche.methods.look_weights import LookWeights
+from crumb_avalanche.methods.looks import TOWARDS_MIDDLE, Looks, ViewFeatures
 from crumb_avalanche.methods.ncm import ClassMeans
 
 SIDE = 32
@@ -62,7 +59,7 @@ def test_the_middle_of_an_axis(length, share, expected):
 
 @pytest.mark.parametrize(
     ("shares", "views"),
-    [((1.0,), 1), ((0.6,), 2), ((1.0, 0.5), 4), ((0.9, 0.7, 0.5), 4)],
+    [((1.0,), 1), ((0.6,), 2), ((1.0, 0.5), 3), ((0.9, 0.7, 0.5), 4)],
 )
 def test_number_of_views(shares, views):
     assert Looks(shares).views == views
@@ -120,10 +117,9 @@ def test_the_whole_image_alone_has_one_view():
     assert Looks((1.0,)).windows(MOMENTS) == [[MOMENTS]]
 
 
-def test_the_whole_image_beside_another_look_has_two_views():
-    (whole, middle), _ = Looks((1.0, 0.6)).windows(MOMENTS)
+def test_the_whole_image_has_one_view_beside_another_look():
+    (whole,), _ = Looks((1.0, 0.6)).windows(MOMENTS)
     assert whole == MOMENTS
-    assert (middle.inner, middle.window) == (0.6, 0.18)
 
 
 def test_windows_of_the_middle_are_within_those_of_the_features():
@@ -157,9 +153,8 @@ def test_views_that_are_not_looked_at_are_0(learner):
     features = ViewFeatures(MOMENTS, Looks((1.0, 0.5)))
     images = pixels_of_two_looks()[:, 0]
     model = learner.network.model
-    whole, middle, near, close = features(model, [images], [0]).chunk(4, 1)
+    whole, near, close = features(model, [images], [0]).chunk(3, 1)
     assert whole.any(1).all()
-    assert middle.any(1).all()
     assert not near.any()
     assert not close.any()
 
@@ -184,9 +179,9 @@ EACH_KNOWS_A_PART = torch.tensor(
 @pytest.fixture
 def look_weights(monkeypatch):
     """A function that returns the weights of two views after some clips."""
-    a_view_each = [[looks_module.TOWARDS_MIDDLE], [looks_module.TOWARDS_MIDDLE]]
+    a_view_each = [[TOWARDS_MIDDLE], [TOWARDS_MIDDLE]]
     monkeypatch.setattr(Looks, "_windows", a_view_each)
-    monkeypatch.setattr(looks_module, "LEAST_CLIPS", 5)
+    monkeypatch.setattr(weights_module, "LEAST_CLIPS", 5)
 
     def make(scores=FIRST_RIGHT, clips=5):
         weights = LookWeights(Looks((0.9, 0.8)))
@@ -207,11 +202,12 @@ def test_looks_weigh_the_same_at_first(look_weights):
         ((1.0,), [1]),
         ((0.6,), [0.5, 0.5]),
         ((0.75, 0.5), [1 / 3, 1 / 3, 1 / 3]),
-        ((1.0, 0.6), [0.5, 1 / 6, 1 / 6, 1 / 6]),
+        ((1.0, 0.6), [0.75, 0.125, 0.125]),
+        ((1.0, 0.75, 0.5), [0.75, 1 / 12, 1 / 12, 1 / 12]),
     ],
     ids=str,
 )
-def test_the_whole_image_has_half_of_the_usual_weights(shares, usual):
+def test_the_whole_image_has_most_of_the_usual_weights(shares, usual):
     assert Looks(shares).usual_weights().tolist() == pytest.approx(usual)
 
 
@@ -255,13 +251,21 @@ def test_nothing_is_learned_of_one_look_alone(look_weights):
     assert weights.clips == 5
 
 
-def test_looks_that_one_of_two_learners_needs_are_used(look_weights):
+def test_looks_that_both_learners_use_are_used(look_weights):
+    weights = look_weights(FIRST_RIGHT)
+    settled_weights = look_weights(FIRST_RIGHT)
+    settled_weights.settle()
+    weights.merge(settled_weights)
+    assert weights.used == (0,)
+
+
+def test_weights_of_other_looks_are_not_merged(look_weights):
     weights = look_weights(FIRST_RIGHT)
     weights.settle()
-    second = look_weights(SECOND_RIGHT)
-    second.settle()
-    weights.merge(second)
-    assert weights.used == (0, 1)
+    of_other_look = look_weights(SECOND_RIGHT)
+    of_other_look.settle()
+    with pytest.raises(ValueError, match=r"one uses look 0 of 0\.9,0\.8 alone"):
+        weights.merge(of_other_look)
 
 
 def test_views_that_were_not_computed_do_not_answer(look_weights):
@@ -270,41 +274,54 @@ def test_views_that_were_not_computed_do_not_answer(look_weights):
     assert look_weights().views_in(features) == [0]
 
 
+def test_features_without_a_used_view_are_refused(look_weights):
+    weights = look_weights(FIRST_RIGHT)
+    weights.settle()
+    features = torch.ones(3, 2, 4)
+    features[:, 0] = 0
+    with pytest.raises(ValueError, match="compute them anew"):
+        weights.views_in(features)
+
+
 # What answers for clips before they are learned
 
 
 @pytest.fixture
 def nearest_means():
-    """Two of three classes with two images each."""
-    form = ClassMeans(3, 4)
-    form.update(torch.eye(4)[[0, 1, 0, 1]], torch.tensor([0, 1, 0, 1]))
-    return form
+    """Two of three classes with two images each, of one look."""
+    forms = LookForms(Looks(), ClassMeans(3, 4))
+    forms.update(torch.eye(4)[[0, 1, 0, 1], None], torch.tensor([0, 1, 0, 1]))
+    return forms
+
+
+def learn_an_image(forms):
+    forms.update(torch.eye(4)[:1, None], torch.tensor([0]))
 
 
 @pytest.mark.parametrize(("label", "knows"), [(0, True), (2, False)])
 def test_a_class_has_to_be_known_to_be_predicted(nearest_means, label, knows):
-    form = EarlierForm().knowing(nearest_means, label)
-    assert (form is not None) == knows
+    forms = EarlierForms().knowing(nearest_means, label)
+    assert (forms is not None) == knows
 
 
-def test_the_earlier_form_follows_when_there_are_half_as_many_again(nearest_means):
-    earlier = EarlierForm()
+def test_earlier_forms_follow_when_there_are_half_as_many_again(nearest_means):
+    earlier = EarlierForms()
     first = earlier.knowing(nearest_means, 0)
-    nearest_means.update(torch.eye(4)[:1], torch.tensor([0]))
+    learn_an_image(nearest_means)
     assert earlier.knowing(nearest_means, 0) is first
-    nearest_means.update(torch.eye(4)[:1], torch.tensor([0]))
+    learn_an_image(nearest_means)
     assert earlier.knowing(nearest_means, 0) is not first
 
 
-def test_the_earlier_form_is_restored(nearest_means):
-    earlier = EarlierForm()
-    expected = earlier.knowing(nearest_means, 0).scores(torch.eye(4))
+def test_earlier_forms_are_restored(nearest_means):
+    earlier = EarlierForms()
+    views = torch.eye(4)[:, None]
+    expected = earlier.knowing(nearest_means, 0).scores(views)
     state = earlier.state_dict()
-    nearest_means.update(torch.eye(4)[:1], torch.tensor([0]))
-    restored = EarlierForm()
+    learn_an_image(nearest_means)
+    restored = EarlierForms()
     restored.load_state_dict(state, nearest_means)
-    scores = restored.knowing(nearest_means, 0).scores(torch.eye(4))
-    assert torch.equal(scores, expected)
+    assert torch.equal(restored.knowing(nearest_means, 0).scores(views), expected)
 
 
 # Learners with looks
@@ -370,9 +387,9 @@ def test_undo_takes_losses_of_looks_back(noise_learner):
 @pytest.fixture
 def settled(weights_file, monkeypatch):
     """A learner that found in its third lesson that one look is enough."""
-    monkeypatch.setattr(looks_module, "LEAST_CLIPS", 1)
-    monkeypatch.setattr(looks_module, "LEAST_EVIDENCE", 0.0)
-    monkeypatch.setattr(looks_module, "ENOUGH", 100.0)
+    monkeypatch.setattr(weights_module, "LEAST_CLIPS", 1)
+    monkeypatch.setattr(weights_module, "LEAST_EVIDENCE", 0.0)
+    monkeypatch.setattr(weights_module, "ENOUGH", 100.0)
     learner = learner_of(weights_file, (1.0, 0.5))
     learner.teach(pictures(RED, BLUE), "red")
     learner.teach(pictures(GREEN, GREY), "green")
@@ -440,8 +457,9 @@ def test_scores_are_means_over_the_views(learner):
     )
     expected = 0.0
     for view, weight in enumerate(weights):
+        look = classifier.looks.look_of_views[view]
         of_view = evidence(
-            classifier.statistics,
+            classifier.forms.by_look[look],
             classifier._by_view(features)[:, view],
             classifier.nothing,
         )

@@ -16,7 +16,7 @@ from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.images.looks import LookTransform
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.learner.lesson import learn
-from crumb_avalanche.methods import looks as looks_module
+from crumb_avalanche.methods import look_weights as weights_module
 from crumb_avalanche.methods.look_shares import text_of
 from crumb_avalanche.methods.registry import LearningSettings, build_strategy
 from crumb_avalanche.models.look_store import LookStore
@@ -141,7 +141,7 @@ def cached(folder, model, count):
 @pytest.fixture(scope="module")
 def taught(table, weights_file):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(looks_module, "LEAST_CLIPS", LEAST_CLIPS)
+        patch.setattr(weights_module, "LEAST_CLIPS", LEAST_CLIPS)
         return Taught(table, weights_file).run()
 
 
@@ -171,17 +171,21 @@ def test_run_and_learner_answer_the_same(taught):
 
 
 def test_run_and_learner_hold_the_same(taught):
-    of_run = taught.strategy.statistics.named_tensors()
-    of_learner = taught.learner._classifier.statistics.named_tensors()
+    of_run = taught.strategy.forms.by_look
+    of_learner = taught.learner._classifier.forms.by_look
     names = taught.learner._classifier.names
     numbers = list(map(taught.table.classes.index, names))
-    torch.testing.assert_close(of_run["counts"][numbers], of_learner["counts"])
-    torch.testing.assert_close(of_run["means"][numbers], of_learner["means"])
+    assert of_run.keys() == of_learner.keys()
+    for look, form in of_learner.items():
+        expected = form.named_tensors()
+        tensors = of_run[look].named_tensors()
+        torch.testing.assert_close(tensors["counts"][numbers], expected["counts"])
+        torch.testing.assert_close(tensors["means"][numbers], expected["means"])
 
 
 def test_cached_maps_are_those_of_the_looks(table, weights_file, taught, tmp_path):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(looks_module, "LEAST_CLIPS", LEAST_CLIPS)
+        patch.setattr(weights_module, "LEAST_CLIPS", LEAST_CLIPS)
         from_cache = Taught(table, weights_file, cache=tmp_path)
         (experience,) = from_cache.benchmark.train_stream
         from_cache.strategy.train(experience)
@@ -229,7 +233,7 @@ def test_the_learner_of_a_run_has_its_looks(ran, tmp_path, text, looks):
 
 
 def test_a_rival_has_the_same_looks(ran, tmp_path):
-    settings = flags(strategy="slda", budget_images=40)
+    settings = flags(strategy="slda", budget_images=50)
     ran(tmp_path, *settings, "--method.looks", "1,0.6")
     assert Learner.load(Path(tmp_path)).looks == LOOKS
 

@@ -1,0 +1,312 @@
+"""What a stream taught each look: a closed form for each part of an image."""
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from crumb_avalanche.methods.budgeted_statistics import BudgetError
+from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.looks import Looks
+
+# The copy that is asked before a clip is learned is brought up to date when so many
+# times more images were learned.
+GROWTH = 1.5
+
+
+class LookForms:
+    """A closed form for each look that is used, of the views of this look alone.
+
+    So a look that is not needed costs the others nothing: where it is given up, what is
+    left equals what one look alone would have learned.
+
+    Args:
+        looks: the parts of an image that are looked at.
+        form: without images; each look gets a copy.
+
+    Attributes:
+        by_look: the forms that are used, by number of the look, in increasing order.
+    """
+
+    def __init__(self, looks: Looks, form: ClosedForm):
+        self.looks = looks
+        self.by_look = {number: copy.deepcopy(form) for number in looks.all}
+
+    @property
+    def used(self) -> tuple[int, ...]:
+        """Numbers of the looks that have a form."""
+        return tuple(self.by_look)
+
+    @property
+    def first(self) -> ClosedForm:
+        """The form of the first look that is used; all have the same settings."""
+        return next(iter(self.by_look.values()))
+
+    @property
+    def length(self) -> int:
+        """Number of features of a view."""
+        return self.first.settings["length"]
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes, with those without images."""
+        return self.first.settings["n_classes"]
+
+    @property
+    def image_counts(self) -> Tensor:
+        """Views of images of each class that all forms learned: ``(n_classes,)``."""
+        counts = [form.image_counts for form in self.by_look.values()]
+        return torch.stack(counts).sum(0)
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors that hold the statistics of all looks."""
+        tensors = []
+        for form in self.by_look.values():
+            tensors += form.tensors()
+        return tensors
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the statistics of all looks."""
+        return sum(form.held_bytes for form in self.by_look.values())
+
+    @property
+    def derived_bytes(self) -> int:
+        """Bytes of the solutions that answers are computed from."""
+        return sum(form.derived_bytes for form in self.by_look.values())
+
+    # Learning
+
+    def update(self, views: Tensor, labels: Tensor) -> None:
+        """Let the form of each look learn the views of this look.
+
+        Args:
+            views: ``(B, V, D)`` float features of all views of ``B`` images, used or
+                not.
+            labels: ``(B,)`` whole numbers, the classes.
+        """
+        for look, form in self.by_look.items():
+            views_of_look = self.looks.views_of([look])
+            rows = views[:, views_of_look].flatten(0, 1)  # a row for each view
+            form.update(rows, labels.repeat_interleave(len(views_of_look)))
+
+    def grow(self, n_classes: int) -> None:
+        """Add classes without images; see ``ClosedForm.grow``."""
+        for form in self.by_look.values():
+            form.grow(n_classes)
+
+    def forget(self, label: int) -> None:
+        """Remove a class from all forms; see ``ClosedForm.forget``."""
+        for form in self.by_look.values():
+            form.forget(label)
+
+    def keep_looks(self, used: Collection[int]) -> None:
+        """Drop the forms of other looks than these."""
+        for look in self.used:
+            if look not in used:
+                del self.by_look[look]
+
+    def keep_features(self, count: int) -> None:
+        """Keep the last features of each view; see ``ClosedForm.keep_features``."""
+        for form in self.by_look.values():
+            form.keep_features(count)
+
+    def merge(self, other: "LookForms", labels: Mapping[int, int]) -> None:
+        """Add what another instance learned by the looks that both use.
+
+        The forms of other looks are dropped, as they would lack the images of one side.
+
+        Args:
+            other: of the same looks; it is not changed.
+            labels: see ``ClosedForm.merge``.
+        """
+        self.keep_looks(other.used)
+        for look, form in self.by_look.items():
+            form.merge(other.by_look[look], labels)
+
+    def relabelled(self, labels: Mapping[int, int]) -> "LookForms":
+        """Return a copy in which classes have other numbers; two may become one.
+
+        Args:
+            labels: the new number of each class with images.
+        """
+        relabelled = {}
+        for look, form in self.by_look.items():
+            relabelled[look] = form.like(form.state_dict())  # without images
+            relabelled[look].merge(form, labels)
+        return self._with(relabelled)
+
+    def _with(self, by_look: dict[int, ClosedForm]) -> "LookForms":
+        """Return a copy that has other forms, by number of the look."""
+        copied = copy.copy(self)
+        copied.by_look = by_look
+        return copied
+
+    # Budgets, of which each look has the same part
+
+    def make_room(self, classes: int, budget: int, head_length: int) -> str:
+        """Fit so many classes into a budget; see ``BudgetedStatistics.make_room``.
+
+        Returns:
+            What is given up for it, in words; empty for nothing.
+
+        Raises:
+            BudgetError: even the least does not fit.
+        """
+        given_up = []
+        for form in self.by_look.values():
+            try:
+                given_up.append(
+                    form.make_room(classes, self._part(budget), head_length)
+                )
+            except BudgetError as error:
+                if len(self.by_look) == 1:
+                    raise
+                raise BudgetError(
+                    f"each of {len(self.by_look)} looks has its part of the budget of "
+                    f"{budget:,} bytes: {error}"
+                ) from error
+        return _once_each(given_up)
+
+    def fit_into(self, classes: int, budget: int, head_length: int) -> None:
+        """Give up what does not fit into a budget in bytes, with so many classes.
+
+        Args:
+            classes: number of classes that are to fit.
+            budget: in bytes.
+            head_length: number of the last features, those of the head's input, which
+                stay.
+        """
+        part = self._part(budget)
+        for form in self.by_look.values():
+            # Some of these are in reserve, which takes bytes, too.
+            n_allocated = form.allocated_classes
+            dropped_features = form.fit_features(n_allocated, part, head_length)
+            if dropped_features:  # which allocates them again, without a reserve
+                n_allocated = classes
+            form.fit_statistics(n_allocated, part)
+
+    def _part(self, budget: int) -> int:
+        """Return the part of a budget that a look has."""
+        return budget // len(self.by_look)
+
+    # Answering
+
+    def scores(self, views: Tensor) -> Tensor:
+        """Score the classes: ``(B, V', n_classes)`` float64 of the ``V'`` used views.
+
+        Args:
+            views: ``(B, V, D)`` float features of all views; where the forms are of
+                fewer features, the last ones count.
+        """
+        scores_of_looks = []
+        for look, form in self.by_look.items():
+            views_of_look = self.looks.views_of([look])
+            rows = views[:, views_of_look, -self.length :].flatten(0, 1)
+            scores = form.scores(rows).unflatten(0, (-1, len(views_of_look)))
+            scores_of_looks.append(scores)
+        return torch.cat(scores_of_looks, 1)
+
+    # Saving and loading
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the state of the form of each used look, in order."""
+        return [form.state_dict() for form in self.by_look.values()]
+
+    def loaded(
+        self, states: Sequence[dict[str, Any]], used: Sequence[int]
+    ) -> "LookForms":
+        """Return an instance of the same settings with what ``state_dict`` returned.
+
+        Args:
+            states: of the form of each used look.
+            used: numbers of the looks, in increasing order.
+
+        Raises:
+            StateError: the settings differ, or a tensor is missing or damaged.
+            ValueError: there are more or fewer states than looks.
+        """
+        by_look = {}
+        for look, state in zip(used, states, strict=True):
+            by_look[look] = self.first.like(state)
+            by_look[look].load_state_dict(state)
+        return self._with(by_look)
+
+    def of_states(
+        self, states: Sequence[dict[str, Any]], used: Sequence[int]
+    ) -> "LookForms":
+        """Return an instance with the settings of states, too; see ``loaded``."""
+        form = type(self.first)
+        by_look = {}
+        for look, state in zip(used, states, strict=True):
+            by_look[look] = form.from_state(state)
+        return self._with(by_look)
+
+
+def _once_each(texts: Sequence[str]) -> str:
+    """Join texts that are not empty, each of which may come for several looks."""
+    return "; ".join(dict.fromkeys(filter(None, texts)))
+
+
+class EarlierForms:
+    """An earlier copy of the forms, which answers for clips that are not learned.
+
+    It is made anew in each lesson, and within one whenever there are half as many
+    images again: each change of the statistics needs a new solution, which takes longer
+    than an answer.
+    """
+
+    def __init__(self) -> None:
+        self._forms: LookForms | None = None  # the copy
+        self._images = 0  # that the copy has learned
+
+    def __deepcopy__(self, memo: dict) -> "EarlierForms":
+        return copy.copy(self)  # the copy is replaced, never changed
+
+    def forget(self) -> None:
+        """Drop the copy, so that all that was learned so far answers next."""
+        self._forms = None
+
+    def copy_of(self, forms: LookForms) -> LookForms:
+        """Return the copy of what was learned so far, made anew if it is too old."""
+        n_learned = int(forms.image_counts.sum())
+        if self._forms is None or n_learned >= GROWTH * self._images:
+            self._forms = copy.deepcopy(forms)
+            self._images = max(1, n_learned)
+        return self._forms
+
+    def knowing(self, forms: LookForms, label: int) -> LookForms | None:
+        """Return a copy of the forms that predicts a clip before it is learned.
+
+        Args:
+            forms: what was learned so far; an earlier copy is returned while it is
+                recent enough.
+            label: class of the clip.
+
+        Returns:
+            ``None`` if the copy does not know the class, or no other one.
+        """
+        earlier = self.copy_of(forms)
+        is_known = earlier.image_counts > 0
+        knows_others = int(is_known.sum()) > 1
+        knows_class = label < len(is_known) and bool(is_known[label])
+        return earlier if knows_class and knows_others else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the copy, and how many images it learned."""
+        forms = None if self._forms is None else self._forms.state_dict()
+        return {"forms": forms, "images": self._images}
+
+    def load_state_dict(self, state: dict[str, Any], forms: LookForms) -> None:
+        """Load what ``state_dict`` returned.
+
+        Args:
+            state: see above.
+            forms: with the same settings and used looks.
+        """
+        self._forms = None
+        self._images = state["images"]
+        if state["forms"] is not None:
+            self._forms = forms.loaded(state["forms"], forms.used)
