@@ -144,10 +144,10 @@ class Classifier:
         length = views.length(model)  # number of features of one view
         head_length = views.of_head().length(model)
         if moments is None:
-            budget_of_look = budget_bytes // len(looks)
-            trial = form.for_budget(length, budget_of_look, head_length)
-            # In words what so many classes would have to give up; empty if they fit.
-            given_up = trial.fit_features(CLASSES, budget_of_look, head_length)
+            trial = form.for_budget(length, budget_bytes, head_length)
+            # In words what so many classes would have to give up, with one look; empty
+            # if they fit.
+            given_up = trial.fit_features(CLASSES, budget_bytes, head_length)
             if given_up:
                 views = views.of_head()
                 length = head_length
@@ -237,10 +237,13 @@ class Classifier:
     def _make_room(self, classes: int) -> str:
         """Fit so many classes into the budget; return what is given up for it."""
         before = self.length
-        note = self.forms.make_room(classes, self.budget_bytes, self.head_length)
+        needed = classes, self.budget_bytes, self.head_length
+        look_given_up = self.forms.spare_looks(*needed, self.look_weights.best)
+        self.look_weights.used = self.forms.used
+        rest_given_up = self.forms.make_room(*needed)
         if self.length < before:
             self._start_confidence()
-        return note
+        return "; ".join(filter(None, [look_given_up, rest_given_up]))
 
     def _start_confidence(self) -> None:
         """Begin without records of answers, which were those of more features."""

@@ -68,20 +68,20 @@ class Prior(NamedTuple):
 # By network; nothing is known of others.
 PRIORS = {
     "efficientnet_lite0": Prior(
-        known=Line(start=0.9583, by_clips=0.0982, by_few=-0.1305),
-        strange=Line(start=0.7348, by_clips=0.1085, by_few=-0.242),
-        slope=Line(start=5.5968, by_clips=6.6621),
-        known_deviation=Line(start=0.182, by_clips=-0.0647),
-        strange_deviation=Line(start=0.2148, by_clips=-0.0393),
-        temperature=Line(start=1.3131, by_clips=-1.1193),
+        known=Line(start=0.8957, by_clips=0.1377, by_few=-0.091),
+        strange=Line(start=0.6781, by_clips=0.1666, by_few=-0.3908),
+        slope=Line(start=4.5038, by_clips=6.9606),
+        known_deviation=Line(start=0.2167, by_clips=-0.0897),
+        strange_deviation=Line(start=0.2622, by_clips=-0.0612),
+        temperature=Line(start=1.615, by_clips=-1.1974),
     ),
     "squeezenet1_0": Prior(
-        known=Line(start=0.7713, by_clips=0.1173, by_few=0.1942),
-        strange=Line(start=0.5647, by_clips=0.0633, by_few=0.4438),
-        slope=Line(start=5.3682, by_clips=0.7305),
-        known_deviation=Line(start=0.1675, by_clips=-0.0112),
-        strange_deviation=Line(start=0.1643, by_clips=0.0201),
-        temperature=Line(start=1.3228, by_clips=-1.1037),
+        known=Line(start=0.8047, by_clips=0.1403, by_few=0.0243),
+        strange=Line(start=0.5819, by_clips=0.1246, by_few=0.118),
+        slope=Line(start=5.947, by_clips=-0.1419),
+        known_deviation=Line(start=0.2146, by_clips=-0.0638),
+        strange_deviation=Line(start=0.2342, by_clips=-0.0382),
+        temperature=Line(start=1.6008, by_clips=-0.8596),
     ),
 }
 

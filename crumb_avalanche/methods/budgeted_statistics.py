@@ -122,6 +122,14 @@ class BudgetedStatistics(FeatureStatistics):
         """Return the bytes of statistics of so many classes without images."""
         return self.bytes_of(**{**self.settings, "n_classes": classes})
 
+    def holds(self, classes: int, budget: int, head_length: int) -> bool:
+        """Whether so many classes fit into a budget with all features.
+
+        Args:
+            classes, budget, head_length: see ``make_room``.
+        """
+        return self.least_bytes(classes) <= budget
+
     def fit_features(self, classes: int, budget: int, head_length: int) -> str:
         """Drop all features but the last ones where a budget gets small.
 

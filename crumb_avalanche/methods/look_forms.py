@@ -146,6 +146,31 @@ class LookForms:
 
     # Budgets, of which each look has the same part
 
+    def spare_looks(
+        self, classes: int, budget: int, head_length: int, best: int
+    ) -> str:
+        """Give up all looks but one where a budget is too small for all of them.
+
+        It is too small where features of a look would have to be given up.
+
+        Args:
+            classes, budget, head_length: see ``make_room``.
+            best: number of the look that stays.
+
+        Returns:
+            What is given up, in words; empty for nothing.
+        """
+        part = self._part(budget)
+        are_held = [
+            form.holds(classes, part, head_length) for form in self.by_look.values()
+        ]
+        if len(self.by_look) == 1 or all(are_held):
+            return ""
+        others = [self.looks.shares[look] for look in self.used if look != best]
+        self.keep_looks([best])
+        names = ", ".join(f"{share:g}" for share in others)
+        return f"look {names} is given up, as {self.looks.shares[best]:g} counts most"
+
     def make_room(self, classes: int, budget: int, head_length: int) -> str:
         """Fit so many classes into a budget; see ``BudgetedStatistics.make_room``.
 
@@ -155,12 +180,10 @@ class LookForms:
         Raises:
             BudgetError: even the least does not fit.
         """
-        given_up = []
-        for form in self.by_look.values():
+        notes = {}  # what each look gives up, in words
+        for look, form in self.by_look.items():
             try:
-                given_up.append(
-                    form.make_room(classes, self._part(budget), head_length)
-                )
+                notes[look] = form.make_room(classes, self._part(budget), head_length)
             except BudgetError as error:
                 if len(self.by_look) == 1:
                     raise
@@ -168,7 +191,22 @@ class LookForms:
                     f"each of {len(self.by_look)} looks has its part of the budget of "
                     f"{budget:,} bytes: {error}"
                 ) from error
-        return _once_each(given_up)
+        return self._given_up(notes)
+
+    def _given_up(self, notes: Mapping[int, str]) -> str:
+        """Return in words what looks give up: once, or for each look apart.
+
+        Args:
+            notes: what a look gives up, by its number; empty for nothing.
+        """
+        all_looks_alike = len(set(notes.values())) == 1
+        if all_looks_alike:
+            return next(iter(notes.values()))
+        texts = []
+        for look, note in notes.items():
+            if note:
+                texts.append(f"look {self.looks.shares[look]:g}: {note}")
+        return "; ".join(texts)
 
     def fit_into(self, classes: int, budget: int, head_length: int) -> None:
         """Give up what does not fit into a budget in bytes, with so many classes.
@@ -243,11 +281,6 @@ class LookForms:
         for look, state in zip(used, states, strict=True):
             by_look[look] = form.from_state(state)
         return self._with(by_look)
-
-
-def _once_each(texts: Sequence[str]) -> str:
-    """Join texts that are not empty, each of which may come for several looks."""
-    return "; ".join(dict.fromkeys(filter(None, texts)))
 
 
 class EarlierForms:

@@ -134,6 +134,16 @@ class LookWeights:
         return usual / usual.sum()
 
     @property
+    def best(self) -> int:
+        """Number of the used look whose views have the largest sum of weights."""
+        weight_of_view = dict(zip(self.used_views, self.weights().tolist()))
+        weight_of_look = {}
+        for look in self.used:
+            views = self.looks.views_of([look])
+            weight_of_look[look] = sum(weight_of_view[view] for view in views)
+        return max(weight_of_look, key=weight_of_look.__getitem__)
+
+    @property
     def is_learning(self) -> bool:
         """Whether clips still change the weights."""
         return self.looks.views > 1 and self.used == self.looks.all

@@ -201,14 +201,20 @@ class RegularizedDiscriminant(BlendedGaussians):
             head_alone = head_length
         return cls(0, length, MOST_DIRECTIONS, part=head_alone)
 
+    def holds(self, classes: int, budget: int, head_length: int) -> bool:
+        """Whether so many classes fit with all features and enough directions."""
+        is_enough = super().holds(classes, budget, head_length)
+        has_map_features = head_length < self.settings["length"]
+        if not (has_map_features and self.drop_features):
+            return is_enough
+        direction_bytes = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
+        return self._bytes_without_images(classes) + direction_bytes <= budget
+
     def fit_features(self, classes: int, budget: int, head_length: int) -> str:
         """Give the features of the map up if they leave a budget too few directions."""
         length = self.settings["length"]
-        has_map_features = head_length < length
-        if not (has_map_features and self.drop_features):
-            return ""
-        direction_bytes = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
-        if self._bytes_without_images(classes) + direction_bytes <= budget:
+        can_drop = head_length < length and self.drop_features
+        if not can_drop or self.holds(classes, budget, head_length):
             return ""
         self.keep_features(head_length)
         return (

@@ -132,13 +132,36 @@ def test_each_look_has_a_part_of_the_budget():
         assert form.held_bytes <= budget // 2
 
 
-def test_what_is_given_up_is_said_once():
+def test_what_a_look_gives_up_is_said():
     forms = discriminants()
     forms.update(*views_and_labels())
-    budget = 3 * forms.held_bytes // 4
-    note = forms.make_room(CLASSES + 1, budget, LENGTH)
-    assert note
-    assert ";" not in note
+    note = forms.make_room(CLASSES + 1, 3 * forms.held_bytes // 4, LENGTH)
+    whole_image, middle = note.split("; ")
+    assert whole_image.startswith("look 1: ")
+    assert middle.startswith("look 0.5: ")
+
+
+def test_what_all_looks_give_up_is_said_once():
+    forms = discriminants()
+    for form in forms.by_look.values():
+        form.make_room = lambda *_: "all features"
+    assert forms.make_room(CLASSES, budget=1000, head_length=LENGTH) == "all features"
+
+
+@pytest.mark.parametrize(
+    ("budget", "used"), [(2 * 176, (0, 1)), (2 * 176 - 1, (1,))], ids=["all", "one"]
+)
+def test_a_look_is_spared_where_not_all_fit(budget, used):
+    forms = discriminants()
+    note = forms.spare_looks(CLASSES + 1, budget, head_length=LENGTH, best=1)
+    assert forms.used == used
+    assert note == ("" if len(used) == 2 else "look 1 is given up, as 0.5 counts most")
+
+
+def test_one_look_alone_stays():
+    forms = discriminants(Looks())
+    assert forms.spare_looks(CLASSES, budget=1, head_length=LENGTH, best=0) == ""
+    assert forms.used == (0,)
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,13 @@ def test_the_look_that_was_right_counts_more(look_weights):
     assert float(weights.sum()) == pytest.approx(1)
 
 
+@pytest.mark.parametrize(
+    ("scores", "best"), [(FIRST_RIGHT, 0), (SECOND_RIGHT, 1)], ids=["first", "second"]
+)
+def test_the_best_look_was_right(look_weights, scores, best):
+    assert look_weights(scores).best == best
+
+
 def test_losses_of_two_learners_are_added(look_weights):
     weights = look_weights(FIRST_RIGHT)
     weights.merge(look_weights(SECOND_RIGHT))
