@@ -4,7 +4,7 @@ It sees features, not images.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,9 +77,9 @@ class Classifier:
         strict: confidence from which on a class is named; below it an image is unknown.
         images: number of images learned, by number of the class.
         clips: number of clips that they are of, likewise.
-        nothing: ``(n, D)`` float32 features of images that show nothing, drawn ones
-            first and then views of those that were shown; ``None`` where they are not
-            used or not computed yet.
+        nothing: by number of each used look ``(n, D)`` float32 features of images that
+            show nothing, drawn ones first and then views of those that were shown;
+            empty where they are not used or not computed yet.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Classifier:
         self.names: list[str | None] = []
         self.images: list[int] = []
         self.clips: list[int] = []
-        self.nothing: Tensor | None = None
+        self.nothing: dict[int, Tensor] = {}
         self._views = ViewFeatures(features, looks)
         # Within a lesson: what answers for clips before they are learned, and the
         # confidence before the lesson.
@@ -239,7 +239,7 @@ class Classifier:
         before = self.length
         needed = classes, self.budget_bytes, self.head_length
         look_given_up = self.forms.spare_looks(*needed, self.look_weights.best)
-        self.look_weights.used = self.forms.used
+        self._keep_looks(self.forms.used)
         rest_given_up = self.forms.make_room(*needed)
         if self.length < before:
             self._start_confidence()
@@ -251,8 +251,7 @@ class Classifier:
         self.look_weights = LookWeights(self.looks, self.forms.used)
         self._earlier_confidence = self.confidence
         self._earlier_forms.forget()
-        if self.nothing is not None:
-            self.nothing = self.nothing[:, -self.length :]
+        self.nothing = _last_features(self.nothing, self.length)
 
     def _empty_confidence(self) -> Confidence:
         """Return a confidence without records."""
@@ -305,10 +304,16 @@ class Classifier:
 
         They follow from the model alone, and are the same whenever they are computed.
         """
-        if self.nothing is None and self.statistics.apart_from_nothing:
-            images = drawn_images(model.image_size)
-            features = self._views(model, [images], [0])
-            self.nothing = self._by_view(features)[:, 0]
+        if self.nothing or not self.statistics.apart_from_nothing:
+            return
+        used = self.forms.used
+        images = drawn_images(model.image_size)
+        features = self._by_view(self._views(model, [images] * len(used), used))
+        nothing = {}
+        for look in used:
+            first_view = self.looks.views_of([look])[0]
+            nothing[look] = features[:, first_view]
+        self.nothing = nothing
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of.
@@ -361,8 +366,17 @@ class Classifier:
             look_of_views[view] for view in self._computed_views(features)
         }
         if len(computed_looks) < len(self.look_weights.used):
-            self.look_weights.used = tuple(sorted(computed_looks))
-            self.forms.keep_looks(computed_looks)
+            self._keep_looks(sorted(computed_looks))
+
+    def _keep_looks(self, used: Sequence[int]) -> None:
+        """Use some of the looks from now on, and drop what was learned by others."""
+        self.look_weights.used = tuple(used)
+        self.forms.keep_looks(used)
+        nothing = {}
+        for look, rows in self.nothing.items():
+            if look in used:
+                nothing[look] = rows
+        self.nothing = nothing
 
     def _computed_views(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that are used and were computed."""
@@ -390,7 +404,7 @@ class Classifier:
         Raises:
             ValueError: the method has no use for them.
         """
-        if self.nothing is None:
+        if not self.nothing:
             raise ValueError(
                 f"a learner of method {self.method} cannot be shown nothing; rda and "
                 "slda can"
@@ -399,11 +413,14 @@ class Classifier:
         # Images at equal distances in the clip, of which neighbours are alike.
         spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
         spread_features = features[spread.round().long()]
-        views = self._computed_views(spread_features)  # numbers of those that are used
-        # ``(images * views, D)``.
-        features_of_views = self._rows_of(spread_features, views)
-        # Drawn images first, then the latest of those that were shown.
-        self.nothing = with_shown(self.nothing, features_of_views)
+        self._give_up_looks_without(spread_features)
+        nothing = {}
+        for look, rows in self.nothing.items():
+            # ``(images * views, D)``.
+            shown = self._rows_of(spread_features, self.looks.views_of([look]))
+            # Drawn images first, then the latest of those that were shown.
+            nothing[look] = with_shown(rows, shown)
+        self.nothing = nothing
 
     def begin_lesson(self) -> None:
         """Let all that was learned so far answer for the first clip of a lesson."""
@@ -415,7 +432,7 @@ class Classifier:
         self._earlier_forms.forget()
         self._earlier_confidence = self.confidence
         self.look_weights.settle()
-        self.forms.keep_looks(self.look_weights.used)
+        self._keep_looks(self.look_weights.used)
 
     def predict_before_learning(
         self, features: Tensor, number: int
@@ -533,7 +550,8 @@ class Classifier:
             if not views_of_look:
                 continue
             rows = self._rows_of(features, views_of_look)
-            evidence_of_looks.append(evidence(form, rows, self.nothing, left_out))
+            nothing = self.nothing.get(look)
+            evidence_of_looks.append(evidence(form, rows, nothing, left_out))
             views_of_looks.append(len(views_of_look))
         return Evidence.of_looks(evidence_of_looks, views_of_looks)
 
@@ -708,7 +726,7 @@ class Classifier:
             # What was recorded holds for as many features as it was recorded with.
             self.confidence.merge(other.confidence, mine_of_theirs)
             self.look_weights.merge(other.look_weights)
-        self.look_weights.used = self.forms.used
+        self._keep_looks(self.forms.used)
         self._earlier_forms.forget()  # its copy lacks what was merged
         return [note for note in notes if note]
 
@@ -725,14 +743,14 @@ class Classifier:
             self._start_confidence()
         self.forms.merge(forms, mine_of_theirs)
 
-    def _merge_nothing(self, nothing: Tensor | None) -> None:
-        """Add what was shown to another learner as nothing."""
-        if nothing is None:
-            return
-        rows = nothing[:, -self.length :]
-        if self.nothing is not None:
-            rows = with_shown(self.nothing, rows[DRAWN:])
-        self.nothing = rows
+    def _merge_nothing(self, nothing: Mapping[int, Tensor]) -> None:
+        """Add what was shown to another learner as nothing, by number of the look."""
+        merged = dict(self.nothing)
+        for look, rows in _last_features(nothing, self.length).items():
+            if look in merged:
+                rows = with_shown(merged[look], rows[DRAWN:])
+            merged[look] = rows
+        self.nothing = merged
 
     # Keeping
 
@@ -745,7 +763,7 @@ class Classifier:
             "images": list(self.images),
             "clips": list(self.clips),
             "look_weights": self.look_weights.state_dict(),
-            "nothing": self.nothing,
+            "nothing": list(self.nothing.values()),  # in the order of the used looks
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -771,5 +789,16 @@ class Classifier:
         self.confidence.load_state_dict(state["confidence"])
         self.images = list(state["images"])
         self.clips = list(state["clips"])
-        self.nothing = state["nothing"]
+        used_looks = self.look_weights.used
+        self.nothing = dict(zip(used_looks, state["nothing"]))  # of all, or of none
         self._earlier_forms.forget()
+
+
+def _last_features(
+    rows_of_looks: Mapping[int, Tensor], count: int
+) -> dict[int, Tensor]:
+    """Return the last features of rows ``(n, D)``, by number of the look."""
+    last_features = {}
+    for look, rows in rows_of_looks.items():
+        last_features[look] = rows[:, -count:]
+    return last_features

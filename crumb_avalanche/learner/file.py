@@ -352,7 +352,7 @@ def _state_of_run(
         "statistics": stored["strategy"]["method"],
         "confidence": Confidence().state_dict(),
         "look_weights": stored["strategy"]["looks"],
-        "nothing": None,
+        "nothing": [],
     }
 
 

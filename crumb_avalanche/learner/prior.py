@@ -68,20 +68,20 @@ class Prior(NamedTuple):
 # By network; nothing is known of others.
 PRIORS = {
     "efficientnet_lite0": Prior(
-        known=Line(start=0.8957, by_clips=0.1377, by_few=-0.091),
-        strange=Line(start=0.6781, by_clips=0.1666, by_few=-0.3908),
-        slope=Line(start=4.5038, by_clips=6.9606),
-        known_deviation=Line(start=0.2167, by_clips=-0.0897),
-        strange_deviation=Line(start=0.2622, by_clips=-0.0612),
-        temperature=Line(start=1.615, by_clips=-1.1974),
+        known=Line(start=0.8968, by_clips=0.125, by_few=-0.0533),
+        strange=Line(start=0.6671, by_clips=0.153, by_few=-0.29),
+        slope=Line(start=4.8322, by_clips=6.7055),
+        known_deviation=Line(start=0.2165, by_clips=-0.0878),
+        strange_deviation=Line(start=0.2472, by_clips=-0.0504),
+        temperature=Line(start=1.6639, by_clips=-1.3032),
     ),
     "squeezenet1_0": Prior(
-        known=Line(start=0.8047, by_clips=0.1403, by_few=0.0243),
-        strange=Line(start=0.5819, by_clips=0.1246, by_few=0.118),
-        slope=Line(start=5.947, by_clips=-0.1419),
-        known_deviation=Line(start=0.2146, by_clips=-0.0638),
-        strange_deviation=Line(start=0.2342, by_clips=-0.0382),
-        temperature=Line(start=1.6008, by_clips=-0.8596),
+        known=Line(start=0.8055, by_clips=0.1263, by_few=0.0572),
+        strange=Line(start=0.61, by_clips=0.0885, by_few=0.1742),
+        slope=Line(start=5.1964, by_clips=0.9198),
+        known_deviation=Line(start=0.197, by_clips=-0.0504),
+        strange_deviation=Line(start=0.2197, by_clips=-0.034),
+        temperature=Line(start=1.9547, by_clips=-1.1481),
     ),
 }
 

@@ -116,7 +116,7 @@ KNOWN = {
         clips=IMAGES,
         used=each(whole(0, MOST_LOOKS - 1), most=MOST_LOOKS),
     ),
-    "nothing": maybe(VALUES),
+    "nothing": each(VALUES, most=MOST_LOOKS),  # of each look, or of none
 }
 BEFORE = record(names=NAMES, **KNOWN)
 STATE = record(
@@ -332,7 +332,11 @@ def _check_learned(
         _check_statistics(statistics_of_looks[index], counts, views, statistics_path)
     _check_confidence(learned["confidence"], names, f"{path}confidence")
     length = statistics_of_looks[0]["settings"]["length"]
-    _check_nothing(learned["nothing"], length, f"{path}nothing")
+    nothing_of_looks = learned["nothing"]
+    is_right = len(nothing_of_looks) in (0, len(used))
+    require(is_right, f"{path}nothing", "of each look that is used, or of none")
+    for index, nothing in enumerate(nothing_of_looks):
+        _check_nothing(nothing, length, f"{path}nothing[{index}]")
 
 
 def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None:
@@ -421,10 +425,8 @@ def _check_confidence(
     require(latest < confidence["next"], f"{path}.next", "above all lessons")
 
 
-def _check_nothing(nothing: Tensor | None, length: int, path: str) -> None:
-    """Check the features of images that show nothing."""
-    if nothing is None:
-        return
+def _check_nothing(nothing: Tensor, length: int, path: str) -> None:
+    """Check the features of images that show nothing, of one look."""
     limit = DRAWN + MOST_SHOWN
     is_allowed = DRAWN <= len(nothing) <= limit and nothing.shape[1] == length
     require(is_allowed, path, f"of {DRAWN} to {limit} rows of {length} features")

@@ -58,17 +58,16 @@ class LookWeights:
         self.looks = looks
         n_views = looks.views
         steps = STEPS[n_views]
-        # All weightings in steps; before them the usual weights of all views, and of
-        # those of each look alone.
+        # All weightings in steps; before them the usual weights of all views, those of
+        # when a look may first be given up, and of the views of each look alone.
         steps_of_views = itertools.product(range(steps + 1), repeat=n_views)
         weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
         weights_in_steps = torch.tensor(weightings, dtype=torch.float64) / steps
-        self._usual = looks.usual_weights()
         usual_weights = torch.zeros(1 + len(looks), n_views, dtype=torch.float64)
-        usual_weights[0] = self._usual
+        usual_weights[0] = looks.usual_weights(LEAST_CLIPS)
         for number in looks.all:
             views_of_look = self.looks.views_of([number])
-            usual_weights[1 + number, views_of_look] = self._usual_of(views_of_look)
+            usual_weights[1 + number, views_of_look] = 1 / len(views_of_look)
         self._grid = torch.cat([usual_weights, weights_in_steps])  # (weightings, V)
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
         self.squares = torch.zeros(len(looks), dtype=torch.float64)
@@ -130,7 +129,7 @@ class LookWeights:
 
     def _usual_of(self, views: Sequence[int]) -> Tensor:
         """Return the usual weights of some views alone, with the sum 1."""
-        usual = self._usual[list(views)]
+        usual = self.looks.usual_weights(self.clips)[list(views)]
         return usual / usual.sum()
 
     @property

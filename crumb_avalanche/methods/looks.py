@@ -24,8 +24,11 @@ from crumb_avalanche.models.split_model import SplitModel
 Window = tuple[float, float]
 TOWARDS_MIDDLE: Window = (0.8, 0.18)  # of a look that is not the whole image
 CLOSE: Window = (0.52, 0.117)  # of the second view of the closest look
-# Of the view of the whole image, among the usual weights of several looks.
-WHOLE_WEIGHT = 0.75
+# Of the view of the whole image, among the usual weights of several looks: before any
+# clip, and after many. Half-way between them after so many clips.
+WHOLE_AT_FIRST = 0.25
+WHOLE_LATER = 0.75
+CLIPS_HALFWAY = 5
 LEAST_INNER = 0.1  # of FeatureMoments
 
 
@@ -102,19 +105,25 @@ class Looks:
                 windows_of_looks.append([TOWARDS_MIDDLE])
         return windows_of_looks
 
-    def usual_weights(self) -> Tensor:
-        """Return the weights of the views before any clip: ``(V,)`` float64.
+    def usual_weights(self, clips: int) -> Tensor:
+        """Return the weights of the views that hold without evidence: ``(V,)`` float64.
 
-        The whole image has three quarters beside other looks; without it all views
-        weigh the same. Where the object fills the image, the clips of a stream hardly
-        ever tell that other views cost accuracy; where the scene misleads, they soon
-        tell that the whole image does.
+        The whole image has a quarter at first, beside other looks, and up to three
+        quarters the more clips were predicted: where scenes mislead, the first clips
+        cannot tell, but later ones soon do; where the object fills the image, hardly
+        any clip ever tells that the other views cost accuracy. Without the whole image,
+        all views weigh the same.
+
+        Args:
+            clips: number of clips that were predicted before they were learned.
         """
         weights = torch.ones(self.views, dtype=torch.float64)
         all_windows = list(itertools.chain.from_iterable(self._windows))
         if None in all_windows and self.views > 1:
-            weights *= (1 - WHOLE_WEIGHT) / (self.views - 1)
-            weights[all_windows.index(None)] = WHOLE_WEIGHT
+            progress = clips / (clips + CLIPS_HALFWAY)
+            whole = WHOLE_AT_FIRST + (WHOLE_LATER - WHOLE_AT_FIRST) * progress
+            weights *= (1 - whole) / (self.views - 1)
+            weights[all_windows.index(None)] = whole
         return weights / weights.sum()
 
     def windows(self, features: FeatureMoments) -> list[list[FeatureMoments]]:

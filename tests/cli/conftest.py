@@ -21,6 +21,7 @@ NEW = [
     "false",
 ]
 COLOURS = {"red": (200, 30, 30), "green": (30, 200, 30), "blue": (30, 30, 200)}
+YELLOW = (200, 200, 30)  # of no class
 
 
 def save(random, colour, path):
@@ -31,7 +32,7 @@ def save(random, colour, path):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory, weights_file):
-    """A folder with weights, a tree of three classes, and a photo of each."""
+    """A folder with weights, a tree of three classes, photos, and an empty scene."""
     folder = tmp_path_factory.mktemp("teach")
     shutil.copy(weights_file, folder / "weights.safetensors")
     random = np.random.default_rng(0)
@@ -45,6 +46,8 @@ def place(tmp_path_factory, weights_file):
                 )
         save(random, colour, folder / "photos" / f"{name}.png")
         save(random, colour, folder / "test" / name / "1.png")
+    for frame in range(6):
+        save(random, YELLOW, folder / "empty" / f"{frame}.png")
     return folder
 
 

@@ -146,13 +146,14 @@ def test_null_is_the_name_of_a_class(mine, images, teach):
 
 def test_the_empty_scene_is_nothing(mine, place, teach, done):
     before = names_of(mine)
-    out = teach(mine, "--nothing", place / "tree" / "green")
+    asked = "predict", mine, place / "empty" / "0.png", "--json"
+    assert json.loads(done(*asked))["known"] is True
+    out = teach(mine, "--nothing", place / "empty")
     assert "learned that 6 images show nothing\n" in out
     assert "--nothing" not in out
     assert names_of(mine) == before
     assert Learner.load(mine).nothing == 6
-    answer = done("predict", mine, place / "photos" / "green.png", "--json")
-    assert json.loads(answer)["known"] is False
+    assert json.loads(done(*asked))["known"] is False
 
 
 def test_the_empty_scene_is_taken_back(mine, images, teach, done):

@@ -393,7 +393,7 @@ TENSORS = [
         with_first(1e25),
         "values from -1e+12 to 1e+12, and holds 1e+25",
     ),
-    ("state.nothing", with_first(-1e25), "from -1e+12 to 1e+12, and holds -1e+25"),
+    ("state.nothing.0", with_first(-1e25), "from -1e+12 to 1e+12, and holds -1e+25"),
     (
         "state.confidence.labels",
         with_first(9),

@@ -197,18 +197,21 @@ def test_looks_weigh_the_same_at_first(look_weights):
 
 
 @pytest.mark.parametrize(
-    ("shares", "usual"),
+    ("shares", "clips", "usual"),
     [
-        ((1.0,), [1]),
-        ((0.6,), [0.5, 0.5]),
-        ((0.75, 0.5), [1 / 3, 1 / 3, 1 / 3]),
-        ((1.0, 0.6), [0.75, 0.125, 0.125]),
-        ((1.0, 0.75, 0.5), [0.75, 1 / 12, 1 / 12, 1 / 12]),
+        ((1.0,), 0, [1]),
+        ((0.6,), 0, [0.5, 0.5]),
+        ((0.75, 0.5), 9, [1 / 3, 1 / 3, 1 / 3]),
+        ((1.0, 0.6), 0, [0.25, 0.375, 0.375]),
+        ((1.0, 0.6), 5, [0.5, 0.25, 0.25]),
+        ((1.0, 0.6), 10**6, [0.75, 0.125, 0.125]),
+        ((1.0, 0.75, 0.5), 5, [0.5, 1 / 6, 1 / 6, 1 / 6]),
     ],
     ids=str,
 )
-def test_the_whole_image_has_most_of_the_usual_weights(shares, usual):
-    assert Looks(shares).usual_weights().tolist() == pytest.approx(usual)
+def test_the_whole_image_counts_more_with_clips(shares, clips, usual):
+    weights = Looks(shares).usual_weights(clips).tolist()
+    assert weights == pytest.approx(usual, abs=1e-5)
 
 
 def test_the_look_that_was_right_counts_more(look_weights):
@@ -468,7 +471,7 @@ def test_scores_are_means_over_the_views(learner):
         of_view = evidence(
             classifier.forms.by_look[look],
             classifier._by_view(features)[:, view],
-            classifier.nothing,
+            classifier.nothing[look],
         )
         expected = expected + weight * of_view.scores
     torch.testing.assert_close(classifier.evidence(features).scores, expected)
