@@ -237,10 +237,13 @@ class Classifier:
     def _make_room(self, classes: int) -> str:
         """Fit so many classes into the budget; return what is given up for it."""
         before = self.length
-        needed = classes, self.budget_bytes, self.head_length
-        look_given_up = self.forms.spare_looks(*needed, self.look_weights.best)
+        look_given_up = self.forms.spare_looks(
+            classes, self.budget_bytes, self.head_length, self.look_weights.best
+        )
         self._keep_looks(self.forms.used)
-        rest_given_up = self.forms.make_room(*needed)
+        rest_given_up = self.forms.make_room(
+            classes, self.budget_bytes, self.head_length
+        )
         if self.length < before:
             self._start_confidence()
         return "; ".join(filter(None, [look_given_up, rest_given_up]))
@@ -542,17 +545,15 @@ class Classifier:
             Evidence with ``n * V'`` rows, image by image.
         """
         evidence_of_looks = []
-        views_of_looks = []
+        views_of_looks = []  # number of views of each look
         for look, form in forms.by_look.items():
-            views_of_look = [
-                view for view in self.looks.views_of([look]) if view in views
-            ]
-            if not views_of_look:
-                continue
-            rows = self._rows_of(features, views_of_look)
-            nothing = self.nothing.get(look)
-            evidence_of_looks.append(evidence(form, rows, nothing, left_out))
-            views_of_looks.append(len(views_of_look))
+            views_of_look = self.looks.views_of([look])
+            is_computed = views_of_look[0] in views  # as all views of the look, or none
+            if is_computed:
+                rows = self._rows_of(features, views_of_look)
+                nothing = self.nothing.get(look)
+                evidence_of_looks.append(evidence(form, rows, nothing, left_out))
+                views_of_looks.append(len(views_of_look))
         return Evidence.of_looks(evidence_of_looks, views_of_looks)
 
     def ranked(self, evidence: Evidence, runners_up: int = RUNNERS_UP) -> list[Ranking]:
@@ -710,6 +711,9 @@ class Classifier:
         Raises:
             BudgetError: the classes of both do not fit into the budget.
         """
+        # Of other looks, one side did not see its images.
+        used = [look for look in self.forms.used if look in other.forms.used]
+        self._keep_looks(used)
         mine_of_theirs: dict[int, int] = {}  # numbers of classes here and there
         notes = []  # in words what is given up for each class, empty if nothing
         for theirs in other.taught:

@@ -158,10 +158,11 @@ class ClosedFormStrategy(StreamStrategy):
             self.forms.grow(classes)
             if self.budget is not None:
                 head_length = self.features.of_head().length(self.model)
-                needed = classes, self.budget, head_length
-                self.forms.spare_looks(*needed, self.look_weights.best)
+                self.forms.spare_looks(
+                    classes, self.budget, head_length, self.look_weights.best
+                )
                 self.look_weights.used = self.forms.used
-                self.forms.fit_into(*needed)
+                self.forms.fit_into(classes, self.budget, head_length)
 
     def _learn(self, features: Tensor, labels: Tensor) -> None:
         """Predict the clips that begin in a batch, then add it to the statistics.

@@ -493,3 +493,35 @@ def test_evidence_lies_within_the_looks(learner):
     assert evidence.abs().max() > 0
     assert not evidence[:4].any()
     assert not evidence[:, -4:].any()
+
+
+def test_merged_learners_have_the_looks_of_both(settled, weights_file):
+    second = learner_of(weights_file, (1.0, 0.5))
+    second.teach(pictures(BLUE, GREY, seed=4), "blue")
+    second.merge(settled)
+    assert second.looks_used == settled.looks_used
+    assert [info.name for info in second.classes] == ["blue", "red", "green"]
+    assert second.predict(pictures(BLUE, GREY, 1, seed=5)[0]).label == "blue"
+
+
+def test_learners_of_looks_apart_are_not_merged(settled, weights_file):
+    second = learner_of(weights_file, (1.0, 0.5))
+    second.teach(pictures(BLUE, GREY, seed=4), "blue")
+    (used,) = settled._classifier.forms.used
+    second._classifier._keep_looks([1 - used])
+    with pytest.raises(ValueError, match="teach the images of one to the other"):
+        second.merge(settled)
+
+
+def test_a_look_is_given_up_before_features(weights_file):
+    """Where the budget has room for all features with one look alone."""
+    budget = 60_000
+    both = learner_of(weights_file, (1.0, 0.5))
+    both._classifier.budget_bytes = budget
+    alone = learner_of(weights_file, (1.0,))
+    alone._classifier.budget_bytes = budget
+    for number, colour in enumerate([RED, GREEN, BLUE, GREY]):
+        both.teach(pictures(colour, RED), f"class{number}")
+        alone.teach(pictures(colour, RED), f"class{number}")
+    assert len(both.looks_used) == 1
+    assert both._classifier.length == alone._classifier.length
