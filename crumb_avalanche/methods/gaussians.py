@@ -507,7 +507,7 @@ class BlendedGaussians(ClassGaussians):
         """
         rows = scatters.rows
         length = rows.shape[1]
-        has_low_rank = self.scatter is None and 0 < len(rows) < length
+        has_low_rank = self.scatter is None and len(rows) < length
         if self.span or not has_low_rank:
             return None
         images = float(self.image_counts[seen].sum())

@@ -140,10 +140,13 @@ def few_rows():
     "options",
     [{}, {"diagonal": False}, {"part": 16}, {"eight_bits": False}, {"own_images": 9.0}],
 )
-def test_few_rows_are_solved_by_products(few_rows, monkeypatch, options):
+@pytest.mark.parametrize("images", [10, 3], ids=["few of a class", "one of a class"])
+def test_few_rows_are_solved_by_products(few_rows, monkeypatch, options, images):
     features, labels = few_rows
     statistics = RegularizedDiscriminant(3, 24, 8, **options)
-    statistics.update(features, labels)
+    one_of_each_first = [0, 3, 5, 1, 2, 4, 6, 7, 8, 9]
+    learned = one_of_each_first[:images]
+    statistics.update(features[learned], labels[learned])
     asked = features.flip(0) + 0.3
     nothing = features[:4] - 5
     fast = statistics.typicality(asked, nothing)
