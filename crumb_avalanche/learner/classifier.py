@@ -4,7 +4,7 @@ It sees features, not images.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,8 @@ from crumb_avalanche.learner.evidence import (
     evidence,
     mean_log,
 )
-from crumb_avalanche.learner.nothing import (
-    DRAWN,
-    EACH_LESSON,
-    drawn_images,
-    usual_threshold,
-    with_shown,
-)
+from crumb_avalanche.learner.nothing import drawn_images, usual_threshold
+from crumb_avalanche.learner.nothing_features import NothingFeatures
 from crumb_avalanche.learner.prediction import Observation, Prediction, Ranking
 from crumb_avalanche.learner.prior import PRIORS
 from crumb_avalanche.learner.records import Records
@@ -77,9 +72,8 @@ class Classifier:
         strict: confidence from which on a class is named; below it an image is unknown.
         images: number of images learned, by number of the class.
         clips: number of clips that they are of, likewise.
-        nothing: by number of each used look ``(n, D)`` float32 features of images that
-            show nothing, drawn ones first and then views of those that were shown;
-            empty where they are not used or not computed yet.
+        nothing: features of images that show nothing; empty where they are not used or
+            not computed yet.
     """
 
     def __init__(
@@ -108,7 +102,7 @@ class Classifier:
         self.names: list[str | None] = []
         self.images: list[int] = []
         self.clips: list[int] = []
-        self.nothing: dict[int, Tensor] = {}
+        self.nothing = NothingFeatures()
         self._views = ViewFeatures(features, looks)
         # Within a lesson: what answers for clips before they are learned, and the
         # confidence before the lesson.
@@ -162,8 +156,6 @@ class Classifier:
         )
 
     def __deepcopy__(self, memo: dict) -> "Classifier":
-        # Replaced, never changed in place.
-        memo[id(self.nothing)] = self.nothing
         # Faster than item by item.
         memo[id(self.names)] = list(self.names)
         memo[id(self.images)] = list(self.images)
@@ -254,7 +246,7 @@ class Classifier:
         self.look_weights = LookWeights(self.looks, self.forms.used)
         self._earlier_confidence = self.confidence
         self._earlier_forms.forget()
-        self.nothing = _last_features(self.nothing, self.length)
+        self.nothing = self.nothing.last_features(self.length)
 
     def _empty_confidence(self) -> Confidence:
         """Return a confidence without records."""
@@ -311,12 +303,8 @@ class Classifier:
             return
         used = self.forms.used
         images = drawn_images(model.image_size)
-        features = self._by_view(self._views(model, [images] * len(used), used))
-        nothing = {}
-        for look in used:
-            first_view = self.looks.views_of([look])[0]
-            nothing[look] = features[:, first_view]
-        self.nothing = nothing
+        views = self._by_view(self._views(model, [images] * len(used), used))
+        self.nothing = NothingFeatures.of_drawn(views, self.looks, used)
 
     def features_of_statistics(self, model: SplitModel) -> FeatureMoments:
         """Return the features that the statistics are of.
@@ -375,11 +363,7 @@ class Classifier:
         """Use some of the looks from now on, and drop what was learned by others."""
         self.look_weights.used = tuple(used)
         self.forms.keep_looks(used)
-        nothing = {}
-        for look, rows in self.nothing.items():
-            if look in used:
-                nothing[look] = rows
-        self.nothing = nothing
+        self.nothing = self.nothing.of_looks(used)
 
     def _computed_views(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that are used and were computed."""
@@ -412,18 +396,8 @@ class Classifier:
                 f"a learner of method {self.method} cannot be shown nothing; rda and "
                 "slda can"
             )
-        count = min(len(features), EACH_LESSON)
-        # Images at equal distances in the clip, of which neighbours are alike.
-        spread = torch.linspace(0, len(features) - 1, count, dtype=torch.float32)
-        spread_features = features[spread.round().long()]
-        self._give_up_looks_without(spread_features)
-        nothing = {}
-        for look, rows in self.nothing.items():
-            # ``(images * views, D)``.
-            shown = self._rows_of(spread_features, self.looks.views_of([look]))
-            # Drawn images first, then the latest of those that were shown.
-            nothing[look] = with_shown(rows, shown)
-        self.nothing = nothing
+        self._give_up_looks_without(features)
+        self.nothing = self.nothing.with_shown(self._by_view(features), self.looks)
 
     def begin_lesson(self) -> None:
         """Let all that was learned so far answer for the first clip of a lesson."""
@@ -551,7 +525,7 @@ class Classifier:
             is_computed = views_of_look[0] in views  # as all views of the look, or none
             if is_computed:
                 rows = self._rows_of(features, views_of_look)
-                nothing = self.nothing.get(look)
+                nothing = self.nothing.of_look(look)
                 evidence_of_looks.append(evidence(form, rows, nothing, left_out))
                 views_of_looks.append(len(views_of_look))
         return Evidence.of_looks(evidence_of_looks, views_of_looks)
@@ -725,7 +699,7 @@ class Classifier:
         # Features that were given up on one side are given up on both.
         self._merge_statistics(other, mine_of_theirs)
         notes.append(self._make_room(len(self.taught)))  # for the merged statistics
-        self._merge_nothing(other.nothing)
+        self.nothing = self.nothing.merged(other.nothing.last_features(self.length))
         if other.length == self.length:
             # What was recorded holds for as many features as it was recorded with.
             self.confidence.merge(other.confidence, mine_of_theirs)
@@ -747,15 +721,6 @@ class Classifier:
             self._start_confidence()
         self.forms.merge(forms, mine_of_theirs)
 
-    def _merge_nothing(self, nothing: Mapping[int, Tensor]) -> None:
-        """Add what was shown to another learner as nothing, by number of the look."""
-        merged = dict(self.nothing)
-        for look, rows in _last_features(nothing, self.length).items():
-            if look in merged:
-                rows = with_shown(merged[look], rows[DRAWN:])
-            merged[look] = rows
-        self.nothing = merged
-
     # Keeping
 
     def state_dict(self) -> dict[str, Any]:
@@ -767,7 +732,7 @@ class Classifier:
             "images": list(self.images),
             "clips": list(self.clips),
             "look_weights": self.look_weights.state_dict(),
-            "nothing": list(self.nothing.values()),  # in the order of the used looks
+            "nothing": self.nothing.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -793,16 +758,6 @@ class Classifier:
         self.confidence.load_state_dict(state["confidence"])
         self.images = list(state["images"])
         self.clips = list(state["clips"])
-        used_looks = self.look_weights.used
-        self.nothing = dict(zip(used_looks, state["nothing"]))  # of all, or of none
+        used = self.look_weights.used
+        self.nothing = NothingFeatures.of_state(state["nothing"], used)
         self._earlier_forms.forget()
-
-
-def _last_features(
-    rows_of_looks: Mapping[int, Tensor], count: int
-) -> dict[int, Tensor]:
-    """Return the last features of rows ``(n, D)``, by number of the look."""
-    last_features = {}
-    for look, rows in rows_of_looks.items():
-        last_features[look] = rows[:, -count:]
-    return last_features

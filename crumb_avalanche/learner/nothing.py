@@ -57,12 +57,6 @@ def drawn_images(side: int, number: int = DRAWN) -> Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
-def with_shown(nothing: Tensor, rows: Tensor) -> Tensor:
-    """Return the features of drawn images, and the latest ones of those shown."""
-    rows = torch.cat([nothing[DRAWN:], rows])
-    return torch.cat([nothing[:DRAWN], rows[-MOST_SHOWN:]])
-
-
 def _shapes(draws: np.random.Generator) -> np.ndarray:
     """Draw ellipses and rectangles, many of them small, that cover each other.
 

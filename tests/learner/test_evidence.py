@@ -618,7 +618,7 @@ def test_a_merge_takes_what_was_shown_as_nothing(make, shown_first):
     learner = taught(make("rda"), 2)
     learner.merge(shown_first)
     assert learner.nothing == 5
-    assert len(learner._classifier.nothing[0]) == DRAWN + 5
+    assert len(learner._classifier.nothing.of_look(0)) == DRAWN + 5
 
 
 def test_nothing_is_merged_once(make, shown_first):
@@ -633,7 +633,7 @@ def test_the_latest_images_of_nothing_are_kept(make):
     lessons = MOST_SHOWN // 8 + 2
     for number in range(lessons):
         learner.teach_nothing(images(number, 20))
-    assert len(learner._classifier.nothing[0]) == DRAWN + MOST_SHOWN
+    assert len(learner._classifier.nothing.of_look(0)) == DRAWN + MOST_SHOWN
     assert learner.nothing == 20 * lessons
 
 

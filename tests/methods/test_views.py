@@ -471,7 +471,7 @@ def test_scores_are_means_over_the_views(learner):
         of_view = evidence(
             classifier.forms.by_look[look],
             classifier._by_view(features)[:, view],
-            classifier.nothing[look],
+            classifier.nothing.of_look(look),
         )
         expected = expected + weight * of_view.scores
     torch.testing.assert_close(classifier.evidence(features).scores, expected)
