@@ -4,7 +4,7 @@ It sees features, not images.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -66,9 +66,9 @@ class Classifier:
 
     Attributes:
         names: by number; ``None`` where a class was forgotten.
-        forms: the statistics, a closed form for each look that is used.
+        forms: the statistics, a closed form for each look that is used, and how much
+            the scores of each view count.
         confidence: how sure its answers are.
-        look_weights: how much the scores of each view count, and which looks are used.
         strict: confidence from which on a class is named; below it an image is unknown.
         images: number of images learned, by number of the class.
         clips: number of clips that they are of, likewise.
@@ -170,6 +170,11 @@ class Classifier:
         return self.forms.first
 
     @property
+    def look_weights(self) -> LookWeights:
+        """How much the scores of each view count, and which looks are used."""
+        return self.forms.weights
+
+    @property
     def length(self) -> int:
         """Number of features that the statistics are of, the last of those given."""
         return self.forms.length
@@ -229,21 +234,16 @@ class Classifier:
     def _make_room(self, classes: int) -> str:
         """Fit so many classes into the budget; return what is given up for it."""
         before = self.length
-        look_given_up = self.forms.spare_looks(
-            classes, self.budget_bytes, self.head_length, self.look_weights.best
-        )
-        self._keep_looks(self.forms.used)
-        rest_given_up = self.forms.make_room(
-            classes, self.budget_bytes, self.head_length
-        )
+        note = self.forms.make_room(classes, self.budget_bytes, self.head_length)
+        self.nothing = self.nothing.of_looks(self.forms.used)
         if self.length < before:
             self._start_confidence()
-        return "; ".join(filter(None, [look_given_up, rest_given_up]))
+        return note
 
     def _start_confidence(self) -> None:
         """Begin without records of answers, which were those of more features."""
         self.confidence = self._empty_confidence()
-        self.look_weights = LookWeights(self.looks, self.forms.used)
+        self.forms.weights = LookWeights(self.looks, self.forms.used)
         self._earlier_confidence = self.confidence
         self._earlier_forms.forget()
         self.nothing = self.nothing.last_features(self.length)
@@ -356,14 +356,13 @@ class Classifier:
         computed_looks = {
             look_of_views[view] for view in self._computed_views(features)
         }
-        if len(computed_looks) < len(self.look_weights.used):
-            self._keep_looks(sorted(computed_looks))
+        if len(computed_looks) < len(self.forms.used):
+            self._keep_looks(computed_looks)
 
-    def _keep_looks(self, used: Sequence[int]) -> None:
-        """Use some of the looks from now on, and drop what was learned by others."""
-        self.look_weights.used = tuple(used)
-        self.forms.keep_looks(used)
-        self.nothing = self.nothing.of_looks(used)
+    def _keep_looks(self, looks: Collection[int]) -> None:
+        """Give up other looks than these, and drop what was learned by them."""
+        self.forms.keep_looks(looks)
+        self.nothing = self.nothing.of_looks(self.forms.used)
 
     def _computed_views(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that are used and were computed."""
@@ -408,8 +407,8 @@ class Classifier:
         """Drop the copy that answered in the lesson, and looks that are not needed."""
         self._earlier_forms.forget()
         self._earlier_confidence = self.confidence
-        self.look_weights.settle()
-        self._keep_looks(self.look_weights.used)
+        self.forms.settle()
+        self.nothing = self.nothing.of_looks(self.forms.used)
 
     def predict_before_learning(
         self, features: Tensor, number: int
@@ -686,8 +685,7 @@ class Classifier:
             BudgetError: the classes of both do not fit into the budget.
         """
         # Of other looks, one side did not see its images.
-        used = [look for look in self.forms.used if look in other.forms.used]
-        self._keep_looks(used)
+        self._keep_looks(other.forms.used)
         mine_of_theirs: dict[int, int] = {}  # numbers of classes here and there
         notes = []  # in words what is given up for each class, empty if nothing
         for theirs in other.taught:
@@ -704,7 +702,7 @@ class Classifier:
             # What was recorded holds for as many features as it was recorded with.
             self.confidence.merge(other.confidence, mine_of_theirs)
             self.look_weights.merge(other.look_weights)
-        self._keep_looks(self.forms.used)
+        self.nothing = self.nothing.of_looks(self.forms.used)
         self._earlier_forms.forget()  # its copy lacks what was merged
         return [note for note in notes if note]
 
@@ -753,11 +751,9 @@ class Classifier:
                 f"{self.head_length}; give one of the same features"
             )
         self.names = list(state["names"])
-        self.look_weights.load_state_dict(state["look_weights"])
-        self.forms = self.forms.of_states(state["statistics"], self.look_weights.used)
+        self.forms = self.forms.of_states(state["statistics"], state["look_weights"])
         self.confidence.load_state_dict(state["confidence"])
         self.images = list(state["images"])
         self.clips = list(state["clips"])
-        used = self.look_weights.used
-        self.nothing = NothingFeatures.of_state(state["nothing"], used)
+        self.nothing = NothingFeatures.of_state(state["nothing"], self.forms.used)
         self._earlier_forms.forget()

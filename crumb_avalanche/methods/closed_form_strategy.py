@@ -52,7 +52,8 @@ class ClosedFormStrategy(StreamStrategy):
         stream_arguments: see ``StreamStrategy``.
 
     Attributes:
-        forms: the statistics, a closed form for each look that is used.
+        forms: the statistics, a closed form for each look that is used, and how much
+            the scores of each view count.
     """
 
     def __init__(
@@ -66,7 +67,6 @@ class ClosedFormStrategy(StreamStrategy):
         super().__init__(**stream_arguments)
         self.features = ViewFeatures() if features is None else features
         self.forms = LookForms(self.features.looks, statistics)
-        self.look_weights = LookWeights(self.features.looks)
         self.budget = budget
         self._earlier_forms = EarlierForms()
         self._clips: _Clips | None = None  # of the experience, once they are needed
@@ -75,6 +75,11 @@ class ClosedFormStrategy(StreamStrategy):
     def statistics(self) -> ClosedForm:
         """The closed form of the first look that is used."""
         return self.forms.first
+
+    @property
+    def look_weights(self) -> LookWeights:
+        """How much the scores of each view count, and which looks are used."""
+        return self.forms.weights
 
     @property
     def statistics_bytes(self) -> int:
@@ -158,10 +163,6 @@ class ClosedFormStrategy(StreamStrategy):
             self.forms.grow(classes)
             if self.budget is not None:
                 head_length = self.features.of_head().length(self.model)
-                self.forms.spare_looks(
-                    classes, self.budget, head_length, self.look_weights.best
-                )
-                self.look_weights.used = self.forms.used
                 self.forms.fit_into(classes, self.budget, head_length)
 
     def _learn(self, features: Tensor, labels: Tensor) -> None:
@@ -246,8 +247,7 @@ class ClosedFormStrategy(StreamStrategy):
         """Give up the looks that the experience showed to be needless."""
         super()._after_training_exp(**kwargs)
         self._earlier_forms.forget()
-        self.look_weights.settle()
-        self.forms.keep_looks(self.look_weights.used)
+        self.forms.settle()
 
     def _logits(self, features: Tensor) -> Tensor:
         """Compute logits ``(B, n_classes)``: scores minus that of the best class.
@@ -296,7 +296,7 @@ class ClosedFormStrategy(StreamStrategy):
         """Load what ``state_dict`` returned."""
         forms = self._forms_of_state(state)
         super().load_state_dict(state, strict)
-        self._load_learned(forms, state)
+        self._load_learned(forms)
         self._earlier_forms.load_state_dict(state["earlier"], forms)
 
     def answer_state(self):
@@ -307,7 +307,7 @@ class ClosedFormStrategy(StreamStrategy):
         """Load what ``answer_state`` returned."""
         forms = self._forms_of_state(state)
         super().load_answer_state(state)
-        self._load_learned(forms, state)
+        self._load_learned(forms)
 
     def _learned_state(self) -> dict[str, Any]:
         """Return the statistics of each used look, and the weights of views."""
@@ -316,10 +316,9 @@ class ClosedFormStrategy(StreamStrategy):
             "looks": self.look_weights.state_dict(),
         }
 
-    def _load_learned(self, forms: LookForms, state: dict[str, Any]) -> None:
-        """Take statistics, and the weights of views of a state."""
+    def _load_learned(self, forms: LookForms) -> None:
+        """Take statistics, with the weights of views."""
         self.forms = forms
-        self.look_weights.load_state_dict(state["looks"])
         self._earlier_forms.forget()
 
     def _forms_of_state(self, state: dict[str, Any]) -> LookForms:
@@ -341,7 +340,7 @@ class ClosedFormStrategy(StreamStrategy):
                 f"the state has {length} features, but this strategy {full_length}; "
                 "build it with the settings that the state was made with"
             )
-        return self.forms.loaded(states, state["looks"]["used"])
+        return self.forms.loaded(states, state["looks"])
 
 
 def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:

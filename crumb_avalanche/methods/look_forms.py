@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from crumb_avalanche.methods.budgeted_statistics import BudgetError
 from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.look_weights import LookWeights
 from crumb_avalanche.methods.looks import Looks
 
 # The copy that is asked before a clip is learned is brought up to date when so many
@@ -20,7 +20,8 @@ class LookForms:
     """A closed form for each look that is used, of the views of this look alone.
 
     So a look that is not needed costs the others nothing: where it is given up, what is
-    left equals what one look alone would have learned.
+    left equals what one look alone would have learned. ``weights`` say how much the
+    views of each look count.
 
     Args:
         looks: the parts of an image that are looked at.
@@ -28,16 +29,18 @@ class LookForms:
 
     Attributes:
         by_look: the forms that are used, by number of the look, in increasing order.
+        weights: of the scores of the views; its used looks have a form.
     """
 
     def __init__(self, looks: Looks, form: ClosedForm):
         self.looks = looks
         self.by_look = {number: copy.deepcopy(form) for number in looks.all}
+        self.weights = LookWeights(looks)
 
     @property
     def used(self) -> tuple[int, ...]:
-        """Numbers of the looks that have a form."""
-        return tuple(self.by_look)
+        """Numbers of the looks that are used, which have a form."""
+        return self.weights.used
 
     @property
     def first(self) -> ClosedForm:
@@ -102,9 +105,20 @@ class LookForms:
         for form in self.by_look.values():
             form.forget(label)
 
-    def keep_looks(self, used: Collection[int]) -> None:
-        """Drop the forms of other looks than these."""
-        for look in self.used:
+    def keep_looks(self, looks: Collection[int]) -> None:
+        """Give up the used looks that are not among these, and drop their forms."""
+        kept_looks = tuple(look for look in self.used if look in looks)
+        self._drop_others(kept_looks)
+
+    def settle(self) -> None:
+        """Give up looks that are not needed; see ``LookWeights.settle``."""
+        self.weights.settle()
+        self._drop_others(self.weights.used)
+
+    def _drop_others(self, used: tuple[int, ...]) -> None:
+        """Use some of the looks alone from now on."""
+        self.weights.used = used
+        for look in list(self.by_look):
             if look not in used:
                 del self.by_look[look]
 
@@ -117,6 +131,7 @@ class LookForms:
         """Add what another instance learned by the looks that both use.
 
         The forms of other looks are dropped, as they would lack the images of one side.
+        ``weights`` stay as they are.
 
         Args:
             other: of the same looks; it is not changed.
@@ -142,20 +157,19 @@ class LookForms:
         """Return a copy that has other forms, by number of the look."""
         copied = copy.copy(self)
         copied.by_look = by_look
+        copied.weights = copy.copy(self.weights)
         return copied
 
     # Budgets, of which each look has the same part
 
-    def spare_looks(
-        self, classes: int, budget: int, head_length: int, best: int
-    ) -> str:
+    def _spare_looks(self, classes: int, budget: int, head_length: int) -> str:
         """Give up all looks but one where a budget is too small for all of them.
 
-        It is too small where features of a look would have to be given up.
+        It is too small where features of a look would have to be given up. The look
+        that counts most stays.
 
         Args:
             classes, budget, head_length: see ``make_room``.
-            best: number of the look that stays.
 
         Returns:
             What is given up, in words; empty for nothing.
@@ -166,6 +180,7 @@ class LookForms:
         ]
         if len(self.by_look) == 1 or all(are_held):
             return ""
+        best = self.weights.best
         others = [self.looks.shares[look] for look in self.used if look != best]
         self.keep_looks([best])
         names = ", ".join(f"{share:g}" for share in others)
@@ -174,24 +189,19 @@ class LookForms:
     def make_room(self, classes: int, budget: int, head_length: int) -> str:
         """Fit so many classes into a budget; see ``BudgetedStatistics.make_room``.
 
+        Where features do not fit for all looks, the one that counts most stays alone.
+
         Returns:
             What is given up for it, in words; empty for nothing.
 
         Raises:
             BudgetError: even the least does not fit.
         """
+        looks_given_up = self._spare_looks(classes, budget, head_length)
         notes = {}  # what each look gives up, in words
         for look, form in self.by_look.items():
-            try:
-                notes[look] = form.make_room(classes, self._part(budget), head_length)
-            except BudgetError as error:
-                if len(self.by_look) == 1:
-                    raise
-                raise BudgetError(
-                    f"each of {len(self.by_look)} looks has its part of the budget of "
-                    f"{budget:,} bytes: {error}"
-                ) from error
-        return self._given_up(notes)
+            notes[look] = form.make_room(classes, self._part(budget), head_length)
+        return "; ".join(filter(None, [looks_given_up, self._given_up(notes)]))
 
     def _given_up(self, notes: Mapping[int, str]) -> str:
         """Return in words what looks give up: once, or for each look apart.
@@ -211,12 +221,15 @@ class LookForms:
     def fit_into(self, classes: int, budget: int, head_length: int) -> None:
         """Give up what does not fit into a budget in bytes, with so many classes.
 
+        Looks are given up first, as by ``make_room``.
+
         Args:
             classes: number of classes that are to fit.
             budget: in bytes.
             head_length: number of the last features, those of the head's input, which
                 stay.
         """
+        self._spare_looks(classes, budget, head_length)
         part = self._part(budget)
         for form in self.by_look.values():
             # Some of these are in reserve, which takes bytes, too.
@@ -254,33 +267,37 @@ class LookForms:
         return [form.state_dict() for form in self.by_look.values()]
 
     def loaded(
-        self, states: Sequence[dict[str, Any]], used: Sequence[int]
+        self, states: Sequence[dict[str, Any]], weights: dict[str, Any]
     ) -> "LookForms":
         """Return an instance of the same settings with what ``state_dict`` returned.
 
         Args:
             states: of the form of each used look.
-            used: numbers of the looks, in increasing order.
+            weights: what ``LookWeights.state_dict`` returned.
 
         Raises:
             StateError: the settings differ, or a tensor is missing or damaged.
             ValueError: there are more or fewer states than looks.
         """
         by_look = {}
-        for look, state in zip(used, states, strict=True):
+        for look, state in zip(weights["used"], states, strict=True):
             by_look[look] = self.first.like(state)
             by_look[look].load_state_dict(state)
-        return self._with(by_look)
+        loaded = self._with(by_look)
+        loaded.weights.load_state_dict(weights)
+        return loaded
 
     def of_states(
-        self, states: Sequence[dict[str, Any]], used: Sequence[int]
+        self, states: Sequence[dict[str, Any]], weights: dict[str, Any]
     ) -> "LookForms":
         """Return an instance with the settings of states, too; see ``loaded``."""
         form = type(self.first)
         by_look = {}
-        for look, state in zip(used, states, strict=True):
+        for look, state in zip(weights["used"], states, strict=True):
             by_look[look] = form.from_state(state)
-        return self._with(by_look)
+        loaded = self._with(by_look)
+        loaded.weights.load_state_dict(weights)
+        return loaded
 
 
 class EarlierForms:
@@ -342,4 +359,4 @@ class EarlierForms:
         self._forms = None
         self._images = state["images"]
         if state["forms"] is not None:
-            self._forms = forms.loaded(state["forms"], forms.used)
+            self._forms = forms.loaded(state["forms"], forms.weights.state_dict())

@@ -208,21 +208,11 @@ class LookWeights:
     def merge(self, other: "LookWeights") -> None:
         """Add the losses of another instance with the same looks.
 
-        The looks that both use are used.
-
-        Raises:
-            ValueError: there is none.
+        The used looks stay as they are.
         """
-        used = tuple(sorted({*self.used} & {*other.used}))
-        if not used:
-            raise ValueError(
-                f"one uses look {self.used[0]} of {self.looks} alone, the other look "
-                f"{other.used[0]}; teach the images of one of them to the other"
-            )
         self.losses = self.losses + other.losses
         self.squares = self.squares + other.squares
         self.clips += other.clips
-        self.used = used
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was observed, and the looks that are used."""

@@ -104,14 +104,14 @@ def test_classes_get_other_numbers(forms):
 @pytest.mark.parametrize("load", [LookForms.loaded, LookForms.of_states])
 def test_states_are_loaded(forms, load):
     forms.keep_looks([1])
-    loaded = load(empty_forms(), forms.state_dict(), forms.used)
+    loaded = load(empty_forms(), forms.state_dict(), forms.weights.state_dict())
     assert loaded.used == (1,)
     assert_equal(loaded.first, forms.first)
 
 
 def test_a_state_for_each_look(forms):
     with pytest.raises(ValueError, match="zip"):
-        empty_forms().loaded(forms.state_dict(), [0])
+        empty_forms().loaded(forms.state_dict()[:1], forms.weights.state_dict())
 
 
 # Budgets
@@ -148,26 +148,24 @@ def test_what_all_looks_give_up_is_said_once():
     assert forms.make_room(CLASSES, budget=1000, head_length=LENGTH) == "all features"
 
 
+LEAST_BYTES = 176  # of a discriminant of one class more
+
+
 @pytest.mark.parametrize(
-    ("budget", "used"), [(2 * 176, (0, 1)), (2 * 176 - 1, (1,))], ids=["all", "one"]
+    ("budget", "used", "note"),
+    [
+        (2 * LEAST_BYTES, (0, 1), ""),
+        (2 * LEAST_BYTES - 1, (1,), "look 1 is given up, as 0.5 counts most"),
+    ],
+    ids=["room for all", "room for one"],
 )
-def test_a_look_is_spared_where_not_all_fit(budget, used):
-    forms = discriminants()
-    note = forms.spare_looks(CLASSES + 1, budget, head_length=LENGTH, best=1)
+def test_the_look_that_counts_most_stays(budget, used, note):
+    forms = discriminants()  # before any clip the middle counts most
+    assert forms.make_room(CLASSES + 1, budget, LENGTH) == note
     assert forms.used == used
-    assert note == ("" if len(used) == 2 else "look 1 is given up, as 0.5 counts most")
 
 
-def test_one_look_alone_stays():
-    forms = discriminants(Looks())
-    assert forms.spare_looks(CLASSES, budget=1, head_length=LENGTH, best=0) == ""
-    assert forms.used == (0,)
-
-
-@pytest.mark.parametrize(
-    ("looks", "words"),
-    [(LOOKS, "each of 2 looks has its part"), (Looks(), "bytes are")],
-)
-def test_a_class_too_many(looks, words):
-    with pytest.raises(BudgetError, match=words):
+@pytest.mark.parametrize("looks", [LOOKS, Looks()], ids=str)
+def test_a_class_too_many(looks):
+    with pytest.raises(BudgetError, match="bytes are needed for 4 classes"):
         discriminants(looks).make_room(CLASSES + 1, budget=60, head_length=LENGTH)

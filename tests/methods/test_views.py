@@ -261,23 +261,6 @@ def test_nothing_is_learned_of_one_look_alone(look_weights):
     assert weights.clips == 5
 
 
-def test_looks_that_both_learners_use_are_used(look_weights):
-    weights = look_weights(FIRST_RIGHT)
-    settled_weights = look_weights(FIRST_RIGHT)
-    settled_weights.settle()
-    weights.merge(settled_weights)
-    assert weights.used == (0,)
-
-
-def test_weights_of_other_looks_are_not_merged(look_weights):
-    weights = look_weights(FIRST_RIGHT)
-    weights.settle()
-    of_other_look = look_weights(SECOND_RIGHT)
-    of_other_look.settle()
-    with pytest.raises(ValueError, match=r"one uses look 0 of 0\.9,0\.8 alone"):
-        weights.merge(of_other_look)
-
-
 def test_views_that_were_not_computed_do_not_answer(look_weights):
     features = torch.ones(3, 2, 4)
     features[1, 1] = 0
