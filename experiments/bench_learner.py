@@ -116,7 +116,7 @@ def taught_learner(
 def settled_learner(learner: Learner) -> Learner:
     """A copy of a learner for which its first look is enough."""
     classifier = copy.deepcopy(learner._classifier)
-    classifier.forms.keep_looks([0])
+    classifier.keep_looks([0])
     copied = copy.deepcopy(learner)
     copied._state = replace(learner._state, classifier=classifier)
     return copied

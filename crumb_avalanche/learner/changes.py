@@ -114,7 +114,8 @@ class ChangeableLearner(Predictor):
     def undo(self, lesson: int | None = None) -> Lesson:
         """Take a lesson back and return it.
 
-        From then on the learner answers as one that never had it.
+        From then on the learner answers as one that never had it, but for looks that
+        were given up before later lessons: these have no features of them.
 
         The features of the last lessons are kept for this: of at most 200, as many as
         fit into four times ``budget_bytes``, at most 16 MB; and what was learned before

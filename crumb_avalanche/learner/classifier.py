@@ -233,10 +233,11 @@ class Classifier:
 
     def _make_room(self, classes: int) -> str:
         """Fit so many classes into the budget; return what is given up for it."""
-        before = self.length
+        length_before = self.length
+        used_before = self.forms.used
         note = self.forms.make_room(classes, self.budget_bytes, self.head_length)
-        self.nothing = self.nothing.of_looks(self.forms.used)
-        if self.length < before:
+        self._drop_unused_looks(used_before)
+        if self.length < length_before:
             self._start_confidence()
         return note
 
@@ -263,8 +264,7 @@ class Classifier:
         """How often it errs about what it knows; ``None`` without a class."""
         if not self.taught:
             return None
-        counts = self.forms.image_counts.tolist()
-        images = {number: int(counts[number]) for number in self.taught}
+        images = {number: self.images[number] for number in self.taught}
         clips = [self.clips[number] for number in self.taught]
         return self.confidence.rates(self.strict, images, mean_log(clips))
 
@@ -337,32 +337,47 @@ class Classifier:
             number: of the class.
             is_new_clip: whether they are the first ones of their clip.
         """
-        self._give_up_looks_without(features)
+        self.give_up_looks_without(features)
         labels = torch.full((len(features),), number)
         self.forms.update(self._by_view(features), labels)
         self.images[number] += len(features)
         self.clips[number] += is_new_clip
 
-    def _give_up_looks_without(self, features: Tensor) -> None:
+    def give_up_looks_without(self, features: Tensor) -> None:
         """Give up the used looks that features lack.
 
-        A lesson lacks a look that was given up before it, and may be learned again
-        without the lesson that led there.
+        Features of a lesson lack the looks that were given up before it. Where it is
+        learned again without the lesson that gave them up, they are given up here.
 
         Args:
             features: ``(n, V * D')`` of ``n`` images, as ``compute`` returns them.
+
+        Raises:
+            ValueError: they lack all used looks.
         """
         look_of_views = self.looks.look_of_views
         computed_looks = {
             look_of_views[view] for view in self._computed_views(features)
         }
-        if len(computed_looks) < len(self.forms.used):
-            self._keep_looks(computed_looks)
+        self.keep_looks(computed_looks)
 
-    def _keep_looks(self, looks: Collection[int]) -> None:
+    def keep_looks(self, looks: Collection[int]) -> None:
         """Give up other looks than these, and drop what was learned by them."""
+        used_before = self.forms.used
         self.forms.keep_looks(looks)
+        self._drop_unused_looks(used_before)
+
+    def _drop_unused_looks(self, used_before: tuple[int, ...]) -> None:
+        """Drop what is left of looks that were given up; the others get their bytes.
+
+        Args:
+            used_before: numbers of the looks that were used before.
+        """
+        if self.forms.used == used_before:
+            return
         self.nothing = self.nothing.of_looks(self.forms.used)
+        self._earlier_forms.forget()
+        self.forms.make_room(len(self.taught), self.budget_bytes, self.head_length)
 
     def _computed_views(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that are used and were computed."""
@@ -395,7 +410,7 @@ class Classifier:
                 f"a learner of method {self.method} cannot be shown nothing; rda and "
                 "slda can"
             )
-        self._give_up_looks_without(features)
+        self.give_up_looks_without(features)
         self.nothing = self.nothing.with_shown(self._by_view(features), self.looks)
 
     def begin_lesson(self) -> None:
@@ -407,8 +422,9 @@ class Classifier:
         """Drop the copy that answered in the lesson, and looks that are not needed."""
         self._earlier_forms.forget()
         self._earlier_confidence = self.confidence
+        used_before = self.forms.used
         self.forms.settle()
-        self.nothing = self.nothing.of_looks(self.forms.used)
+        self._drop_unused_looks(used_before)
 
     def predict_before_learning(
         self, features: Tensor, number: int
@@ -432,7 +448,7 @@ class Classifier:
         if not self._judge(forms, number):
             return None
         views = self._computed_views(features)  # numbers of those that are used
-        # Scores of the classes, and how typical each view is of them.
+        # Scores of each view, and how typical it is of the classes.
         of_views = self._evidence_of_views(forms, features, views, left_out=number)
         losses = self._losses_of(of_views, views, number)
         self.look_weights.add_losses(losses)  # which the next line weights by
@@ -521,7 +537,9 @@ class Classifier:
         views_of_looks = []  # number of views of each look
         for look, form in forms.by_look.items():
             views_of_look = self.looks.views_of([look])
-            is_computed = views_of_look[0] in views  # as all views of the look, or none
+            is_computed = (
+                views_of_look[0] in views
+            )  # all views of the look are, or none
             if is_computed:
                 rows = self._rows_of(features, views_of_look)
                 nothing = self.nothing.of_look(look)
@@ -684,8 +702,10 @@ class Classifier:
         Raises:
             BudgetError: the classes of both do not fit into the budget.
         """
-        # Of other looks, one side did not see its images.
-        self._keep_looks(other.forms.used)
+        # A look that one side gave up lacks the images of that side.
+        self.keep_looks(other.forms.used)
+        if other.length == self.length:
+            self.look_weights.merge(other.look_weights)
         mine_of_theirs: dict[int, int] = {}  # numbers of classes here and there
         notes = []  # in words what is given up for each class, empty if nothing
         for theirs in other.taught:
@@ -701,7 +721,6 @@ class Classifier:
         if other.length == self.length:
             # What was recorded holds for as many features as it was recorded with.
             self.confidence.merge(other.confidence, mine_of_theirs)
-            self.look_weights.merge(other.look_weights)
         self.nothing = self.nothing.of_looks(self.forms.used)
         self._earlier_forms.forget()  # its copy lacks what was merged
         return [note for note in notes if note]

@@ -75,7 +75,7 @@ class Evidence(NamedTuple):
 
         Returns:
             A row for each view of each image: of the first image those of all looks in
-            order, then of the next one. ``image_counts`` are sums over the looks.
+            order, then of the next one.
         """
 
         def joined(name: str) -> Tensor:
@@ -87,9 +87,9 @@ class Evidence(NamedTuple):
 
         first = evidence_of_looks[0]
         names = [name for name in ROWS if getattr(first, name) is not None]
-        counts = torch.stack([of_look.image_counts for of_look in evidence_of_looks])
+        counts = first.image_counts // views_of_looks[0]  # images, not their views
         return first._replace(
-            image_counts=counts.sum(0), **{name: joined(name) for name in names}
+            image_counts=counts, **{name: joined(name) for name in names}
         )
 
 

@@ -284,6 +284,7 @@ class Graph(nn.Module):
             Resize(network.image_size, network.interpolation, share)
             for share in self.classifier.shares
         )
+        self.classifier.draw_nothing(self.model)
         # What follows from the classes alone is computed and cached by a first image,
         # so that it is a constant of the graph.
         length = self.classifier.looks.views * self.classifier.length

@@ -37,7 +37,8 @@ class History:
     """The lessons of a learner, and what takes the last ones back.
 
     A lesson is taken back by learning the later ones again after what was learned
-    before: the result equals a learner that never had it, to the bit. Lessons before
+    before: the result equals a learner that never had it, to the bit, but for looks
+    that features of later lessons lack. Lessons before
     the one taken back are repeated with what was observed of them, without predicting
     their clips anew, which takes most of the time. Features of at most 200 lessons are
     kept, and at most ``room`` bytes; the oldest lessons can no longer be taken back.
@@ -110,6 +111,8 @@ class History:
             # Lessons that can no longer be taken back move into the classifier.
             before_recent = copy.deepcopy(self.classifier_before)
             assert before_recent is not None
+            if not all(lesson_features.observed for lesson_features in recent):
+                keep_looks_of(before_recent, recent)
             for lesson_features in recent[:n_dropped]:
                 lesson_features.repeat(before_recent)  # learns them again, in place
         return History(self.room, lessons, before_recent, tuple(recent[n_dropped:]))
@@ -188,6 +191,7 @@ class History:
             if lesson is changed:
                 is_before_change = False
                 lesson_features = features
+                keep_looks_of(classifier, self.features)
             if lesson_features is None:
                 continue
             if is_before_change:
@@ -327,6 +331,25 @@ class History:
                 lesson_features = LessonFeatures.of_state(features_state, observations)
             features.append(lesson_features)
         return cls(room, tuple(lessons), empty, tuple(features))
+
+
+def keep_looks_of(
+    classifier: Classifier, lessons: Iterable[LessonFeatures | None]
+) -> None:
+    """Give up the looks that features of some lessons lack, before they are learned.
+
+    Learned again, lessons may find another look to be enough than at first, of which
+    later ones have no features.
+
+    Args:
+        classifier: that learns the lessons next; it is changed.
+        lessons: those that it learns, maybe among others; ``None`` for one that it does
+            not.
+    """
+    for lesson in lessons:
+        if lesson is not None:
+            for piece in lesson.pieces():
+                classifier.give_up_looks_without(piece)
 
 
 def _count_dropped(features: Sequence[LessonFeatures], room: int) -> int:

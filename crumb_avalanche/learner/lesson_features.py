@@ -68,9 +68,9 @@ class LessonFeatures:
     @cached_property
     def bytes(self) -> int:
         """Bytes of all features."""
-        return tensor_bytes(self._pieces())
+        return tensor_bytes(self.pieces())
 
-    def _pieces(self) -> list[Tensor]:
+    def pieces(self) -> list[Tensor]:
         """Return the features of all pieces of all clips, in order."""
         return [piece for clip in self.clips for piece in clip.pieces]
 
@@ -159,7 +159,7 @@ class LessonFeatures:
         not predicted; what was recorded is in ``observations``. ``observed`` says
         whether what was predicted of the clips still holds.
         """
-        pieces = self._pieces()
+        pieces = self.pieces()
         if pieces:
             features = torch.cat(pieces)
         else:

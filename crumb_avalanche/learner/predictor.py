@@ -159,7 +159,10 @@ class Predictor:
 
     @property
     def looks_used(self) -> tuple[float, ...]:
-        """Those of ``looks`` that are needed: one alone once it is enough."""
+        """Those of ``looks`` that are used.
+
+        One alone is once it is enough, or once the budget has room for one alone.
+        """
         return self._classifier.shares
 
     @property

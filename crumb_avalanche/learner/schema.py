@@ -316,7 +316,10 @@ def _check_learned(
     is_right = len(statistics_of_looks) == len(used)
     require(is_right, f"{path}statistics", "one for each look that is used")
     for index, statistics in enumerate(statistics_of_looks):
-        _check_settings(statistics, len(names), f"{path}statistics[{index}]")
+        statistics_path = f"{path}statistics[{index}]"
+        _check_settings(statistics, len(names), statistics_path)
+        is_right = _same_settings(statistics, statistics_of_looks[0])
+        require(is_right, f"{statistics_path}.settings", "those of the first look")
     counts = [images[name] for name in names]
     is_right = learned["images"] == counts
     require(is_right, f"{path}images", "what the lessons add up to")
@@ -335,6 +338,8 @@ def _check_learned(
     nothing_of_looks = learned["nothing"]
     is_right = len(nothing_of_looks) in (0, len(used))
     require(is_right, f"{path}nothing", "of each look that is used, or of none")
+    are_shown = {len(nothing) > DRAWN for nothing in nothing_of_looks}
+    require(len(are_shown) <= 1, f"{path}nothing", "shown in all looks, or in none")
     for index, nothing in enumerate(nothing_of_looks):
         _check_nothing(nothing, length, f"{path}nothing[{index}]")
 
@@ -357,6 +362,15 @@ def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None
     check(record(**types), statistics, path)
     is_right = settings["n_classes"] == classes
     require(is_right, f"{path}.settings.n_classes", "the number of names")
+
+
+def _same_settings(statistics: dict[str, Any], others: dict[str, Any]) -> bool:
+    """Whether statistics of two looks have the same settings.
+
+    How many directions a budget left to each may differ.
+    """
+    settings = {**statistics["settings"], "total_directions": None}
+    return settings == {**others["settings"], "total_directions": None}
 
 
 def _check_look_weights(look_weights: dict[str, Any], looks: Looks, path: str) -> None:

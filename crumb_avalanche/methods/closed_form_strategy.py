@@ -88,7 +88,7 @@ class ClosedFormStrategy(StreamStrategy):
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the solution that answers are computed from.
+        """Bytes of the solutions of all looks, which answers are computed from.
 
         The statistics give it again.
         """
@@ -160,10 +160,15 @@ class ClosedFormStrategy(StreamStrategy):
     def _make_room(self, classes: int) -> None:
         """Let the statistics have so many classes or more."""
         if classes > self.forms.n_classes:
+            used_before = self.forms.used
+            length_before = self.forms.length
             self.forms.grow(classes)
             if self.budget is not None:
                 head_length = self.features.of_head().length(self.model)
                 self.forms.fit_into(classes, self.budget, head_length)
+            is_smaller = self.forms.length < length_before
+            if is_smaller or self.forms.used != used_before:
+                self._earlier_forms.forget()
 
     def _learn(self, features: Tensor, labels: Tensor) -> None:
         """Predict the clips that begin in a batch, then add it to the statistics.

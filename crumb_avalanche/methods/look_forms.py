@@ -1,4 +1,4 @@
-"""What a stream taught each look: a closed form for each part of an image."""
+"""Statistics of each look: a closed form of the views of each part of an image."""
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
@@ -11,8 +11,8 @@ from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.look_weights import LookWeights
 from crumb_avalanche.methods.looks import Looks
 
-# The copy that is asked before a clip is learned is brought up to date when so many
-# times more images were learned.
+# The copy that is asked before a clip is learned is made anew once there are so many
+# times the images that the last one learned.
 GROWTH = 1.5
 
 
@@ -20,8 +20,8 @@ class LookForms:
     """A closed form for each look that is used, of the views of this look alone.
 
     So a look that is not needed costs the others nothing: where it is given up, what is
-    left equals what one look alone would have learned. ``weights`` say how much the
-    views of each look count.
+    left equals what one look alone would have learned, but for what a budget took.
+    ``weights`` say how much the views of each look count.
 
     Args:
         looks: the parts of an image that are looked at.
@@ -59,9 +59,9 @@ class LookForms:
 
     @property
     def image_counts(self) -> Tensor:
-        """Views of images of each class that all forms learned: ``(n_classes,)``."""
-        counts = [form.image_counts for form in self.by_look.values()]
-        return torch.stack(counts).sum(0)
+        """Images of each class that were learned, ``(n_classes,)`` int32."""
+        views_of_first = self.looks.views_of(self.used[:1])
+        return self.first.image_counts // len(views_of_first)
 
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the statistics of all looks."""
@@ -162,7 +162,7 @@ class LookForms:
 
     # Budgets, of which each look has the same part
 
-    def _spare_looks(self, classes: int, budget: int, head_length: int) -> str:
+    def _give_up_looks(self, classes: int, budget: int, head_length: int) -> str:
         """Give up all looks but one where a budget is too small for all of them.
 
         It is too small where features of a look would have to be given up. The look
@@ -174,7 +174,7 @@ class LookForms:
         Returns:
             What is given up, in words; empty for nothing.
         """
-        part = self._part(budget)
+        part = self._budget_of_look(budget)
         are_held = [
             form.holds(classes, part, head_length) for form in self.by_look.values()
         ]
@@ -184,7 +184,9 @@ class LookForms:
         others = [self.looks.shares[look] for look in self.used if look != best]
         self.keep_looks([best])
         names = ", ".join(f"{share:g}" for share in others)
-        return f"look {names} is given up, as {self.looks.shares[best]:g} counts most"
+        return (
+            f"look {names} is given up, as look {self.looks.shares[best]:g} counts more"
+        )
 
     def make_room(self, classes: int, budget: int, head_length: int) -> str:
         """Fit so many classes into a budget; see ``BudgetedStatistics.make_room``.
@@ -197,10 +199,12 @@ class LookForms:
         Raises:
             BudgetError: even the least does not fit.
         """
-        looks_given_up = self._spare_looks(classes, budget, head_length)
+        looks_given_up = self._give_up_looks(classes, budget, head_length)
         notes = {}  # what each look gives up, in words
         for look, form in self.by_look.items():
-            notes[look] = form.make_room(classes, self._part(budget), head_length)
+            notes[look] = form.make_room(
+                classes, self._budget_of_look(budget), head_length
+            )
         return "; ".join(filter(None, [looks_given_up, self._given_up(notes)]))
 
     def _given_up(self, notes: Mapping[int, str]) -> str:
@@ -229,8 +233,9 @@ class LookForms:
             head_length: number of the last features, those of the head's input, which
                 stay.
         """
-        self._spare_looks(classes, budget, head_length)
-        part = self._part(budget)
+        n_with_reserve = max(form.allocated_classes for form in self.by_look.values())
+        self._give_up_looks(n_with_reserve, budget, head_length)
+        part = self._budget_of_look(budget)
         for form in self.by_look.values():
             # Some of these are in reserve, which takes bytes, too.
             n_allocated = form.allocated_classes
@@ -239,7 +244,7 @@ class LookForms:
                 n_allocated = classes
             form.fit_statistics(n_allocated, part)
 
-    def _part(self, budget: int) -> int:
+    def _budget_of_look(self, budget: int) -> int:
         """Return the part of a budget that a look has."""
         return budget // len(self.by_look)
 
@@ -301,11 +306,11 @@ class LookForms:
 
 
 class EarlierForms:
-    """An earlier copy of the forms, which answers for clips that are not learned.
+    """An earlier copy of the forms, which answers for clips before they are learned.
 
-    It is made anew in each lesson, and within one whenever there are half as many
-    images again: each change of the statistics needs a new solution, which takes longer
-    than an answer.
+    It is made anew in each lesson, or experience of a run, and within one whenever
+    there are half as many images again: each change of the statistics needs a new
+    solution, which takes longer than an answer.
     """
 
     def __init__(self) -> None:

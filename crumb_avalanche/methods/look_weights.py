@@ -1,4 +1,4 @@
-"""How much each look counts, learned from clips that are predicted before learned."""
+"""How much each look counts: learned from clips, before these are learned."""
 
 import copy
 import itertools
@@ -58,8 +58,8 @@ class LookWeights:
         self.looks = looks
         n_views = looks.views
         steps = STEPS[n_views]
-        # All weightings in steps; before them the usual weights of all views, those of
-        # when a look may first be given up, and of the views of each look alone.
+        # All weightings in steps; before them the usual weights of all views after
+        # LEAST_CLIPS clips, and equal weights of the views of each look alone.
         steps_of_views = itertools.product(range(steps + 1), repeat=n_views)
         weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
         weights_in_steps = torch.tensor(weightings, dtype=torch.float64) / steps
@@ -85,21 +85,24 @@ class LookWeights:
     def views_in(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that answer for images.
 
-        These are the used ones. Features of before a look was given up, or taken again,
-        may lack some.
+        These are those of the used looks. Features that were computed while other looks
+        were used may lack some of them.
 
         Args:
-            features: ``(n, V, D)``, 0 where a view was not computed.
+            features: ``(n, V, D)``, 0 where a look was not computed.
 
         Raises:
-            ValueError: they lack all used views, but have others.
+            ValueError: they lack all used looks, but have others.
         """
         used = self.used_views
         if torch.jit.is_tracing() or not len(features):
             return used
-        is_computed = features.any(2).all(0).tolist()  # of each view, for all images
-        computed = [view for view in used if is_computed[view]]
-        if any(is_computed) and not computed:
+        computed: list[int] = []
+        for look in self.used:
+            views = self.looks.views_of([look])
+            if features[:, views].any():
+                computed += views
+        if features.any() and not computed:
             raise ValueError(
                 "the features are of other looks than those that are used by now: "
                 "compute them anew from the images"
@@ -196,7 +199,8 @@ class LookWeights:
         """Give up the other looks where the views of one are enough; see the class."""
         losses_alone = self.losses[1 : 1 + len(self.looks)]
         is_evident = float(losses_alone.max()) >= LEAST_EVIDENCE
-        if len(self.used) == 1 or self.clips < LEAST_CLIPS or not is_evident:
+        has_all_looks = self.used == self.looks.all and len(self.looks) > 1
+        if not has_all_looks or self.clips < LEAST_CLIPS or not is_evident:
             return
         means = self._excess_losses(self.losses) / self.clips
         variances = (self.squares / self.clips - means.square()).clamp_min(0)

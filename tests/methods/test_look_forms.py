@@ -1,4 +1,4 @@
-"""A closed form for each look: what one look learns is none of the others' business."""
+"""A closed form for each look: what one look learns does not change the others."""
 
 import copy
 
@@ -71,9 +71,14 @@ def test_what_stays_is_not_changed_by_a_look_that_goes(forms):
     assert forms.scores(views).shape == (IMAGES, 2, CLASSES)
 
 
-def test_counts_and_bytes_are_sums_over_looks(forms):
+def test_images_are_counted_once(forms):
     _, labels = views_and_labels()
-    assert torch.equal(forms.image_counts, 3 * labels.bincount())
+    assert torch.equal(forms.image_counts, labels.bincount().int())
+    forms.keep_looks([1])  # of two views
+    assert torch.equal(forms.image_counts, labels.bincount().int())
+
+
+def test_bytes_are_sums_over_looks(forms):
     assert forms.held_bytes == sum(form.held_bytes for form in forms.by_look.values())
     assert len(forms.tensors()) == 2 * len(forms.first.tensors())
 
@@ -155,7 +160,7 @@ LEAST_BYTES = 176  # of a discriminant of one class more
     ("budget", "used", "note"),
     [
         (2 * LEAST_BYTES, (0, 1), ""),
-        (2 * LEAST_BYTES - 1, (1,), "look 1 is given up, as 0.5 counts most"),
+        (2 * LEAST_BYTES - 1, (1,), "look 1 is given up, as look 0.5 counts more"),
     ],
     ids=["room for all", "room for one"],
 )

@@ -6,6 +6,7 @@ import torch
 from PIL import Image
 
 from crumb_avalanche.images.looks import LookTransform
+from crumb_avalanche.learner import history
 from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods import look_weights as weights_module
@@ -263,8 +264,14 @@ def test_nothing_is_learned_of_one_look_alone(look_weights):
 
 def test_views_that_were_not_computed_do_not_answer(look_weights):
     features = torch.ones(3, 2, 4)
-    features[1, 1] = 0
+    features[:, 1] = 0
     assert look_weights().views_in(features) == [0]
+
+
+def test_a_view_of_one_image_may_be_0(look_weights):
+    features = torch.ones(3, 2, 4)
+    features[1, 1] = 0
+    assert look_weights().views_in(features) == [0, 1]
 
 
 def test_features_without_a_used_view_are_refused(look_weights):
@@ -491,7 +498,7 @@ def test_learners_of_looks_apart_are_not_merged(settled, weights_file):
     second = learner_of(weights_file, (1.0, 0.5))
     second.teach(pictures(BLUE, GREY, seed=4), "blue")
     (used,) = settled._classifier.forms.used
-    second._classifier._keep_looks([1 - used])
+    second._classifier.keep_looks([1 - used])
     with pytest.raises(ValueError, match="teach the images of one to the other"):
         second.merge(settled)
 
@@ -508,3 +515,49 @@ def test_a_look_is_given_up_before_features(weights_file):
         alone.teach(pictures(colour, RED), f"class{number}")
     assert len(both.looks_used) == 1
     assert both._classifier.length == alone._classifier.length
+
+
+@pytest.fixture
+def settling_otherwise(settled, monkeypatch):
+    """The learner, of which lessons that are learned again settle on the other look."""
+    (used,) = settled._classifier.forms.used
+
+    def settle_on_the_other_look(weights):
+        if weights.clips and len(weights.used) > 1:
+            weights.used = (1 - used,)
+
+    monkeypatch.setattr(LookWeights, "settle", settle_on_the_other_look)
+    return settled
+
+
+def test_lessons_learned_again_keep_the_looks_of_later_ones(settling_otherwise):
+    learner = settling_otherwise
+    used = learner.looks_used
+    learner.teach(pictures(GREEN, BLUE, seed=2), "green")
+    learner.remove_image(1, 0)
+    assert learner.looks_used == used
+    assert sum(info.images for info in learner.classes) == 23
+
+
+def test_lessons_that_drop_out_keep_the_looks_of_later_ones(
+    settling_otherwise, monkeypatch
+):
+    learner = settling_otherwise
+    used = learner.looks_used
+    learner.teach(pictures(BLUE, GREY, seed=4), "blue")
+    learner.forget("blue")  # lessons are no longer as they were observed
+    monkeypatch.setattr(history, "MOST_LESSONS", 4)
+    learner.teach(pictures(GREEN, BLUE, seed=2), "green")
+    learner.teach(pictures(GREEN, GREY, seed=3), "green")
+    assert len(learner.undoable) < 6
+    learner.undo()
+    assert learner.looks_used == used
+
+
+def test_the_look_that_stays_has_the_whole_budget(learner):
+    learner._classifier.budget_bytes = 40_000
+    learner.teach(pictures(RED, BLUE, 20), "red")
+    learner.teach(pictures(GREEN, GREY, 20), "green")
+    directions = learner._classifier.statistics.settings["total_directions"]
+    learner._classifier.keep_looks([0])
+    assert learner._classifier.statistics.settings["total_directions"] > directions

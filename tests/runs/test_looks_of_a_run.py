@@ -241,3 +241,28 @@ def test_a_rival_has_the_same_looks(ran, tmp_path):
 def test_other_texts_are_refused(refused, tiny):
     settings = [*tiny, "--strategy", "slda", "--method.looks", "wide"]
     refused("looks is 'wide'; give one to three shares", *settings)
+
+
+@pytest.fixture
+def short_of_bytes(table, weights_file):
+    """A strategy that gave a look up within an experience."""
+    taught = Taught(table, weights_file)
+    taught.strategy.budget = 20_000
+    (experience,) = taught.benchmark.train_stream
+    taught.strategy.train(experience)
+    return taught.strategy
+
+
+def test_a_look_is_given_up_where_a_budget_is_small(short_of_bytes):
+    assert len(short_of_bytes.forms.used) == 1
+    assert short_of_bytes.statistics_bytes <= short_of_bytes.budget
+
+
+def test_a_state_is_loaded_after_a_look_was_given_up(
+    short_of_bytes, table, weights_file
+):
+    strategy = Taught(table, weights_file).strategy
+    strategy.load_state_dict(short_of_bytes.state_dict())
+    assert strategy.forms.used == short_of_bytes.forms.used
+    means = short_of_bytes.statistics.named_tensors()["means"]
+    assert torch.equal(strategy.statistics.named_tensors()["means"], means)
