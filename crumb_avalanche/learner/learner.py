@@ -102,8 +102,9 @@ class Learner(ChangeableLearner):
         looks: middle parts of an image that are looked at, in units of its sides; see
             ``Looks``. An image takes as much time as there are looks. How much each
             counts is learned along the stream, and the others are given up once one is
-            enough, or the budget too small; see ``LookForms``. By default the whole image and its middle.
-            ``(0.6,)`` finds an object in the middle of a scene, also a small one.
+            enough, or the budget too small; see ``LookForms``. By default the whole
+            image and its middle. ``(0.6,)`` finds an object in the middle of a scene,
+            also a small one.
         strict: confidence from which on a class is named, 0.01 to 0.99; the higher, the
             fewer unknown things are named, and the more known ones are not recognised.
             See ``rates``, and ``set_strict``.
