@@ -27,8 +27,8 @@ CLOSE: Window = (0.52, 0.117)  # of the second view of the closest look
 # Of the view of the whole image, among the usual weights of several looks: before any
 # clip, and after many. Half-way between them after so many clips.
 WHOLE_AT_FIRST = 0.25
-WHOLE_LATER = 0.75
-CLIPS_HALFWAY = 5
+WHOLE_LATER = 0.9
+CLIPS_HALFWAY = 10
 LEAST_INNER = 0.1  # of FeatureMoments
 
 
@@ -108,8 +108,8 @@ class Looks:
     def usual_weights(self, clips: int) -> Tensor:
         """Return the weights of the views that hold without evidence: ``(V,)`` float64.
 
-        The whole image has a quarter at first, beside other looks, and up to three
-        quarters the more clips were predicted: where scenes mislead, the first clips
+        The whole image has a quarter at first, beside other looks, and up to nine
+        tenths the more clips were predicted: where scenes mislead, the first clips
         cannot tell, but later ones soon do; where the object fills the image, hardly
         any clip ever tells that the other views cost accuracy. Without the whole image,
         all views weigh the same.
