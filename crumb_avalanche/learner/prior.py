@@ -68,20 +68,20 @@ class Prior(NamedTuple):
 # By network; nothing is known of others.
 PRIORS = {
     "efficientnet_lite0": Prior(
-        known=Line(start=0.8968, by_clips=0.125, by_few=-0.0533),
-        strange=Line(start=0.6671, by_clips=0.153, by_few=-0.29),
-        slope=Line(start=4.8322, by_clips=6.7055),
-        known_deviation=Line(start=0.2165, by_clips=-0.0878),
-        strange_deviation=Line(start=0.2472, by_clips=-0.0504),
-        temperature=Line(start=1.6639, by_clips=-1.3032),
+        known=Line(start=0.8972, by_clips=0.125, by_few=-0.0541),
+        strange=Line(start=0.6668, by_clips=0.1531, by_few=-0.2883),
+        slope=Line(start=4.8205, by_clips=6.686),
+        known_deviation=Line(start=0.2169, by_clips=-0.0879),
+        strange_deviation=Line(start=0.2476, by_clips=-0.0506),
+        temperature=Line(start=1.7114, by_clips=-1.302),
     ),
     "squeezenet1_0": Prior(
-        known=Line(start=0.8055, by_clips=0.1263, by_few=0.0572),
-        strange=Line(start=0.61, by_clips=0.0885, by_few=0.1742),
-        slope=Line(start=5.1964, by_clips=0.9198),
-        known_deviation=Line(start=0.197, by_clips=-0.0504),
-        strange_deviation=Line(start=0.2197, by_clips=-0.034),
-        temperature=Line(start=1.9547, by_clips=-1.1481),
+        known=Line(start=0.8052, by_clips=0.1267, by_few=0.0577),
+        strange=Line(start=0.6095, by_clips=0.0889, by_few=0.1767),
+        slope=Line(start=3.6489, by_clips=4.402),
+        known_deviation=Line(start=0.1969, by_clips=-0.0504),
+        strange_deviation=Line(start=0.2195, by_clips=-0.034),
+        temperature=Line(start=1.9561, by_clips=-1.1445),
     ),
 }
 
