@@ -123,7 +123,7 @@ class BudgetedStatistics(FeatureStatistics):
         return self.bytes_of(**{**self.settings, "n_classes": classes})
 
     def holds(self, classes: int, budget: int, head_length: int) -> bool:
-        """Whether so many classes fit into a budget with all features.
+        """Whether so many classes fit into a budget, maybe with fewer features.
 
         Args:
             classes, budget, head_length: see ``make_room``.

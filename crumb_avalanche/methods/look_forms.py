@@ -165,8 +165,8 @@ class LookForms:
     def _give_up_looks(self, classes: int, budget: int, head_length: int) -> str:
         """Give up all looks but one where a budget is too small for all of them.
 
-        It is too small where features of a look would have to be given up. The look
-        that counts most stays.
+        It is too small where it does not even hold the features of the head for all
+        looks. The look that counts most stays.
 
         Args:
             classes, budget, head_length: see ``make_room``.
@@ -191,7 +191,7 @@ class LookForms:
     def make_room(self, classes: int, budget: int, head_length: int) -> str:
         """Fit so many classes into a budget; see ``BudgetedStatistics.make_room``.
 
-        Where features do not fit for all looks, the one that counts most stays alone.
+        Features of the map are given up first, then looks, then directions of classes.
 
         Returns:
             What is given up for it, in words; empty for nothing.
@@ -225,7 +225,7 @@ class LookForms:
     def fit_into(self, classes: int, budget: int, head_length: int) -> None:
         """Give up what does not fit into a budget in bytes, with so many classes.
 
-        Looks are given up first, as by ``make_room``.
+        Features, looks and directions go in the order of ``make_room``.
 
         Args:
             classes: number of classes that are to fit.

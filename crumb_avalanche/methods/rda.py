@@ -202,19 +202,24 @@ class RegularizedDiscriminant(BlendedGaussians):
         return cls(0, length, MOST_DIRECTIONS, part=head_alone)
 
     def holds(self, classes: int, budget: int, head_length: int) -> bool:
-        """Whether so many classes fit with all features and enough directions."""
-        is_enough = super().holds(classes, budget, head_length)
-        has_map_features = head_length < self.settings["length"]
-        if not (has_map_features and self.drop_features):
-            return is_enough
-        direction_bytes = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
-        return self._bytes_without_images(classes) + direction_bytes <= budget
+        """Whether so many classes fit, of the head's features alone if need be."""
+        if not self._can_drop(head_length):
+            return super().holds(classes, budget, head_length)
+        of_head = {"n_classes": 0, "length": head_length, "part": 0}
+        smaller = type(self)(**{**self.settings, **of_head})
+        return smaller.least_bytes(classes) <= budget
+
+    def _can_drop(self, head_length: int) -> bool:
+        """Whether there are features of the map, and the settings let them go."""
+        return head_length < self.settings["length"] and self.drop_features
 
     def fit_features(self, classes: int, budget: int, head_length: int) -> str:
         """Give the features of the map up if they leave a budget too few directions."""
         length = self.settings["length"]
-        can_drop = head_length < length and self.drop_features
-        if not can_drop or self.holds(classes, budget, head_length):
+        if not self._can_drop(head_length):
+            return ""
+        direction_bytes = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
+        if self._bytes_without_images(classes) + direction_bytes <= budget:
             return ""
         self.keep_features(head_length)
         return (

@@ -503,18 +503,16 @@ def test_learners_of_looks_apart_are_not_merged(settled, weights_file):
         second.merge(settled)
 
 
-def test_a_look_is_given_up_before_features(weights_file):
-    """Where the budget has room for all features with one look alone."""
-    budget = 60_000
-    both = learner_of(weights_file, (1.0, 0.5))
-    both._classifier.budget_bytes = budget
-    alone = learner_of(weights_file, (1.0,))
-    alone._classifier.budget_bytes = budget
+@pytest.mark.parametrize(
+    ("budget", "looks"), [(60_000, 2), (3_000, 1)], ids=["features go", "a look goes"]
+)
+def test_features_are_given_up_before_a_look(weights_file, budget, looks):
+    learner = learner_of(weights_file, (1.0, 0.5))
+    learner._classifier.budget_bytes = budget
     for number, colour in enumerate([RED, GREEN, BLUE, GREY]):
-        both.teach(pictures(colour, RED), f"class{number}")
-        alone.teach(pictures(colour, RED), f"class{number}")
-    assert len(both.looks_used) == 1
-    assert both._classifier.length == alone._classifier.length
+        learner.teach(pictures(colour, RED), f"class{number}")
+    assert len(learner.looks_used) == looks
+    assert learner._classifier.length == learner._classifier.head_length
 
 
 @pytest.fixture

@@ -247,7 +247,7 @@ def test_other_texts_are_refused(refused, tiny):
 def short_of_bytes(table, weights_file):
     """A strategy that gave a look up within an experience."""
     taught = Taught(table, weights_file)
-    taught.strategy.budget = 20_000
+    taught.strategy.budget = 2_500
     (experience,) = taught.benchmark.train_stream
     taught.strategy.train(experience)
     return taught.strategy
