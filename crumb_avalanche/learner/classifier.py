@@ -717,11 +717,11 @@ class Classifier:
         # Features that were given up on one side are given up on both.
         self._merge_statistics(other, mine_of_theirs)
         notes.append(self._make_room(len(self.taught)))  # for the merged statistics
-        self.nothing = self.nothing.merged(other.nothing.last_features(self.length))
+        nothing = self.nothing.merged(other.nothing.last_features(self.length))
+        self.nothing = nothing.of_looks(self.forms.used)
         if other.length == self.length:
             # What was recorded holds for as many features as it was recorded with.
             self.confidence.merge(other.confidence, mine_of_theirs)
-        self.nothing = self.nothing.of_looks(self.forms.used)
         self._earlier_forms.forget()  # its copy lacks what was merged
         return [note for note in notes if note]
 

@@ -38,9 +38,9 @@ class History:
 
     A lesson is taken back by learning the later ones again after what was learned
     before: the result equals a learner that never had it, to the bit, but for looks
-    that features of later lessons lack. Lessons before
-    the one taken back are repeated with what was observed of them, without predicting
-    their clips anew, which takes most of the time. Features of at most 200 lessons are
+    that features of later lessons lack. Lessons before the one taken back are repeated
+    with what was observed of them, without predicting their clips anew, which takes
+    most of the time. Features of at most 200 lessons are
     kept, and at most ``room`` bytes; the oldest lessons can no longer be taken back.
     The last lesson always can, for which no features are needed.
 

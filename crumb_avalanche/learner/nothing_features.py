@@ -68,8 +68,8 @@ class NothingFeatures:
         spread_views = views[positions.round().long()]
         by_look = {}
         for look, rows in self.by_look.items():
-            shown = spread_views[:, looks.views_of([look])].flatten(0, 1)
-            by_look[look] = _with_latest(rows, shown)
+            rows_of_clip = spread_views[:, looks.views_of([look])].flatten(0, 1)
+            by_look[look] = _with_latest(rows, rows_of_clip)
         return NothingFeatures(by_look)
 
     def of_looks(self, used: Collection[int]) -> "NothingFeatures":

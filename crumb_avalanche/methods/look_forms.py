@@ -174,16 +174,18 @@ class LookForms:
         Returns:
             What is given up, in words; empty for nothing.
         """
+        if len(self.by_look) == 1:
+            return ""
         part = self._budget_of_look(budget)
         are_held = [
             form.holds(classes, part, head_length) for form in self.by_look.values()
         ]
-        if len(self.by_look) == 1 or all(are_held):
+        if all(are_held):
             return ""
         best = self.weights.best
-        others = [self.looks.shares[look] for look in self.used if look != best]
+        given_up = [look for look in self.used if look != best]
         self.keep_looks([best])
-        names = ", ".join(f"{share:g}" for share in others)
+        names = ", ".join(f"{self.looks.shares[look]:g}" for look in given_up)
         return (
             f"look {names} is given up, as look {self.looks.shares[best]:g} counts more"
         )
@@ -284,23 +286,30 @@ class LookForms:
             StateError: the settings differ, or a tensor is missing or damaged.
             ValueError: there are more or fewer states than looks.
         """
-        by_look = {}
-        for look, state in zip(weights["used"], states, strict=True):
-            by_look[look] = self.first.like(state)
-            by_look[look].load_state_dict(state)
-        loaded = self._with(by_look)
-        loaded.weights.load_state_dict(weights)
-        return loaded
+        forms = []
+        for state in states:
+            form = self.first.like(state)
+            form.load_state_dict(state)
+            forms.append(form)
+        return self._with_loaded(forms, weights)
 
     def of_states(
         self, states: Sequence[dict[str, Any]], weights: dict[str, Any]
     ) -> "LookForms":
         """Return an instance with the settings of states, too; see ``loaded``."""
         form = type(self.first)
-        by_look = {}
-        for look, state in zip(weights["used"], states, strict=True):
-            by_look[look] = form.from_state(state)
-        loaded = self._with(by_look)
+        return self._with_loaded([form.from_state(state) for state in states], weights)
+
+    def _with_loaded(
+        self, forms: Sequence[ClosedForm], weights: dict[str, Any]
+    ) -> "LookForms":
+        """Return a copy that has other forms and weights.
+
+        Args:
+            forms: of each used look.
+            weights: what ``LookWeights.state_dict`` returned.
+        """
+        loaded = self._with(dict(zip(weights["used"], forms, strict=True)))
         loaded.weights.load_state_dict(weights)
         return loaded
 

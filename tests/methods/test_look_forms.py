@@ -90,11 +90,11 @@ def test_a_class_is_forgotten_by_all_looks(forms):
 
 
 def test_merged_forms_have_the_looks_of_both(forms):
-    other = empty_forms()
-    other.update(*views_and_labels(seed=1))
-    other.keep_looks([0])
+    second = empty_forms()
+    second.update(*views_and_labels(seed=1))
+    second.keep_looks([0])
     both = copy.deepcopy(forms)
-    both.merge(other, {label: label for label in range(CLASSES)})
+    both.merge(second, {label: label for label in range(CLASSES)})
     assert both.used == (0,)
     assert int(both.image_counts.sum()) == 2 * IMAGES
     assert forms.used == (0, 1)
