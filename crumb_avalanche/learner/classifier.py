@@ -20,7 +20,13 @@ from crumb_avalanche.learner.evidence import (
 )
 from crumb_avalanche.learner.nothing import drawn_images, usual_threshold
 from crumb_avalanche.learner.nothing_features import NothingFeatures
-from crumb_avalanche.learner.prediction import Observation, Prediction, Ranking
+from crumb_avalanche.learner.prediction import (
+    RUNNERS_UP,
+    Observation,
+    Prediction,
+    Ranking,
+    rank,
+)
 from crumb_avalanche.learner.prior import PRIORS
 from crumb_avalanche.learner.records import Records
 from crumb_avalanche.methods.closed_form import ClosedForm
@@ -35,7 +41,6 @@ from crumb_avalanche.system.value_types import StateError
 # A budget that is too small for so many classes with all features has those of the
 # head's input.
 CLASSES = 20
-RUNNERS_UP = 4
 # Classes that judge the first clip of another one, which takes a solution of the
 # statistics; of more, later clips of each class say enough of what is unknown.
 MOST_JUDGES = 32
@@ -550,69 +555,32 @@ class Classifier:
     def ranked(self, evidence: Evidence, runners_up: int = RUNNERS_UP) -> list[Ranking]:
         """Rank the classes for each frame, and for all together as a clip.
 
-        Scores of the clip are means.
-
         Args:
-            evidence: scores of ``n`` frames, and how typical they are of the classes,
-                as ``Classifier.evidence`` returns them.
+            evidence: of ``n`` frames, as ``Classifier.evidence`` returns it.
             runners_up: most classes besides the first.
 
         Returns:
-            ``n + 1`` rankings, the last one for the clip: names and probabilities of
-            the best classes in order, and whether the first one is named (else the
-            answer is unknown).
+            ``n + 1`` rankings, the last one for the clip, by mean scores.
         """
         probabilities_of_frames = self.confidence.probabilities(evidence)  # (n, C)
         probabilities_of_clip = self.confidence.of_clip(evidence)  # (1, C)
         probabilities = torch.cat([probabilities_of_frames, probabilities_of_clip])
         is_known = self.confidence.known(probabilities, evidence, self.strict)
-        order = probabilities.argsort(1, descending=True)  # columns, best one first
-        best = order[:, : runners_up + 1]
         class_of_column = evidence.class_of_column.tolist()
-        name_of_column = [str(self.names[number]) for number in class_of_column]
-        rankings = []
-        for row, columns, row_is_known in zip(
-            probabilities, best.tolist(), is_known.tolist(), strict=True
-        ):
-            classes = [
-                (name_of_column[column], float(row[column])) for column in columns
-            ]
-            rankings.append((classes, row_is_known))
-        return rankings
+        names = [str(self.names[number]) for number in class_of_column]
+        return rank(probabilities, names, is_known.tolist(), runners_up)
 
     def _of_images(self, of_views: Evidence, views: Sequence[int]) -> Evidence:
         """Return the evidence of ``n`` images: weighted means over their views.
-
-        Evidence is the scores of the classes, and how typical an image is of them; a
-        view is a middle part of the image, or the whole.
 
         Args:
             of_views: evidence with ``n * V'`` rows, image by image.
             views: numbers of the ``V'`` views.
         """
-        weights = self.look_weights.weights(views)
-
-        def mean(values: Tensor) -> Tensor:
-            """Return ``(n, ...)`` means of ``(n * V', ...)`` values."""
-            if len(weights) == 1:
-                return values
-            return (values.unflatten(0, (-1, len(weights))) * weights[:, None]).sum(1)
-
-        apart = of_views.apart  # (n * V',), None if nothing was shown as nothing
-        if apart is not None:
-            apart = mean(apart.unsqueeze(1)).squeeze(1)
-        left_out = of_views.left_out
-        if left_out is not None:
-            left_out = mean(left_out)
-        class_of_column = of_views.class_of_column.tolist()
+        of_images = of_views.mean_of_views(self.look_weights.weights(views))
+        class_of_column = of_images.class_of_column.tolist()
         clip_counts = [self.clips[number] for number in class_of_column]
-        return of_views._replace(
-            scores=mean(of_views.scores),
-            typicality=mean(of_views.typicality),
-            apart=apart,
-            left_out=left_out,
-            clip_counts=torch.tensor(clip_counts),
-        )
+        return of_images._replace(clip_counts=torch.tensor(clip_counts))
 
     # Changes of classes
 

@@ -92,6 +92,24 @@ class Evidence(NamedTuple):
             image_counts=counts, **{name: joined(name) for name in names}
         )
 
+    def mean_of_views(self, weights: Tensor) -> "Evidence":
+        """Return the evidence of ``n`` images: weighted means over their views.
+
+        Args:
+            weights: ``(V,)``, with the sum 1, of the views that each image has here:
+                ``n * V`` rows, image by image.
+        """
+        if len(weights) == 1:
+            return self
+        means = {}
+        for name in ROWS:
+            values = getattr(self, name)
+            if values is not None:
+                by_view = values.reshape(-1, len(weights), values[0].numel())
+                mean = (by_view * weights[:, None]).sum(1)
+                means[name] = mean.reshape(-1, *values.shape[1:])
+        return self._replace(**means)
+
 
 def mean_log(clips: Sequence[int]) -> float:
     """Return the mean logarithm of the clips of each class, of which 4 count at most.

@@ -27,12 +27,12 @@ from crumb_avalanche.images.sources import (
     is_array,
 )
 from crumb_avalanche.learner.answer import Answer, ClassInfo
-from crumb_avalanche.learner.classifier import RUNNERS_UP, Classifier
+from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.confidence import Rates
 from crumb_avalanche.learner.explanation import explanation
 from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.learner.prediction import Ranking
+from crumb_avalanche.learner.prediction import RUNNERS_UP, Ranking
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.learner.watch import (
@@ -45,9 +45,6 @@ from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.models.extraction import LARGEST_FEATURE, BadFeaturesError
 from crumb_avalanche.models.runtimes import TORCH, Runtime, use_runtime
 from crumb_avalanche.system.tensor_file import tensor_bytes
-
-# Of ``Classifier`` or of ``RunAnswers``, which does not tell what is known.
-AnyRanking = Ranking | tuple[list[tuple[str, float]], None]
 
 
 class NothingTaughtError(ValueError):
@@ -591,7 +588,7 @@ class Predictor:
         return features
 
 
-def answer_of(ranking: AnyRanking, path: str, truth: str | None = None) -> Answer:
+def answer_of(ranking: Ranking, path: str, truth: str | None = None) -> Answer:
     """Return the answer that a ranking is.
 
     Args:
@@ -599,9 +596,10 @@ def answer_of(ranking: AnyRanking, path: str, truth: str | None = None) -> Answe
         path: of what was asked.
         truth: its true class, if it is known.
     """
-    classes, known = ranking
-    (label, share), *runners_up = classes
-    return Answer(label, share, known, tuple(runners_up), path=path, truth=truth)
+    (label, share), *runners_up = ranking.classes
+    return Answer(
+        label, share, ranking.is_known, tuple(runners_up), path=path, truth=truth
+    )
 
 
 def _is_photo(source: Any) -> bool:

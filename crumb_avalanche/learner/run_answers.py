@@ -10,8 +10,8 @@ from torch import Tensor
 
 from crumb_avalanche.images.looks import looks_of
 from crumb_avalanche.learner.answer import ClassInfo
-from crumb_avalanche.learner.classifier import RUNNERS_UP
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.prediction import RUNNERS_UP, Ranking, rank
 from crumb_avalanche.methods.looks import WHOLE
 from crumb_avalanche.methods.run_file import load_learner, probabilities
 from crumb_avalanche.methods.run_header import LearnerError
@@ -113,9 +113,7 @@ class RunAnswers:
         """Return what ``ranked`` takes: the outputs."""
         return outputs
 
-    def ranked(
-        self, outputs: Tensor, runners_up: int = RUNNERS_UP
-    ) -> list[tuple[list[tuple[str, float]], None]]:
+    def ranked(self, outputs: Tensor, runners_up: int = RUNNERS_UP) -> list[Ranking]:
         """Rank the classes for each frame, and for all together by their mean outputs.
 
         Args:
@@ -123,20 +121,10 @@ class RunAnswers:
             runners_up: most classes besides the first.
 
         Returns:
-            ``n + 1`` rankings, the last one for all frames: names and probabilities of
-            the best classes in order, and ``None``: whether an image is known cannot be
-            said.
+            ``n + 1`` rankings, the last one for all frames. Whether an image is known
+            cannot be said.
         """
         outputs = torch.cat([outputs, outputs.mean(0, keepdim=True)])
         class_probabilities = probabilities(self._strategy, outputs)[:, self._labels]
-        # Stable: of classes with equal probabilities the first one comes first.
-        order = class_probabilities.argsort(dim=1, descending=True, stable=True)
-        best_columns = order[:, : runners_up + 1].tolist()
-        rankings = []
-        for frame_probabilities, best in zip(class_probabilities, best_columns):
-            ranked_classes = []
-            for column in best:
-                probability = float(frame_probabilities[column])
-                ranked_classes.append((self.names[column], probability))
-            rankings.append((ranked_classes, None))
-        return rankings
+        is_known = [None] * len(outputs)
+        return rank(class_probabilities, self.names, is_known, runners_up)

@@ -16,10 +16,10 @@ from benchmarks_toybox_ilab.tables.names import LONGEST_NAME, check_name
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.images.boxes import in_box
 from crumb_avalanche.images.clips import Clip, Frames
-from crumb_avalanche.learner.classifier import RUNNERS_UP
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.prediction import RUNNERS_UP
 from crumb_avalanche.serve.messages import (
     Changed,
     Class,
