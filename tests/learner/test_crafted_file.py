@@ -32,6 +32,7 @@ from crumb_avalanche.system.tensor_file import (
 )
 
 PHOTO = images(0, 1)[0]
+TWO_LOOKS = "rda, two looks"
 BUDGETS = {"rda": 60_000}  # of which features are given up; of other methods 400,000
 # A doubt about images of lesson 1, which shows 6 images of c1.
 DOUBT = {
@@ -53,7 +54,7 @@ class Good:
         folder: of files.
         weights: of the network.
         parts: by method ``format``, ``learner`` (the header) and ``state`` of a good
-            file; that of slda is without weights.
+            file; that of slda is without weights. ``TWO_LOOKS`` is rda with two looks.
         others: by method a learner that was taught apart.
     """
 
@@ -79,13 +80,19 @@ def good(tmp_path_factory, weights_file):
         learner.save(path, weights=method != "slda")
         parts[method] = parts_of(path)
         others[method] = learner_of(method, network, classes=(1, 3))
+    two_looks = learner_of("rda", network, classes=(0, 1), looks=(1.0, 0.6))
+    path = folder / "two_looks.safetensors"
+    two_looks.save(path)
+    parts[TWO_LOOKS] = parts_of(path)
+    others[TWO_LOOKS] = learner_of("rda", network, classes=(1, 3), looks=(1.0, 0.6))
     return Good(folder, weights_file, parts, others)
 
 
-def learner_of(method, network, classes):
+def learner_of(method, network, classes, looks=(1.0,)):
     """A learner that was taught six images of classes, one lesson each."""
     learner = Learner.__new__(Learner)
-    learner._set_up(method, network, BUDGETS.get(method, 400_000))
+    budget = BUDGETS.get(method, 400_000) * len(looks)
+    learner._set_up(method, network, budget, looks=looks)
     for seed, number in enumerate(classes):
         learner.teach(images(number, 6, seed=seed), f"c{number}")
     return learner
@@ -167,7 +174,7 @@ def check_use(path, weights, other):
 @settings(phases=[Phase.generate])
 @given(data=st.data())
 def test_crafted_files(good, data):
-    method = data.draw(st.sampled_from(CLOSED_FORMS))
+    method = data.draw(st.sampled_from([*CLOSED_FORMS, TWO_LOOKS]))
     path = good.folder / "crafted.safetensors"
     if not write_crafted(path, data, good.parts[method]):
         return
@@ -430,6 +437,33 @@ def test_line_of_a_wrong_value(good, field, value, line, tmp_path):
     with pytest.raises(LearnerError, match=re.escape(line)) as error:
         Learner.load(path)
     check_line(error.value, path)
+
+
+LOOKS = [
+    ("statistics", lambda of_looks: of_looks[:1], "one for each look that is used"),
+    ("look_weights.used", [0], "statistics does not agree with the rest, but has to"),
+    ("look_weights.used", [1, 0], "used does not agree with the rest, but has to be"),
+    ("statistics.1.settings.own", 0.5, "[1].settings does not agree with the rest"),
+    ("statistics.1.counts", with_first(1), "[1].counts does not agree with the rest"),
+    ("nothing", lambda of_looks: of_looks[:1], "of each look that is used, or of none"),
+    ("nothing.1", lambda rows: rows[:, 1:], "nothing[1] does not agree with the rest"),
+    ("nothing.1", lambda rows: torch.cat([rows, rows[:1]]), "shown in all looks, or"),
+]
+
+
+@pytest.mark.parametrize(("field", "value", "line"), LOOKS)
+def test_line_of_looks_that_disagree(good, field, value, line, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    write_parts(path, changed(good.parts[TWO_LOOKS], f"state.{field}", value))
+    with pytest.raises(LearnerError, match=re.escape(line)) as error:
+        Learner.load(path)
+    check_line(error.value, path)
+
+
+def test_good_looks(good, tmp_path):
+    path = tmp_path / "mine.safetensors"
+    write_parts(path, good.parts[TWO_LOOKS])
+    assert Learner.load(path).predict(PHOTO).label == "c0"
 
 
 @pytest.mark.parametrize(
