@@ -212,15 +212,16 @@ def _remove_if_abandoned(unfinished: Path) -> None:
             return
         descriptor = os.open(unfinished, os.O_RDWR | os.O_NOFOLLOW)
         try:
-            # A lock that can be taken is one that no writer holds.
-            is_abandoned = _try_lock(descriptor)
-            if is_abandoned is None:  # this file system has no locks
+            # True: no writer held the lock, which is taken now. False: a writer holds
+            # it. None: this file system has no locks.
+            is_locked_now = _try_lock(descriptor)
+            is_abandoned = is_locked_now
+            if is_locked_now is None:
                 is_abandoned = _is_old(unfinished)
             if is_abandoned:
-                # Still locked, so that no writer claims it between the two.
-                unfinished.unlink()
+                unfinished.unlink()  # while it is locked: no writer claims it
         finally:
-            os.close(descriptor)
+            os.close(descriptor)  # which ends the lock
 
 
 def _is_old(unfinished: Path) -> bool:

@@ -152,7 +152,7 @@ def teach_in_shards(
     failed = do_all(
         units,
         engine_of(engine, folder, preload=WORK_OF_SHARDS),
-        title="shards",
+        plural="shards",
         progress=settings.progress,
     )
     if failed:

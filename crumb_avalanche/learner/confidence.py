@@ -160,7 +160,7 @@ class Confidence:
     @property
     def _of_known(self) -> Records:
         """The records of classes that were known."""
-        return self._records.where(~self._records.is_new)
+        return self._records.where(~self._records.is_of_first_images)
 
     def observe(self, evidence: Evidence, label: int) -> None:
         """Record a clip before it is learned; one call is one lesson.

@@ -140,7 +140,7 @@ class Records(NamedTuple):
         return Records(*(values[mask] for values in self))
 
     @property
-    def is_new(self) -> Tensor:
+    def is_of_first_images(self) -> Tensor:
         """Whether each record is of the first images of its class: ``(n,)`` bool."""
         return self.images == 0
 
@@ -150,7 +150,7 @@ class Records(NamedTuple):
         They are records of first images of their classes. Those that only their own
         class judged are left out.
         """
-        classes = self.classes - (~self.is_new).long()
+        classes = self.classes - (~self.is_of_first_images).long()
         records = self._replace(
             typicality=self.left_out,
             images=torch.zeros_like(self.images),
@@ -164,9 +164,11 @@ class Records(NamedTuple):
         Args:
             temperature: divisor of the scores.
         """
+        # Scores minus that of the true class: of its rivals, and 0 of the class itself,
+        # which is none for the first images of a class.
         gaps = self.gaps.double()
-        own = torch.where(self.is_new, -torch.inf, 0.0).unsqueeze(1)
-        scores = torch.cat([own, gaps], 1) / temperature
+        own_gap = torch.where(self.is_of_first_images, -torch.inf, 0.0).unsqueeze(1)
+        scores = torch.cat([own_gap, gaps], 1) / temperature
         return scores.softmax(1).amax(1)
 
     @property
@@ -177,8 +179,8 @@ class Records(NamedTuple):
     def joined_with(self, new: "Records", capacity: int) -> "Records":
         """Return these records and new ones below them, at most ``capacity``.
 
-        Beyond it, the class with most records loses every second one; a class with a
-        single record loses it.
+        Beyond it, the class with most records loses every second record, or its only
+        one.
         """
         old_and_new_columns = zip(self, new, strict=True)
         records = Records(*map(torch.cat, old_and_new_columns))
@@ -206,20 +208,21 @@ class Records(NamedTuple):
 
         Args:
             new_of_old: the new number of each class; records of classes left out are
-                not returned. Two classes may become one.
+                not returned. Two classes may become one; records of the first images of
+                one are not returned where the other was a rival, and so known before.
             lessons: added to the numbers of lessons.
         """
         new_labels = _renumbered(self.labels, new_of_old)
+        # Classes with the largest scores besides the true one, (n, 16); -1 for none.
         rivals = _renumbered(self.rivals, new_of_old)
-        # A rival that is the true class now is none, and the first images of a class
-        # that is one of two now were no first images.
-        is_true = rivals == new_labels[:, None]
-        was_known = is_true.any(1) & self.is_new
-        rivals = rivals.masked_fill(is_true, -1)
+        is_true_class = rivals == new_labels[:, None]  # of two that became one
+        was_known = is_true_class.any(1) & self.is_of_first_images
+        rivals = rivals.masked_fill(is_true_class, -1)
         records = self._replace(
             labels=new_labels,
             lessons=self.lessons + lessons,
             rivals=rivals,
+            # Their scores minus that of the true class.
             gaps=self.gaps.masked_fill(rivals < 0, -torch.inf),
         )
         return records.where((new_labels >= 0) & ~was_known).with_rivals()

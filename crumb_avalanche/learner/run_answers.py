@@ -49,18 +49,19 @@ class RunAnswers:
         with preserve_rng_state():
             self._strategy, self.header = load_learner(path)
         transform, classes = self.header.transform, self.header.classes
-        if not {"size", "interpolation"} <= transform.keys() or not classes:
+        has_image_size = "size" in transform and "interpolation" in transform
+        if not has_image_size or not classes:
             raise LearnerError(
                 f"{path} names no class or image size; take a copy, or repeat the run"
             )
         self.network = FrozenNetwork(
-            self._strategy.model,
-            {
+            model=self._strategy.model,
+            arguments={
                 "name": self.header.network["name"],
                 "image_size": int(transform["size"]),
             },
-            "the run's weights",
-            self.header.weights_sha256,
+            source="the run's weights",
+            sha256=self.header.weights_sha256,
         )
         self.names: list[str] = []
         self.classes: list[ClassInfo] = []

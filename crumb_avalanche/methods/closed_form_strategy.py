@@ -195,12 +195,13 @@ class ClosedFormStrategy(StreamStrategy):
         """
         for positions in self._new_clips(len(labels)):
             label = int(labels[positions[0]])  # images of a clip are of one class
-            # The statistics of before the clip, if they know its class.
-            earlier_forms = self._earlier_forms.knowing(self.forms, label)
+            # A copy of the statistics from before the clip; None if it does not know
+            # the class of the clip, or no other one.
+            earlier_forms = self._earlier_forms.copy_that_knows(self.forms, label)
             if earlier_forms is None:
                 continue
             is_known = earlier_forms.image_counts > 0
-            # (images of the clip, V', known classes)
+            # (images of the clip, V' used views, known classes)
             scores = earlier_forms.scores(views[positions])[:, :, is_known]
             column = int(is_known[:label].sum())  # of the label among known classes
             self.look_weights.observe(scores / self.statistics.temperature, column)
@@ -208,7 +209,7 @@ class ClosedFormStrategy(StreamStrategy):
     def _new_clips(self, images: int) -> Iterable[list[int]]:
         """Return the positions in the batch of each clip that begins in the batch.
 
-        Where the clips of the experience are not known, each image is one.
+        Where the clips of the experience are not known, each image is a clip.
 
         Args:
             images: number of images of the batch.
@@ -361,6 +362,7 @@ def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
     Raises:
         ValueError: the budget does not buy what the form needs at least.
     """
+    # What features are computed by, and the settings of the form itself.
     features, settings = parts_of(recipe.method)
     length = features.length(recipe.model)
     head_length = features.of_head().length(recipe.model)

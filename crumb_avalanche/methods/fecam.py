@@ -143,7 +143,7 @@ class FeCAM(ClassGaussians):
         scatters = self.stored_scatters(seen)
         rows_of_classes = scatters.rows.split(scatters.counts.tolist())
         # What directions leave out of a covariance, in each of the D directions.
-        even_variances = scatters.outside / counts / means.shape[1]
+        even_variances = scatters.left_out_traces / counts / means.shape[1]
         covariances = []
         for index, rows in enumerate(rows_of_classes):
             covariance = self._shrunk(

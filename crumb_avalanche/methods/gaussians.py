@@ -36,12 +36,13 @@ class StoredScatters(NamedTuple):
         rows: ``B`` of the classes, one below the other, ``(sum of k, D)`` float64;
             ``B^T B`` of a class is the part of its scatter that is stored.
         counts: ``(C,)`` int32, the numbers ``k`` of rows of each class.
-        outside: ``(C,)`` float64, the parts of the traces that the rows leave out.
+        left_out_traces: ``(C,)`` float64, the part of the trace of each class's scatter
+            that its rows leave out.
     """
 
     rows: Tensor
     counts: Tensor
-    outside: Tensor
+    left_out_traces: Tensor
 
     @property
     def owners(self) -> Tensor:
@@ -156,7 +157,7 @@ class ClassGaussians(ClosedForm):
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:
         """Build an instance without classes, whose directions the budget limits."""
-        return cls(0, length, directions=MOST_DIRECTIONS)
+        return cls(n_classes=0, length=length, directions=MOST_DIRECTIONS)
 
     @property
     def allocated_classes(self) -> int:
@@ -249,21 +250,22 @@ class ClassGaussians(ClosedForm):
             seen: ``(n_classes,)`` bool, the ``C`` classes with images.
 
         Returns:
-            ``rows`` of all classes, ``(sum of k, D)`` float64, their ``counts`` ``k``,
-            and ``outside``, the traces that they leave out, ``(C,)`` each.
+            ``rows`` of all classes, ``(sum of k, D)`` float64, and of each class,
+            ``(C,)``, the ``counts`` ``k`` of its rows and ``left_out_traces``, the part
+            of the trace of its scatter that its rows leave out.
         """
         if self.directions is None:
             n_classes = int(seen.sum())
             return StoredScatters(
                 rows=torch.zeros(0, self.means.shape[1], dtype=torch.float64),
                 counts=torch.zeros(n_classes, dtype=torch.int32),
-                outside=torch.zeros(n_classes, dtype=torch.float64),
+                left_out_traces=torch.zeros(n_classes, dtype=torch.float64),
             )
         labels = seen.nonzero().flatten().tolist()  # the classes of the mask
         return StoredScatters(
             rows=self.directions.of_classes(labels),
             counts=self.directions.counts[seen],
-            outside=self.directions.outside[seen].double(),
+            left_out_traces=self.directions.outside[seen].double(),
         )
 
     def common_covariance(self, seen: Tensor, scatters: StoredScatters) -> Tensor:
@@ -283,7 +285,7 @@ class ClassGaussians(ClosedForm):
         if self.scatter is None:
             # B^T B of all rows; what they leave out of the trace is spread evenly.
             scatter = products_of_rows(scatters.rows.mT)
-            scatter.diagonal().add_(scatters.outside.sum() / len(scatter))
+            scatter.diagonal().add_(scatters.left_out_traces.sum() / len(scatter))
         else:
             scatter = self.scatter.whole()
         return scatter.div_(float(self.image_counts[seen].sum()))
@@ -512,7 +514,7 @@ class BlendedGaussians(ClassGaussians):
             return None
         images = float(self.image_counts[seen].sum())
         # What the rows leave out of the scatter counts as spread evenly over features.
-        left_out = scatters.outside.sum() / length
+        left_out = scatters.left_out_traces.sum() / length
         diagonal = (rows.square().sum(0) + left_out) / images
         shrinkage = self._variances_added(diagonal, images)  # (D,), to the diagonal
         if shrinkage is None:
@@ -630,10 +632,10 @@ class BlendedGaussians(ClassGaussians):
         counts = self.image_counts[seen].double()
         energies = scatters.rows.square().sum(1)
         # The trace of B^T B is the sum of the squares of B.
-        stored_traces = torch.zeros_like(scatters.outside)
+        stored_traces = torch.zeros_like(scatters.left_out_traces)
         stored_traces.index_add_(0, scatters.owners, energies)
-        traces = scatters.outside + stored_traces
-        left_out = scatters.outside / traces.clamp_min(1e-300)  # no 0 / 0
+        traces = scatters.left_out_traces + stored_traces
+        left_out = scatters.left_out_traces / traces.clamp_min(1e-300)  # no 0 / 0
         of_class, isotropic = self._blend(counts, left_out)
         return Blends(counts=counts, of_class=of_class, isotropic=isotropic)
 

@@ -341,7 +341,7 @@ class EarlierForms:
             self._images = max(1, n_learned)
         return self._forms
 
-    def knowing(self, forms: LookForms, label: int) -> LookForms | None:
+    def copy_that_knows(self, forms: LookForms, label: int) -> LookForms | None:
         """Return a copy of the forms that predicts a clip before it is learned.
 
         Args:

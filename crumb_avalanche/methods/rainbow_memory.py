@@ -237,8 +237,8 @@ def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
     middle_row = int(random.integers(height))
     middle_column = int(random.integers(width))
     # Slices, cut off at the edges of the image.
-    rows = _around(middle_row, int(height * side), height)
-    columns = _around(middle_column, int(width * side), width)
+    rows = _around(middle_row, size=int(height * side), length=height)
+    columns = _around(middle_column, size=int(width * side), length=width)
     # Of each image the index of the one that its box is from.
     sources = torch.from_numpy(random.permutation(len(images))).to(images.device)
     mixed = images.clone()
@@ -249,7 +249,7 @@ def cutmix(images: Tensor, random: np.random.Generator) -> MixedImages:
 
 
 def _around(middle: int, size: int, length: int) -> slice:
-    """Return ``size`` locations around one of an axis, cut at the ends of the axis."""
+    """Return ``size`` locations of an axis around ``middle``, cut at its ends."""
     start = middle - size // 2
     return slice(max(0, start), min(length, start + size))
 
@@ -315,15 +315,16 @@ class RainbowPlugin(ImageMemoryPlugin):
         stream_rate: NotNegative = 0.1,
     ):
         super().__init__(recipe)
-        self.candidates = candidates
+        self.candidates = candidates  # scored frames of each class of an experience
         self.memory_epochs = memory_epochs
-        self.cutmix = cutmix
+        self.cutmix = cutmix  # a probability
         self.stream_rate = stream_rate
         self.rate = recipe.settings.learning_rate
         self.sgd_arguments = {"nesterov": recipe.settings.momentum > 0}
         self.random = np.random.default_rng(recipe.seed)
-        # The same for all candidates and experiences: a vote depends on the network and
-        # the image only.
+        # The answers to perturbed copies of an image vote on its uncertainty. The
+        # perturbations are the same for all images and experiences, so that a vote
+        # depends on the network and the image only.
         self.perturbations = make_perturbations(copies, self.random)
 
     def before_training_exp(self, strategy, **kwargs):
@@ -388,6 +389,7 @@ class RainbowPlugin(ImageMemoryPlugin):
                 slots.append(candidate.number)
             else:
                 positions.append(candidate.number)
+        # All other memories are given up.
         self.hold(strategy, slots=slots, positions=positions)
 
     def _candidates_by_class(self, strategy) -> dict[int, list[Candidate]]:

@@ -165,14 +165,16 @@ class RegularizedDiscriminant(BlendedGaussians):
     ) -> "RegularizedDiscriminant":
         """Build statistics for a run, without classes: none depends on those to come.
 
-        Where features are those of the map and of the head, the head's, which are the
-        last ones, answer alone, too, unless ``head_share`` is 0.
+        Where features are those of the map and of the head, there is a second answer by
+        the head's alone, the last ones, which counts by ``head_share``; none if that
+        is 0.
 
         Args:
             n_classes: classes of the stream.
             length: number of features.
             head_length: number of the last features, those of the head's input.
-            items: principal directions that the budget buys in all.
+            items: principal directions that the budget buys in all, checked here. The
+                strategy limits the directions to the budget as classes come.
             seed: without effect.
             settings: settings of the method by name.
 
@@ -180,14 +182,14 @@ class RegularizedDiscriminant(BlendedGaussians):
             ValueError: there is less than a direction for each class.
         """
         cls.check_directions(n_classes, items)
-        n_alone = 0  # last features that answer alone, too
+        part = 0  # number of the last features that give the second answer
         if head_length < length and settings["head_share"]:
-            n_alone = head_length
+            part = head_length
         return cls(
             n_classes=0,  # they are added as they come
             length=length,
-            directions=MOST_DIRECTIONS,
-            part=n_alone,
+            directions=MOST_DIRECTIONS,  # of a class
+            part=part,
             **settings,
         )
 
@@ -195,11 +197,15 @@ class RegularizedDiscriminant(BlendedGaussians):
     def for_budget(
         cls, length: int, budget: int, head_length: int
     ) -> "RegularizedDiscriminant":
-        """Build an instance without classes; the head's features answer alone, too."""
-        head_alone = 0
+        """Build an instance without classes, whose directions the budget limits later.
+
+        Where features are those of the map and of the head, there is a second answer by
+        the head's alone, the last ones.
+        """
+        part = 0  # number of the last features that give the second answer
         if head_length < length:
-            head_alone = head_length
-        return cls(0, length, MOST_DIRECTIONS, part=head_alone)
+            part = head_length
+        return cls(n_classes=0, length=length, directions=MOST_DIRECTIONS, part=part)
 
     def holds(self, classes: int, budget: int, head_length: int) -> bool:
         """Whether so many classes fit, of the head's features alone if need be."""
@@ -304,7 +310,11 @@ class RegularizedDiscriminant(BlendedGaussians):
         return solution
 
     def _typical_space(self, nothing: Tensor | None) -> MeansSpan:
-        """Return the span of the class means where the common covariance is 1."""
+        """Return the span of the class means where the common covariance is 1.
+
+        Args:
+            nothing: features of images that show nothing, or ``None``.
+        """
         solution = self.solved()
         is_axis = above_rounding(solution.span.lengths.square())
         span = MeansSpan(

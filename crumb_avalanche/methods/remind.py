@@ -61,7 +61,9 @@ def make_quantizer(
     groups = largest_divisor(channels, sub_quantizers)
     channels_of_group = channels // groups
     most_centroids = 16 ** min(channels_of_group, 2)
-    return ProductQuantizer(channels, groups, min(centroids, most_centroids))
+    return ProductQuantizer(
+        channels, sub_quantizers=groups, centroids=min(centroids, most_centroids)
+    )
 
 
 def quantizer_of(model: SplitModel, settings: Any) -> ProductQuantizer:
@@ -141,11 +143,14 @@ class EvictLargest(SelectionRule):
         largest_classes = sorted(
             group for group, count in counts.items() if count == size_of_largest
         )
-        victim = largest_classes[int(slots.random.integers(len(largest_classes)))]
-        # The image is one of so many of its class.
-        if victim == label and int(slots.random.integers(size_of_largest)) == 0:
-            return False
-        slots.release(victim)
+        number = int(slots.random.integers(len(largest_classes)))
+        class_with_loss = largest_classes[number]
+        if class_with_loss == label:  # then the image itself may be the one given up
+            number_in_class = int(slots.random.integers(size_of_largest))
+            is_image_itself = number_in_class == 0
+            if is_image_itself:
+                return False
+        slots.release(class_with_loss)  # frees the slot of a random memory of the class
         return True
 
 
@@ -422,9 +427,9 @@ class RemindStrategy(StreamStrategy):
             new_maps = self._crop(quantizer.decode(codes))
             memories = self._mixed_memories(len(new_maps))
         logits = model.classify(torch.cat([new_maps, memories.maps]))
-        # For the plugin, which stores codes and no pixels.
+        # For the plugin, which stores codes; ``refuse_pixels`` raises ValueError.
         self.remind.batch = StreamBatch(
-            labels=self.mb_y, feature_map=maps, codes=codes, pixels=no_pixels
+            labels=self.mb_y, feature_map=maps, codes=codes, pixels=refuse_pixels
         )
         self._replayed_logits = ReplayedLogits(
             logits=self.seen_classes.mask(logits[len(new_maps) :]),
@@ -455,8 +460,8 @@ class RemindStrategy(StreamStrategy):
         """Draw memories for a step with ``new`` images, and mix them in pairs (mixup).
 
         Maps and one-hot labels of a pair are ``w * first + (1 - w) * second``, with
-        ``w`` of a beta distribution. There are fewer than ``replays`` or
-        ``batch_replays`` say if the buffer holds too few.
+        ``w`` of a beta distribution. There are ``replays_per_image`` of them for each
+        new image, or fewer if the buffer holds too few.
 
         Args:
             new: number of new images of the step.
@@ -466,22 +471,20 @@ class RemindStrategy(StreamStrategy):
         """
         plugin = self.remind
         buffer = plugin.storage_policy
-        per_new_image = plugin.batch_replays
-        if plugin.samples_at_a_time:
-            per_new_image = plugin.replays
+        per_image = plugin.replays_per_image
         images_in_mixture = 2 if plugin.mixup_alpha else 1
-        count = min(new * per_new_image, len(buffer) // images_in_mixture)  # R
+        count = min(new * per_image, len(buffer) // images_in_mixture)  # R
         slots = buffer.draw(images_in_mixture * count)
         maps, labels = buffer.replay(slots, self.model)
         maps = self._crop(maps)
         targets = functional.one_hot(labels, self.model.n_classes).to(maps.dtype)
         if not plugin.mixup_alpha:
             return MixedMemories(maps=maps, targets=targets)
-        # One weight for the memories of a new image, as with samples_at_a_time.
+        # The maps that are replayed for a new image have a weight in common.
         alpha = plugin.mixup_alpha
-        weight_of_new = buffer.slots.random.beta(alpha, alpha, size=new)
-        weights = torch.from_numpy(weight_of_new.repeat(per_new_image)[:count]).to(maps)
-        weights = weights.unsqueeze(1)  # (R, 1)
+        weights_of_images = buffer.slots.random.beta(alpha, alpha, size=new)
+        weights_of_maps = weights_of_images.repeat(per_image)[:count]
+        weights = torch.from_numpy(weights_of_maps).to(maps).unsqueeze(1)  # (R, 1)
         map_weights = weights.view(-1, 1, 1, 1)
         # The first half of the memories is mixed with the second.
         mixed_maps = map_weights * maps[:count] + (1 - map_weights) * maps[count:]
@@ -489,8 +492,11 @@ class RemindStrategy(StreamStrategy):
         return MixedMemories(maps=mixed_maps, targets=mixed_targets)
 
 
-def no_pixels(positions: Sequence[int]) -> Tensor:
-    """Raise ``ValueError``, because codes are stored, not images."""
+def refuse_pixels(positions: Sequence[int]) -> Tensor:
+    """Raise ``ValueError``, because codes are stored, not images.
+
+    It stands in batches for the function that reads pixels.
+    """
     raise ValueError("REMIND stores codes; its batches have no pixels")
 
 
@@ -571,6 +577,11 @@ class RemindPlugin(StoringPlugin):
         self.sgd_arguments = {"weight_decay": weight_decay}
 
     @property
+    def replays_per_image(self) -> int:
+        """Maps that are replayed for each new image of a step, mixed with mixup."""
+        return self.replays if self.samples_at_a_time else self.batch_replays
+
+    @property
     def statistics_bytes(self) -> int:
         """Bytes of the centroids."""
         return self.storage_policy.quantizer.table_bytes
@@ -608,11 +619,12 @@ class RemindPlugin(StoringPlugin):
         positions = [index * n_images // n_used for index in range(n_used)]
         # A loader draws a seed; with a generator of its own, the tables leave the
         # global RNG state unchanged.
-        batches = _batches_at(positions, strategy, torch.Generator())
+        batches = _batches_at(positions, strategy, generator=torch.Generator())
         maps = (batch.feature_map for batch in batches)
-        random = buffer.slots.random
-        vectors = draw_locations(maps, n_used, self.fit_vectors, random)
-        buffer.quantizer.fit(vectors, self.seed)
+        vectors = draw_locations(
+            maps, images=n_used, most=self.fit_vectors, random=buffer.slots.random
+        )
+        buffer.quantizer.fit(vectors, seed=self.seed)
 
     def _store_first_experience(self, strategy) -> None:
         """Store images of the first experience, balanced over its classes.
@@ -652,4 +664,9 @@ def _batches_at(
     )
     for images, labels, *_ in loader:
         maps = strategy.model.features(images.to(strategy.device))
-        yield StreamBatch(labels=labels, feature_map=maps, codes=None, pixels=no_pixels)
+        yield StreamBatch(
+            labels=labels,
+            feature_map=maps,
+            codes=None,  # the buffer encodes the maps
+            pixels=refuse_pixels,  # a function, which raises ValueError
+        )

@@ -40,12 +40,25 @@ class RowLookup(torch.autograd.Function):
         # Where the slices of each row begin among the sorted ones.
         first_of_row = torch.searchsorted(sorted_codes, row_numbers)
         slice_gradients = gradient.reshape(-1, gradient.shape[-1])
-        # A sum over segments of a list: the bag of a row has the positions of its
-        # slices, whose gradients play the part of the embedding's weight.
-        row_gradients = functional.embedding_bag(
-            input=slice_positions,
-            weight=slice_gradients,
-            offsets=first_of_row,
-            mode="sum",
+        row_gradients = _sums_of_segments(
+            slice_gradients, order=slice_positions, starts=first_of_row
         )
         return row_gradients, None
+
+
+def _sums_of_segments(vectors: Tensor, order: Tensor, starts: Tensor) -> Tensor:
+    """Sum vectors segment by segment, in an order that has them one after the other.
+
+    Args:
+        vectors: ``(N, d)``.
+        order: ``(N,)`` int64, positions of the vectors.
+        starts: ``(n,)`` int64, where each segment begins in ``order``; it ends where
+            the next one begins, and is empty if that is at once.
+
+    Returns:
+        ``(n, d)``.
+    """
+    # In torch's words, the vectors are the weight of an embedding, a segment is a bag.
+    return functional.embedding_bag(
+        input=order, weight=vectors, offsets=starts, mode="sum"
+    )

@@ -131,14 +131,13 @@ class Run:
         name.
         """
         compared = self.compared
-        content = dict(self.result.get("provenance", {}))
-        if "dataset_root" in compared and "dataset_root" in content:
-            # The hash covers names and sizes of images only.
-            content["dataset_root"] = [
-                compared["dataset_root"],
-                content["dataset_root"],
-            ]
-        return json.dumps(compared | content, sort_keys=True, default=str)
+        content_hashes = dict(self.result.get("provenance", {}))
+        # A hash takes the place of the path of its file. That of a folder of images
+        # covers their names and sizes only, so its path is compared, too.
+        if "dataset_root" in compared and "dataset_root" in content_hashes:
+            path_and_hash = [compared["dataset_root"], content_hashes["dataset_root"]]
+            content_hashes["dataset_root"] = path_and_hash
+        return json.dumps(compared | content_hashes, sort_keys=True, default=str)
 
     @property
     def forgetting(self) -> float | None:
@@ -256,7 +255,11 @@ def find_runs(folders: Sequence[str]) -> FoundRuns:
             unfinished.setdefault(path.resolve(), path)
         if not runs_below.finished:
             problems.append(_unfinished_message(folder, runs_below.unfinished))
-    return FoundRuns(list(finished.values()), list(unfinished.values()), problems)
+    return FoundRuns(
+        finished=list(finished.values()),
+        unfinished=list(unfinished.values()),
+        problems=problems,
+    )
 
 
 def _runs_below(top: Path) -> FoundRuns:

@@ -134,4 +134,4 @@ def fill_caches(
     units = cache_units(unfinished, folder / CACHES)  # each fills a shard
     if units:
         engine = engine_of(settings, folder)
-        do_all(units, engine, title="shards of the feature cache", progress=progress)
+        do_all(units, engine, plural="shards of the feature cache", progress=progress)

@@ -52,7 +52,7 @@ def do_all(
     units: Sequence[WorkUnit],
     engine: Engine,
     *,
-    title: str = "runs",
+    plural: str = "runs",
     progress: bool = True,
     retries: int = RETRIES,
     finished: Callable[[WorkUnit], object] | None = None,
@@ -63,7 +63,7 @@ def do_all(
         units: pieces of work, such as runs, each with a folder of its own, in the order
             in which they start.
         engine: where they are done; it is closed at the end.
-        title: what the bar counts.
+        plural: what the units are called in the bar that counts them.
         progress: whether to show a bar with the time left.
         retries: number of times that a unit is done again whose worker was lost; one
             that raised an error is not done again.
@@ -81,15 +81,19 @@ def do_all(
     """
     check_folders(units)  # raises if two units share one
     waiting = deque(unit for unit in units if not is_done(unit))
-    n_units = len(units)
-    n_done_before = n_units - len(waiting)
+    n_done_before = len(units) - len(waiting)
     with (
         contextlib.closing(engine),
         progress_bar(
-            n_units, title, f" {title}", initial=n_done_before, show=progress
+            total=len(units),
+            title="done",
+            unit=f" {plural}",
+            initial=n_done_before,
+            show=progress,
         ) as bar,
     ):
-        sweep = _Sweep(waiting, engine, retries, finished, bar)
+        # Starts units while the engine has room, and does lost ones again.
+        sweep = _Sweep(waiting, engine, retries=retries, finished=finished, bar=bar)
         return sweep.run()
 
 
@@ -105,7 +109,14 @@ def check_folders(units: Sequence[WorkUnit]) -> None:
 
 
 class _Sweep:
-    """The state of ``do_all``: what waits, was lost and failed."""
+    """The state of ``do_all``: what waits, was lost and failed.
+
+    Args:
+        waiting: units that are not done, in the order in which they start.
+        engine: where they are done.
+        retries, finished: see ``do_all``.
+        bar: its count grows with each unit that ends.
+    """
 
     def __init__(
         self,
@@ -150,7 +161,7 @@ class _Sweep:
 
     def _start(self) -> None:
         """Start as many units as there is room for."""
-        room = self.engine.room()
+        room = self.engine.room()  # None for all units
         count = len(self.waiting) if room is None else min(room, len(self.waiting))
         if not count:
             return
@@ -190,6 +201,10 @@ class _Sweep:
 
     def _count_loss(self, ended: Ended) -> bool:
         """Count and report a lost worker.
+
+        Args:
+            ended: a unit whose worker was lost; with ``is_due`` it met a limit of the
+                cluster, such as one of time, which does not count as a loss.
 
         Returns:
             Whether its unit is to be done again.

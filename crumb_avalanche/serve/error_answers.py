@@ -28,7 +28,7 @@ ERRORS = {
     503: "Too many requests are waiting; try again in some seconds.",
     507: "The learner's file cannot be written; nothing was changed.",
 }
-STATUS = {
+STATUS_BY_ERROR = {
     NothingTaughtError: 409,
     TooLargeError: 413,
     ValueError: 400,
@@ -68,7 +68,7 @@ async def answer_to(request: Request, error: Exception) -> Response:
         question, _, _ = str(error).partition(";")  # behind it is advice for Python
         advice = "if it is another one, add new_class=true to the address"
         return JSONResponse({"error": f"{question}; {advice}", "near": error.near}, 409)
-    for error_class, status in STATUS.items():
+    for error_class, status in STATUS_BY_ERROR.items():
         if isinstance(error, error_class):
             return error_answer(status, str(error))
     return error_answer(

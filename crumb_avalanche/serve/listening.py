@@ -116,7 +116,7 @@ class Listener(socket.socket):
         connections is ended, of these the one that has waited longest.
 
         Returns:
-            Whether one was ended; none is if all are at work or have just begun.
+            Whether a connection was ended; none is if all are at work or just began.
         """
         # Number of connections of each address.
         counts = Counter(connection.address for connection in self.connections.values())
@@ -232,9 +232,13 @@ def run(
         key: PEM file of its key, if it is another one.
     """
     uvicorn = load_server()
+    # The listener has a ``Connection`` for each client. The application counts in it
+    # the requests that are being answered, and the protocol notes when an answer is not
+    # read. So connections that wait for their client can be ended: by the listener,
+    # when it needs room for a new one, and by the protocol, after some seconds.
     config = uvicorn.Config(
-        _counting_requests(app, listener),
-        http=_protocol_class(listener),
+        app=_with_counted_requests(app, listener),
+        http=_protocol_with_time_limits(listener),
         log_config=None,
         log_level="error",  # anybody can make it warn
         access_log=False,  # addresses hold the token
@@ -246,7 +250,8 @@ def run(
         ssl_certfile=certificate,
         ssl_keyfile=key,
     )
-    loop = _ListenerLoop()  # accepts connections by ``Listener.accept``
+    # A selector loop, because other loops do not call ``listener.accept``.
+    loop = _LoopWithHandshakeLimit()
     asyncio.set_event_loop(loop)
     try:
         loop.run_until_complete(uvicorn.Server(config).serve(sockets=[listener]))
@@ -264,10 +269,11 @@ async def _cancel_tasks() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-class _ListenerLoop(asyncio.SelectorEventLoop):
-    """A loop, which accepts connections by ``Listener``, with a time for handshakes.
+class _LoopWithHandshakeLimit(asyncio.SelectorEventLoop):
+    """A loop that accepts connections by ``Listener``, and limits TLS handshakes.
 
-    uvicorn has no setting for it, and calls ``create_server`` of the running loop.
+    uvicorn has no setting for their time, and calls ``create_server`` of the running
+    loop.
     """
 
     async def create_server(self, *arguments: Any, **keywords: Any) -> Any:
@@ -277,7 +283,7 @@ class _ListenerLoop(asyncio.SelectorEventLoop):
         return await super().create_server(*arguments, **keywords)
 
 
-def _counting_requests(app: Any, listener: Listener) -> Any:
+def _with_counted_requests(app: Any, listener: Listener) -> Any:
     """Return an ASGI application that counts the requests of each connection."""
 
     async def count_and_answer(scope: Any, receive: Callable, send: Callable) -> None:
@@ -292,7 +298,7 @@ def _counting_requests(app: Any, listener: Listener) -> Any:
     return count_and_answer
 
 
-def _protocol_class(listener: Listener) -> type:
+def _protocol_with_time_limits(listener: Listener) -> type:
     """Return uvicorn's HTTP protocol with a time to ask and a time to read.
 
     Only methods of ``asyncio.Protocol`` are overridden.

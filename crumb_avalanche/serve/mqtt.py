@@ -130,8 +130,11 @@ class Bridge:
         message = self.read(received)
         if message.topic in self._own_topics() or not message.has_image:
             return
-        if not received.dup:  # the broker uses the number of the packet again
-            self.journal.drop_keys(_packet_key(received.mid))
+        # MQTT marks a message that is delivered again (dup). A new message may have the
+        # packet number of an earlier one, with which it must not be confused.
+        is_new = not received.dup
+        if is_new:
+            self.journal.drop_keys(prefix=_packet_prefix(received.mid))
         entry = self.journal.find(message.key)
         # "begun": this program ended before it had an answer.
         if entry is None or entry.state == "begun":
@@ -169,7 +172,7 @@ class Bridge:
 
     def begin_session(self) -> None:
         """Forget the numbers of packets, which begin again in a new session."""
-        self.journal.drop_keys(_packet_key(None))
+        self.journal.drop_keys(prefix=_packet_prefix(None))
 
     def read(self, received: Any) -> Message:
         """Take a message of the broker apart: command, label, event and key.
@@ -197,7 +200,7 @@ class Bridge:
             event_names = json.dumps([topic, label, event_id])
             key = f"event {hashlib.sha256(event_names.encode()).hexdigest()}"
         elif received.qos and not is_refused:
-            key = f"{_packet_key(received.mid)}{topic} {digest}"
+            key = f"{_packet_prefix(received.mid)}{topic} {digest}"
         else:  # never delivered again
             key = f"message {secrets.token_hex(16)}"
         return Message(
@@ -252,7 +255,14 @@ class Bridge:
             return self.journal.note_answer(message.key, topic, text)
         except sqlite3.Error as error:
             self.log(f"the journal of answers cannot be written: {error}")
-            return JournalEntry(message.key, "", 0, topic, text, "made")
+            return JournalEntry(
+                key=message.key,
+                source="",
+                lesson=0,
+                topic=topic,
+                text=text,
+                state="made",
+            )
 
     async def _predict(self, message: Message) -> dict[str, Any]:
         """Answer what the image of a message shows, and hold it for a correction.
@@ -350,7 +360,7 @@ class Bridge:
         """
         event_id = str(message.event.get("id") or "")
         if message.label and not message.event:
-            event_id = message.text
+            event_id = message.text  # the label is in the topic then
         label = message.label or message.text
         is_gone = event_id and event_id not in self._recent
         if is_gone or not self._recent:
@@ -423,7 +433,7 @@ def _topic_of(received: Any) -> str:
         return ""
 
 
-def _packet_key(number: int | None) -> str:
+def _packet_prefix(number: int | None) -> str:
     """Return how the journal's keys of a packet begin; of all packets for ``None``."""
     return "packet " if number is None else f"packet {number} "
 

@@ -28,7 +28,7 @@ from crumb_avalanche.serve.bodies import (
     read_images,
     read_parts,
 )
-from crumb_avalanche.serve.error_answers import RESPONSES, STATUS, answer_to
+from crumb_avalanche.serve.error_answers import RESPONSES, STATUS_BY_ERROR, answer_to
 from crumb_avalanche.serve.guard import TOKEN_HEADER, Guard
 from crumb_avalanche.serve.messages import (
     Changed,
@@ -314,6 +314,7 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
 
     @app.get("/", summary="The page for people", response_class=HTMLResponse)
     async def index(
+        # It describes the token in the API; ``Guard`` reads and checks it.
         token: Annotated[
             str, Query(description="the token of the printed address")
         ] = "",
@@ -330,7 +331,8 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
         StarletteHTTPException,
         RequestValidationError,
     )
-    for error_class in (*framework_errors, *STATUS, Exception):
+    errors_of_routes = STATUS_BY_ERROR.keys()
+    for error_class in (*framework_errors, *errors_of_routes, Exception):
         app.add_exception_handler(error_class, answer_to)
     # It refuses requests without the token, or from pages of other origins.
     return Guard(app, token, origins, policy)

@@ -73,8 +73,8 @@ class SeenClassesLoss:
     def _loss_of_classes_seen(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the criterion over the classes seen so far.
 
-        Outputs of other shapes than ``(B, classes)`` are left to the criterion, and so
-        are all of one that has a true attribute ``all_outputs``.
+        Outputs of other shapes than ``(B, classes)`` are left to the criterion. A
+        criterion that has a true attribute ``all_outputs`` gets all outputs, too.
 
         Args:
             logits: ``(B, classes)`` float, masked where a class was not seen.
@@ -85,7 +85,9 @@ class SeenClassesLoss:
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             return self.criterion(logits, labels)
         unseen = self.unseen_mask(logits.shape[1], logits.device)  # (classes,) bool
-        is_before_training = unseen.all()  # then all outputs count
+        # Before training, when no class was seen, all outputs count: none is unseen.
+        # Without an ``if``, which would wait for a GPU.
+        is_before_training = unseen.all()
         unseen = unseen & ~is_before_training
         if _is_plain_cross_entropy(self.criterion):
             return self._loss_of_all_outputs(logits, labels, unseen)

@@ -110,7 +110,7 @@ def pseudo_classes(
         Positions of the images of each of these classes: ascending, at most
         ``MOST_IMAGES`` (100), evenly spread; each has at least two.
     """
-    positions_of_classes = _positions_by_key(labels)  # a list for each class
+    positions_of_classes = _group_positions(labels)  # a list for each class
     if objects is not None and len(positions_of_classes) < FEWEST_CLASSES:
         positions_of_objects = _objects_in_turn(labels, objects)
         if len(positions_of_objects) >= FEWEST_CLASSES:
@@ -136,20 +136,25 @@ def _objects_in_turn(
         A list for the first object of each class, then for the second one of each, and
         so on.
     """
-    positions_of_objects = []  # by class and name
-    for positions in _positions_by_key(list(zip(labels, objects, strict=True))):
+    class_and_name = list(zip(labels, objects, strict=True))  # of each image
+    images_of_objects = []  # positions of the images, a list for each object
+    for positions in _group_positions(class_and_name):
         if len(positions) > 1:
-            positions_of_objects.append(positions)
-    class_of_objects = [labels[positions[0]] for positions in positions_of_objects]
-    objects_of_classes = _positions_by_key(class_of_objects)  # numbers of the objects
+            images_of_objects.append(positions)
+    class_of_object = [labels[positions[0]] for positions in images_of_objects]
+    # Positions of the objects in the two lists above, a list for each class.
+    objects_of_classes = _group_positions(class_of_object)
     in_turn = []
     for turn in zip_longest(*objects_of_classes):  # None for a class without any left
-        in_turn += [positions_of_objects[index] for index in turn if index is not None]
+        in_turn += [images_of_objects[number] for number in turn if number is not None]
     return in_turn
 
 
-def _positions_by_key(keys: Sequence[Hashable]) -> list[list[int]]:
-    """Return the positions of each key, in order of its first."""
+def _group_positions(keys: Sequence[Hashable]) -> list[list[int]]:
+    """Return the positions of equal keys, ascending, a list for each different key.
+
+    The lists are in the order in which the keys occur first.
+    """
     positions_by_key: dict[Hashable, list[int]] = {}
     for position, key in enumerate(keys):
         positions_by_key.setdefault(key, []).append(position)

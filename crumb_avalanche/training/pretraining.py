@@ -149,7 +149,7 @@ def pretrain(
         history.append(epoch_results)
         if checkpoints is not None:
             state = _checkpoint_state(model, optimizer, trained, random_rows)
-            checkpoints.write({"history": history}, state)
+            checkpoints.write(notes={"history": history}, state=state)
     model.eval()
     return history
 
@@ -273,12 +273,13 @@ def _check_state(state: Any, trained: Sequence[Tensor]) -> None:
         state: of a checkpoint, of any type.
         trained: the weights, each with a momentum of its shape or ``None``.
     """
-    parts = record(model=dict, momentum=list, rows=array(torch.uint8, None), rng=dict)
+    generator_type = array(torch.uint8, None)  # bytes, any number of them
+    parts = record(model=dict, momentum=list, rows=generator_type, rng=dict)
     check(parts, state)
-    check(each(Any, len(trained)), state["momentum"], "momentum")
+    check(each(Any, size=len(trained)), state["momentum"], path="momentum")
     for index, weight in enumerate(trained):
         momentum_type = maybe(array(torch.float32, *weight.shape))
-        check(momentum_type, state["momentum"][index], f"momentum[{index}]")
+        check(momentum_type, state["momentum"][index], path=f"momentum[{index}]")
 
 
 def _resume(
@@ -390,9 +391,12 @@ def read_pretrained(path: str | os.PathLike) -> tuple[dict[str, Tensor], dict]:
     try:
         made_with = loaded_json(metadata.get("made_with", ""))
         check(MADE_WITH, made_with)  # names, types and ranges
-        classes = made_with["classes"]
-        if not any(tensor.shape[:1] == (classes,) for tensor in tensors.values()):
-            raise StateError(f"classes is {classes}, but no tensor has that many rows")
+        n_classes = made_with["classes"]
+        # The head has a row for each class; its name depends on the network.
+        if not any(tensor.shape[:1] == (n_classes,) for tensor in tensors.values()):
+            raise StateError(
+                f"classes is {n_classes}, but no tensor has that many rows"
+            )
     except StateError as error:
         raise WeightsError(
             f"{path} is damaged: the settings of its pretraining are wrong ({error}); "

@@ -267,7 +267,7 @@ def test_what_srda_leaves_out_has_the_common_shape():
     expected = []
     for label, group in enumerate(groups_of(features, labels)):
         rows = rows_of_classes[label]
-        outside = scatters.outside[label]
+        outside = scatters.left_out_traces[label]
         left_out = float(outside / (outside + rows.square().sum()))
         assert 0.05 < left_out < 0.6
         of_group = rows.T @ rows / len(group) + left_out * common

@@ -6,7 +6,7 @@ import torch
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods.memory_recall import GaussianBuffer, MemoryRecallSettings
 from crumb_avalanche.methods.registry import STRATEGIES
-from crumb_avalanche.methods.remind import no_pixels
+from crumb_avalanche.methods.remind import refuse_pixels
 from crumb_avalanche.models.split_backbone import split_backbone
 
 MEMORY_RECALL = STRATEGIES["memory_recall"]
@@ -32,7 +32,7 @@ def feed(buffer, model, maps, labels, sizes):
     buffer.begin_experience(labels, 4)
     of_batches = torch.tensor(labels).split(sizes)
     for batch_maps, batch_labels in zip(maps.split(sizes), of_batches):
-        batch = StreamBatch(batch_labels, batch_maps, None, no_pixels)
+        batch = StreamBatch(batch_labels, batch_maps, None, refuse_pixels)
         buffer.store(batch, model)
 
 

@@ -320,9 +320,9 @@ def test_locations_are_of_all_images(most, rows):
 def test_tables_are_fitted_to_spread_images(most, images, monkeypatch):
     fitted_to = []
 
-    def watched(maps, *arguments):
+    def watched(maps, **keywords):
         fitted_to.append(torch.cat([*maps]))
-        return draw_locations(fitted_to[0].split(3), *arguments)
+        return draw_locations(fitted_to[0].split(3), **keywords)
 
     monkeypatch.setattr(remind, "draw_locations", watched)
     strategy, stream = learn(experiences=1, fit_vectors=most, centroids=4)

@@ -300,28 +300,29 @@ def learn_an_image(forms):
 
 @pytest.mark.parametrize(("label", "knows"), [(0, True), (2, False)])
 def test_a_class_has_to_be_known_to_be_predicted(nearest_means, label, knows):
-    forms = EarlierForms().knowing(nearest_means, label)
+    forms = EarlierForms().copy_that_knows(nearest_means, label)
     assert (forms is not None) == knows
 
 
 def test_earlier_forms_follow_when_there_are_half_as_many_again(nearest_means):
     earlier = EarlierForms()
-    first = earlier.knowing(nearest_means, 0)
+    first = earlier.copy_that_knows(nearest_means, 0)
     learn_an_image(nearest_means)
-    assert earlier.knowing(nearest_means, 0) is first
+    assert earlier.copy_that_knows(nearest_means, 0) is first
     learn_an_image(nearest_means)
-    assert earlier.knowing(nearest_means, 0) is not first
+    assert earlier.copy_that_knows(nearest_means, 0) is not first
 
 
 def test_earlier_forms_are_restored(nearest_means):
     earlier = EarlierForms()
     views = torch.eye(4)[:, None]
-    expected = earlier.knowing(nearest_means, 0).scores(views)
+    expected = earlier.copy_that_knows(nearest_means, 0).scores(views)
     state = earlier.state_dict()
     learn_an_image(nearest_means)
     restored = EarlierForms()
     restored.load_state_dict(state, nearest_means)
-    assert torch.equal(restored.knowing(nearest_means, 0).scores(views), expected)
+    scores = restored.copy_that_knows(nearest_means, 0).scores(views)
+    assert torch.equal(scores, expected)
 
 
 # Learners with looks

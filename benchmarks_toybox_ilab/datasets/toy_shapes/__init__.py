@@ -94,7 +94,8 @@ class ToyShapesReader:
             frames_per_clip=int(match["frames"] or FRAMES_PER_CLIP),
         )
         if match["dots"]:
-            return as_dots(image, str(path))
+            # White dots at random, dense along edges; the path seeds their draw.
+            return as_dots(image, seed_text=str(path))
         return image
 
 

@@ -509,12 +509,12 @@ def check_classes(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def as_dots(image: Image.Image, name: str) -> Image.Image:
+def as_dots(image: Image.Image, seed_text: str) -> Image.Image:
     """Draw a frame of the toy shapes as white dots on black, dense where edges are.
 
     Args:
         image: The frame.
-        name: Its path, which seeds the dots, alike on every machine.
+        seed_text: Its path; it seeds the dots, alike on every machine.
 
     Returns:
         An RGB image of the same size.
@@ -524,6 +524,6 @@ def as_dots(image: Image.Image, name: str) -> Image.Image:
     edges = np.abs(np.diff(brightness, axis=0, prepend=brightness[:1]))
     edges += np.abs(np.diff(brightness, axis=1, prepend=brightness[:, :1]))
     probability = np.clip(2 * edges, 0, DOTS_ON_EDGES) + DOTS_ANYWHERE
-    seed = zlib.crc32(name.encode())
+    seed = zlib.crc32(seed_text.encode())
     dots = np.random.default_rng(seed).random(probability.shape) < probability
     return Image.fromarray((255 * dots).astype(np.uint8)).convert("RGB")
