@@ -21,6 +21,7 @@ COLUMNS = (
     "run",
     "final_accuracy",
     "seconds",
+    "learning_rate",
     "frame_table_sha256",
     "test_images_sha256",
     "settings_sha256",
@@ -45,6 +46,8 @@ class RecordedRun:
         number: number of the run, which is its seed.
         final: accuracy over all classes at the end, in percent.
         seconds: time of the run; None if it was not recorded.
+        learning_rate: of training, given or tuned on the first experience; None if it
+            was not recorded, or nothing is trained by it.
         split: hash of the table of frames.
         test_images: hash of the rows and labels of the test images.
         commit: commit of the checkout that made the run.
@@ -61,6 +64,7 @@ class RecordedRun:
     number: int
     final: float
     seconds: float | None
+    learning_rate: float | None
     split: str
     test_images: str
     commit: str
@@ -87,6 +91,7 @@ class RecordedRun:
             number=run.number,
             final=round(run.final, 4),
             seconds=None if run.seconds is None else round(run.seconds, 1),
+            learning_rate=run.learning_rate,
             split=run.split,
             test_images=run.test_images,
             commit=run.commit,
@@ -113,7 +118,8 @@ class RecordedRun:
             protocol=line["protocol"],
             number=int(line["run"]),
             final=float(line["final_accuracy"]),
-            seconds=float(line["seconds"]) if line["seconds"] else None,
+            seconds=_number_or_none(line["seconds"]),
+            learning_rate=_number_or_none(line["learning_rate"]),
             split=line["frame_table_sha256"],
             test_images=line["test_images_sha256"],
             commit=line["commit"],
@@ -134,6 +140,7 @@ class RecordedRun:
             "run": self.number,
             "final_accuracy": self.final,
             "seconds": self.seconds,
+            "learning_rate": self.learning_rate,
             "frame_table_sha256": self.split,
             "test_images_sha256": self.test_images,
             "settings_sha256": settings_hash(self.settings),
@@ -158,6 +165,11 @@ def _text(numbers: Iterable[float | None]) -> str:
 def _numbers(text: str) -> tuple:
     """Read what `_text` wrote."""
     return tuple(None if word == NOT_TESTED else float(word) for word in text.split())
+
+
+def _number_or_none(text: str) -> float | None:
+    """Read a number; None of an empty text."""
+    return float(text) if text else None
 
 
 Key = tuple[str, str, str, int]  # row, benchmark, protocol, number of the run

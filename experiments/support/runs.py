@@ -129,6 +129,11 @@ class FinishedRun:
         return self.result.get("seconds")
 
     @property
+    def learning_rate(self) -> float | None:
+        """Learning rate of training, given or tuned; None if it was not recorded."""
+        return self.result.get("learning_rate")
+
+    @property
     def split(self) -> str:
         """Hash of the table of frames, which runs may share; empty if not recorded."""
         return self.result.get("frame_table_sha256", "")

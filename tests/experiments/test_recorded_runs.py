@@ -28,6 +28,7 @@ RUN = RecordedRun(
     number=3,
     final=82.5,
     seconds=12.3,
+    learning_rate=0.003,
     split="abc",
     test_images="def",
     commit="46a1cb66",
@@ -55,9 +56,9 @@ def test_a_file_holds_runs_unchanged(path):
 
 
 def test_a_run_without_predictions_is_held(path):
-    write_recorded(path, [replace(RUN, batches=None, seconds=None)])
+    write_recorded(path, [replace(RUN, batches=None, seconds=None, learning_rate=None)])
     (run,) = read_recorded(path)
-    assert run.batches is None and run.seconds is None
+    assert (run.batches, run.seconds, run.learning_rate) == (None, None, None)
 
 
 def test_a_joint_run_is_known_by_its_line(path):
@@ -122,6 +123,7 @@ def test_a_line_says_what_its_folder_says(tmp_path):
     run = FinishedRun(folder, 3, json.loads((folder / "result.json").read_text()))
     line = RecordedRun.of("Ours", "eth80", "class_instance", run)
     assert line.final == 80
+    assert line.learning_rate == 0.003
     assert line.accuracy_after == (90, 80)
     assert line.batches.tolist() == run.batches.tolist()
     assert line.test_images == run.test_images

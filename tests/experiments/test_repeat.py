@@ -60,6 +60,7 @@ def made(**changes):
         number=0,
         final=72.4085,
         seconds=1.0,
+        learning_rate=0.001,
         split="abc",
         test_images="def",
         commit="46a1cb66",

@@ -66,6 +66,7 @@ def made_run(
     after = [final] if joint else [first, final]
     result = {
         "final_accuracy": final,
+        "learning_rate": 0.003,
         "accuracy_after": after,
         "final_accuracy_per_experience": [final, final],
     }
