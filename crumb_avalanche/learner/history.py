@@ -106,12 +106,16 @@ class History:
         n_dropped = _count_dropped(recent, self.room)
         if n_dropped >= len(self.features):
             return only_last_undoable
+        are_observed = all(lesson_features.observed for lesson_features in recent)
+        if not are_observed:
+            # The lessons before it give classes other numbers when learned again.
+            recent[-1] = features.unobserved()
         before_recent = self.classifier_before
         if n_dropped:
             # Lessons that can no longer be taken back move into the classifier.
             before_recent = copy.deepcopy(self.classifier_before)
             assert before_recent is not None
-            if not all(lesson_features.observed for lesson_features in recent):
+            if not are_observed:
                 keep_looks_of(before_recent, recent)
             for lesson_features in recent[:n_dropped]:
                 lesson_features.repeat(before_recent)  # learns them again, in place
@@ -195,10 +199,10 @@ class History:
             if lesson_features is None:
                 continue
             if is_before_change:
-                # The classifier is as it was then: no clip is predicted anew.
-                lesson_features.repeat(classifier)
+                # The classifier is as it was then: no clip that was observed is
+                # predicted anew.
+                features_of_lessons.append(lesson_features.repeat(classifier))
                 lessons.append(lesson)
-                features_of_lessons.append(lesson_features)
             else:
                 relearned = lesson_features.learn(classifier)
                 lessons.append(lesson.learned_again(relearned.lesson))

@@ -74,19 +74,23 @@ class LessonFeatures:
         """Return the features of all pieces of all clips, in order."""
         return [piece for clip in self.clips for piece in clip.pieces]
 
-    def repeat(self, classifier: Classifier) -> None:
+    def repeat(self, classifier: Classifier) -> "LessonFeatures":
         """Let a classifier learn the lesson as it was learned before.
 
         The classifier has to be in the state of then: its clips are not predicted,
-        which takes most of the time, but recorded as they were.
+        which takes most of the time, but recorded as they were. Those of an unobserved
+        lesson are predicted.
+
+        Returns:
+            The lesson, with what is observed of it.
         """
         if not self.observed:
-            self.learn(classifier)
-            return
+            return self.learn(classifier).features
         for clip in self.clips:
             for index, piece in enumerate(clip.pieces):
                 _repeat_piece(classifier, clip, piece, is_first=index == 0)
         classifier.end_lesson()
+        return self
 
     def learn(self, classifier: Classifier) -> Relearned:
         """Let a classifier learn the lesson anew, in the same pieces.
@@ -114,14 +118,14 @@ class LessonFeatures:
         return replace(self, clips=tuple(clips))
 
     def without(self, name: str) -> "LessonFeatures":
-        """Return the lesson without a class."""
+        """Return the lesson without a class, unobserved."""
         clips = tuple(clip for clip in self.clips if clip.label != name)
-        return LessonFeatures(clips, observed=False)
+        return LessonFeatures(clips).unobserved()
 
     def without_image(self, number: int) -> "LessonFeatures":
         """Return the features of the lesson without one of its images.
 
-        They count as unobserved: what was predicted of its clips no longer holds.
+        The lesson is unobserved: what was predicted of its clips no longer holds.
 
         Args:
             number: of the image in the lesson, from 0.
@@ -138,11 +142,15 @@ class LessonFeatures:
                     pieces.append(piece[is_other_image])
             if pieces:
                 clips.append(replace(clip, pieces=tuple(pieces)))
-        return LessonFeatures(tuple(clips), observed=False)
+        return LessonFeatures(tuple(clips)).unobserved()
 
     def unobserved(self) -> "LessonFeatures":
-        """Return the lesson for a learner whose classes became others."""
-        return replace(self, observed=False)
+        """Return the lesson for a learner whose classes became others.
+
+        It has no observations: their numbers are those of the classes before.
+        """
+        clips = tuple(replace(clip, observation=None) for clip in self.clips)
+        return LessonFeatures(clips, observed=False)
 
     @property
     def observations(self) -> list[Observation]:

@@ -287,6 +287,41 @@ def test_undo_after_forget(make_any):
         assert "c1" not in [clip.label for clip in lesson.clips]
 
 
+@pytest.mark.parametrize("most_lessons", [200, 6])
+@pytest.mark.parametrize("undone", [1, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda it: it.forget("c0"),
+        lambda it: it.forget("c2"),
+        lambda it: it.move("c0", "c1"),
+    ],
+    ids=["forget the first", "forget another", "move"],
+)
+def test_undo_after_classes_changed(
+    make_any, tmp_path, monkeypatch, change, undone, most_lessons
+):
+    """Learned again, classes have other numbers; what is observed has these, too."""
+    monkeypatch.setattr(history, "MOST_LESSONS", most_lessons)
+    learner = teach(make_any(), [lesson_of(seed, seed % 4, 6) for seed in range(5)])
+    change(learner)
+    teach(learner, [lesson_of(seed, seed % 2 + 1, 6) for seed in range(5, 8)])
+    path = tmp_path / "mine.safetensors"
+    for _ in range(undone):
+        learner.undo()
+    learner.save(path)
+    check_same_learner(Learner.load(path), learner)
+
+
+def test_remove_image_after_forget(make_any, tmp_path):
+    learner = teach(make_any(), [lesson_of(seed, seed % 4, 6) for seed in range(5)])
+    learner.forget("c1")
+    learner.remove_image(5, 0)
+    path = tmp_path / "mine.safetensors"
+    learner.save(path)
+    check_same_learner(Learner.load(path), learner)
+
+
 def test_history_of_merged_learners(make_any):
     learner = teach(make_any(), [lesson_of(9, 3, 6)])
     second = teach(make_any(), lessons_of_three_classes(6))
