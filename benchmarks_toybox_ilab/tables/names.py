@@ -54,7 +54,7 @@ def check_name(name: object) -> str:
         )
     name = unicodedata.normalize("NFC", name)
     problem = _problem_of_name(name)
-    name = name.strip()
+    name = name.strip() or name  # a blank one is refused as it came
     if problem:
         quoted = f"'{printable(name[:40])}'"
         if len(name) > 40:

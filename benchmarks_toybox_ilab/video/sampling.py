@@ -106,7 +106,7 @@ def sampled_frames(
     # FFmpeg's errors inherit from many built-in ones.
     except Exception as error:
         where = f" after {time:.1f} s" if count else ""
-        raise _video_error(
+        raise video_error(
             video, f"cannot be decoded{where}: {_reason_of(error)}"
         ) from error
 
@@ -423,14 +423,14 @@ def _decoded_frames(
         if packet_time is not None:
             end = max(end, packet_time + _packet_seconds(packet))
     if first_stamp is None:
-        raise _video_error(video, "has no frame that can be decoded")
+        raise video_error(video, "has no frame that can be decoded")
     # A first stamp below 0 lies before the 0 from which packets are counted.
     seconds_of_packets = end - min(first_stamp, 0.0)
     seconds_of_frames = time + 1 / rate
     seconds = max(seconds_of_packets, seconds_of_frames)
     stated_seconds = _stated_seconds(container, stream, rate)
     if stated_seconds - seconds > _MISSING_SECONDS:
-        raise _video_error(
+        raise video_error(
             video,
             f"is truncated: it should last {stated_seconds:.1f} s, but ends after "
             f"{seconds:.1f} s",
@@ -496,7 +496,7 @@ def _opened_video(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
     if not video.is_file():
         raise VideoError(f"there is no video file {video}; restore it.")
     if not video.stat().st_size:
-        raise _video_error(video, "is empty (0 bytes)")
+        raise video_error(video, "is empty (0 bytes)")
     av = load_av()
     options: dict[str, str] = {}
     if int(av.__version__.split(".")[0]) < 19:  # PyAV 19 lacks the argument
@@ -505,11 +505,11 @@ def _opened_video(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
         # Absolute, because FFmpeg reads the text before a colon as a protocol.
         container = av.open(str(video.absolute()), **options)
     except Exception as error:
-        raise _video_error(video, f"cannot be opened: {_reason_of(error)}") from error
+        raise video_error(video, f"cannot be opened: {_reason_of(error)}") from error
     with closed_by_its_process(container):
         stream = _video_stream(video, container)
         if stream.codec_context is None:
-            raise _video_error(video, "is of a codec that FFmpeg does not know")
+            raise video_error(video, "is of a codec that FFmpeg does not know")
         transfer = getattr(stream.codec_context, "color_trc", _UNKNOWN)
         if transfer in HDR and not hasattr(av.VideoFrame, "color_trc"):
             raise VideoError(
@@ -546,10 +546,10 @@ def _is_cover(stream: Any) -> bool:
 
 def _damage_error(video: Path, time: float) -> VideoError:
     """Return the error for a video with damage after `time` seconds."""
-    return _video_error(video, f"is damaged or truncated after {time:.1f} s")
+    return video_error(video, f"is damaged or truncated after {time:.1f} s")
 
 
-def _video_error(video: Path, problem: str) -> VideoError:
+def video_error(video: Path, problem: str) -> VideoError:
     """Return the error for a video file: what is wrong, and what to do."""
     return VideoError(f"video {video} {problem}. {_ADVICE.format(name=video.name)}")
 

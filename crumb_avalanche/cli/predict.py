@@ -59,11 +59,13 @@ class Asker:
     def answers(self) -> Answers:
         """Yield the answers for all sources; skip what cannot be read."""
         calls = self._prepared_calls()
+        # Its error is that of the command; errors of boxes do not name their photo.
+        is_only_source = len(calls) == 1 and self.settings.boxes is None
         for source, predict in calls:
             try:
                 yield from predict()
             except (BadFrameError, FileNotFoundError, ValueError) as error:
-                if len(calls) == 1 or isinstance(error, NothingTaughtError):
+                if is_only_source or isinstance(error, NothingTaughtError):
                     raise
                 # The other sources are answered for all the same.
                 reason = str(error).removeprefix(f"{source} ")

@@ -4,7 +4,7 @@ With a box the scene around an object hardly counts: it is cut off, before the n
 sees the image.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,20 +33,33 @@ def boxes_of(detected: Any) -> list[Box]:
             a result with ``boxes.xyxy``, as ultralytics' do; or a list of one of them.
 
     Raises:
-        ValueError: it is none of these, or a box is empty.
+        ValueError: it is none of these, or a box has less than four numbers, is empty
+            or too large; says which box.
     """
-    rows = _box_rows(detected)
-    if rows.shape[1] < 4:
-        rows = np.zeros((1, 4))  # an empty box, which is refused below
-    left, top, right, bottom = rows[:, :4].T
-    is_finite = np.abs(rows[:, :4]) <= LARGEST
-    has_area = (right > left) & (bottom > top)
-    if not (is_finite.all() and has_area.all()):
-        raise ValueError(
-            f"a box is {rows[0, :4].tolist()}, or another of {len(rows)} is empty or "
-            f"too large; {_RULE}"
-        )
-    return [(row[0], row[1], row[2], row[3]) for row in rows.tolist()]
+    rows = _box_rows(detected)[:, :4].tolist()
+    for number, row in enumerate(rows, 1):
+        problem = _problem_of_box(row)
+        if problem:
+            raise ValueError(
+                f"box {number} of {len(rows)} is {row}, {problem}; {_RULE}"
+            )
+    return [(row[0], row[1], row[2], row[3]) for row in rows]
+
+
+def _problem_of_box(row: Sequence[float]) -> str:
+    """Say what is wrong with a box; empty if nothing is.
+
+    Args:
+        row: at most four numbers: left, top, right and bottom in pixels.
+    """
+    if len(row) < 4:
+        return "less than four numbers"
+    left, top, right, bottom = row
+    if not all(abs(edge) <= LARGEST for edge in row):  # true of NaN, too
+        return "not finite or too large"
+    if right <= left or bottom <= top:
+        return "which is empty"
+    return ""
 
 
 def _box_rows(detected: Any) -> np.ndarray:

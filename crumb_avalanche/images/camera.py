@@ -8,21 +8,25 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
+from benchmarks_toybox_ilab.tables.folders import is_video
 from benchmarks_toybox_ilab.tables.forks import closed_by_its_process
 from benchmarks_toybox_ilab.tables.names import check_name
 from benchmarks_toybox_ilab.video.extract import frame_rate
 from benchmarks_toybox_ilab.video.interlaced import Deinterlacer
 from benchmarks_toybox_ilab.video.sampling import (
     Clock,
+    VideoError,
     display_matrix,
     load_av,
     picture,
     pixel_aspect,
+    video_error,
 )
 from crumb_avalanche.images.clips import Clip, Frames
 
@@ -68,8 +72,10 @@ def camera_clip(
     Raises:
         ValueError: `seconds` or `fps` is not a number above 0, `label` breaks the rule
             of `check_name`, or `device` is a number on Windows.
+        FileNotFoundError: `device` is the path of a video that does not exist.
         CameraError: from `Clip.frames`, if the camera cannot be opened, stops, or gives
             no frame in 10 seconds.
+        VideoError: from `Clip.frames`, if a video file cannot be read.
         ImportError: from `Clip.frames`, if PyAV is not installed.
     """
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
@@ -84,8 +90,20 @@ def camera_clip(
 
 
 def shown_device(device: str | int) -> str:
-    """Return the name of a camera in paths and errors, without a password in it."""
+    """Return the name of a camera in paths and errors, without a password in it.
+
+    That of a file is its path.
+    """
+    if is_file(device):
+        return str(device)
     return f"camera {re.sub(r'//[^/@]*@', '//', str(device))}"
+
+
+def is_file(device: str | int) -> bool:
+    """Whether a device is a file: one that exists, or the name of a video."""
+    if isinstance(device, int) or "://" in device:
+        return False
+    return os.path.isfile(device) or is_video(Path(device))
 
 
 def _opening_arguments(device: str | int) -> tuple[str, dict[str, Any]]:
@@ -96,12 +114,17 @@ def _opening_arguments(device: str | int) -> tuple[str, dict[str, Any]]:
             stream.
 
     Raises:
+        FileNotFoundError: the device is the path of a video that does not exist.
         ValueError: the device is a number on Windows.
     """
     if isinstance(device, str):
         if device.isdecimal():  # as the command line gives it
             device = int(device)
-        elif os.path.isfile(device):
+        elif is_file(device):
+            if not os.path.lexists(device):
+                raise FileNotFoundError(
+                    f"there is no file or folder {device}; check the path."
+                )
             return os.path.abspath(device), {}
         elif device.startswith("rtsp") and "://" in device:
             return device, {"options": {"rtsp_transport": "tcp"}}
@@ -176,6 +199,7 @@ def _timed_frames(
 
     Raises:
         CameraError: the camera cannot be opened, stops, or gives no frame.
+        VideoError: the same of a file.
     """
     av = load_av()
     try:
@@ -230,6 +254,7 @@ def _decoded_frames(container: Any, stream: Any, device: str | int) -> Iterator[
 
     Raises:
         CameraError: the camera stops, or gives no frame in ``PATIENCE`` seconds.
+        VideoError: the file is damaged.
     """
     last_frame_time = time.monotonic()
     while True:
@@ -249,11 +274,16 @@ def _decoded_frames(container: Any, stream: Any, device: str | int) -> Iterator[
 
 def _camera_error(
     device: str | int, problem: str, error: Exception | None = None
-) -> CameraError:
-    """Return the error of a camera: what is wrong, why, and how cameras are named."""
+) -> CameraError | VideoError:
+    """Return the error of a camera: what is wrong, why, and how cameras are named.
+
+    That of a file says how to repair it.
+    """
     reason = ""
     if error is not None:
         reason = f": {getattr(error, 'strerror', None) or error}"
+    if is_file(device):
+        return video_error(Path(device), f"{problem}{reason}")
     names = _NAMES.get(sys.platform, _NAMES["linux"])
     return CameraError(
         f"{shown_device(device)} {problem}{reason}. Check that it is connected, that "

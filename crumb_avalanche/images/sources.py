@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,7 @@ SHORT_VIDEO_FPS = 5.0  # at most, of a video where the former gives fewer than e
 ENOUGH_FRAMES = 20
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 _MOST_NAMED = 5  # class folders without images that a warning names
+_READABLE = "files that Pillow (JPEG, PNG ...) or PyAV (MP4 ...) can read"
 _RULE = (
     "an array must be (H, W, C) or (N, H, W, C), a tensor (C, H, W) or (N, C, H, W), "
     "of 3 channels or 4 with alpha, uint8, uint16 or floating-point from 0 to 1, and "
@@ -112,7 +113,7 @@ def clips_of(
     # `with_final_check` raises at the end if there was no clip.
     if not isinstance(source, str | os.PathLike):
         clips = reader.clips_of_source(source, label, "source")
-        return reader.with_final_check(clips, "the source")
+        return reader.with_final_check(clips, "the source", _EMPTY_LIST)
     path = path_of(source)
     if not os.path.lexists(path) and not is_pattern(path):
         raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
@@ -120,9 +121,11 @@ def clips_of(
         labels = class_folders(path)
         if labels:
             return reader.with_final_check(
-                reader.clips_of_classes(path, labels), str(path)
+                reader.clips_of_classes(path, labels), str(path), _EMPTY_FOLDER
             )
-    return reader.with_final_check(reader.clips_of_path(path, label), str(path))
+    clips = reader.clips_of_path(path, label)
+    without_clips = _EMPTY_PATTERN if is_pattern(path) else _EMPTY_FOLDER
+    return reader.with_final_check(clips, str(path), without_clips)
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterator[Clip]:
@@ -144,6 +147,32 @@ def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterato
         if are_no_classes:
             clip = replace(clip, label=None)
         yield clip
+
+
+@dataclass(frozen=True)
+class _Empty:
+    """What is said of a source without clips.
+
+    Attributes:
+        problem: what is wrong, after the name of the source.
+        cure: what to do.
+    """
+
+    problem: str
+    cure: str
+
+
+_EMPTY_FOLDER = _Empty(
+    "holds no photo and no video, in folders at any depth", f"Give {_READABLE}."
+)
+_EMPTY_PATTERN = _Empty(
+    "matches no photo, no video and no folder with them",
+    f"Check the pattern; give one that matches {_READABLE}.",
+)
+_EMPTY_LIST = _Empty(
+    "holds no photo, no video and no image",
+    f"Give at least one image or array, or {_READABLE}.",
+)
 
 
 class _ClipReader:
@@ -304,12 +333,15 @@ class _ClipReader:
             frames = self._frames_of_images((str(file), file) for file in files)
         return Clip(str(path), label, frames, tuple(map(str, files)))
 
-    def with_final_check(self, clips: Iterator[Clip], source: str) -> Iterator[Clip]:
+    def with_final_check(
+        self, clips: Iterator[Clip], source: str, without_clips: "_Empty"
+    ) -> Iterator[Clip]:
         """Yield clips; after the last one, warn of ignored files or raise if none came.
 
         Args:
             clips: of this reader.
             source: they come from, for warnings and errors.
+            without_clips: what to say if there is no clip.
 
         Raises:
             ValueError: there is no clip.
@@ -328,11 +360,8 @@ class _ClipReader:
         if ignored_in_words:
             notes.append(f"ignored: {ignored_in_words}")
         if is_empty:
-            nothing = f"{source} holds no photo and no video, in folders at any depth"
-            raise ValueError(
-                f"{'; '.join([nothing, *notes])}. Give files that Pillow (JPEG, PNG "
-                "...) or PyAV (MP4 ...) can read."
-            )
+            problem = f"{source} {without_clips.problem}"
+            raise ValueError(f"{'; '.join([problem, *notes])}. {without_clips.cure}")
         if notes:
             warnings.warn(printable(f"{source}: {'; '.join(notes)}"), stacklevel=3)
 
@@ -417,7 +446,14 @@ def _reason_in_words(error: Exception) -> str:
     """Say why an image could not be decoded."""
     if isinstance(error, UnidentifiedImageError):
         return "is not an image that Pillow can read; convert it to JPEG or PNG"
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+    strerror = getattr(error, "strerror", None)
+    if strerror:
+        return strerror
+    text = str(error) or type(error).__name__
+    # Errors of these classes say themselves what to do; all others are Pillow's.
+    if isinstance(error, ImportError | MemoryError | ValueError):
+        return text
+    return f"is damaged: {text}; copy it again from its source"
 
 
 def _usual_frame_rate(video: Path) -> float:

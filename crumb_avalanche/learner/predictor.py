@@ -370,9 +370,11 @@ class Predictor:
             The answers.
 
         Raises:
-            CameraError: the camera, stream or video cannot be opened, or stops.
+            CameraError: the camera or stream cannot be opened, or stops.
+            FileNotFoundError: the video does not exist.
             NothingTaughtError: nothing was taught.
             TypeError: the source or a frame is none of these.
+            VideoError: the video cannot be read.
             ValueError: ``window`` is negative, ``fps`` is not above 0, or a frame is
                 not as for ``teach``.
         """

@@ -206,14 +206,14 @@ def _frames_of_device(
         The name; and for each frame the seconds since the first, the image, and the
         number of frames dropped before it.
     """
-    from crumb_avalanche.images.camera import camera_frames, shown_device
+    from crumb_avalanche.images.camera import camera_frames, is_file, shown_device
 
     device = source if isinstance(source, int) else os.fsdecode(source)
-    is_file = isinstance(device, str) and os.path.isfile(device)
+    is_recorded = is_file(device)
     if live is None:
-        live = not is_file
+        live = not is_recorded
     timed: Timed = camera_frames(device)
-    if is_file and live:
+    if is_recorded and live:
         timed = _played(timed)
     counted = _counted(timed, live)
     return shown_device(device), _sampled(counted, fps)

@@ -10,6 +10,7 @@ from crumb_avalanche.system.named_values import without
 from crumb_avalanche.system.safetensors_header import (
     FormatError,
     Header,
+    OtherFormatError,
     read_header,
 )
 from crumb_avalanche.system.value_types import StateError
@@ -34,6 +35,20 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     Raises:
         TensorFileError: the file is absent, or is damaged.
     """
+    return _checked_header(path).metadata
+
+
+def tensor_names(path: str | os.PathLike) -> list[str]:
+    """Return the names of the tensors in a tensor file, which are not read.
+
+    Raises:
+        TensorFileError: see ``read_metadata``.
+    """
+    return [entry.name for entry in _checked_header(path).entries]
+
+
+def _checked_header(path: str | os.PathLike) -> Header:
+    """Read the header of a tensor file, and verify it; see ``read_metadata``."""
     if not Path(path).is_file():
         raise TensorFileError(f"there is no file {path}; check the path")
     try:
@@ -42,7 +57,7 @@ def read_metadata(path: str | os.PathLike) -> dict[str, str]:
     except (FormatError, OSError) as error:
         raise incomplete_file_error(path, error) from error
     check_digest(path, header)  # raises if the metadata are damaged
-    return header.metadata
+    return header
 
 
 def digest_of(path: str | os.PathLike) -> str | None:
@@ -71,6 +86,10 @@ def incomplete_file_error(
     path: str | os.PathLike, reason: Exception
 ) -> TensorFileError:
     """Return the error for a tensor file that breaks a rule of the format."""
+    if isinstance(reason, OtherFormatError):
+        return TensorFileError(
+            f"{path} {reason}; check the path, or write or fetch it again"
+        )
     return TensorFileError(
         f"{path} is no complete .safetensors file ({reason}); write or fetch it again"
     )

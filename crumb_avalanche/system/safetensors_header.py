@@ -42,6 +42,10 @@ class FormatError(ValueError):
     """The bytes of a file break a rule of the format; says which."""
 
 
+class OtherFormatError(FormatError):
+    """A file is empty, or of another format; says which."""
+
+
 @dataclass(frozen=True)
 class TensorEntry:
     """Where a tensor lies.
@@ -85,13 +89,18 @@ def read_header(file: BinaryIO) -> Header:
     """Read the header of an open tensor file; check that the tensors fill the rest.
 
     Raises:
-        FormatError: the file is none of this format, or is incomplete.
+        OtherFormatError: the file is empty, or of another format.
+        FormatError: the file is incomplete, or breaks another rule.
     """
     file_bytes = file.seek(0, os.SEEK_END)
+    if file_bytes == 0:
+        raise OtherFormatError("is empty")
     file.seek(0)
     n_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
-    most_bytes = min(file_bytes - LENGTH_BYTES, _LONGEST_HEADER)
-    if not 0 < n_bytes <= most_bytes:
+    most_bytes = file_bytes - LENGTH_BYTES
+    if most_bytes <= 0 or not 0 < n_bytes <= _LONGEST_HEADER:
+        raise OtherFormatError("is no .safetensors file")
+    if n_bytes > most_bytes:
         raise FormatError(
             f"its header would have {n_bytes} bytes, room is for {most_bytes}"
         )

@@ -326,8 +326,15 @@ def test_boxes_are_asked_about_one_by_one(mine, boxes, crumb):
     assert (first["box"], second["box"]) == ([0, 0, 20, 20], [5, 5, 30, 30])
     assert (first["label"], second["label"]) == ("red", "red")
     assert code == 1
-    assert "green.png: a box is [9.0, 9.0, 2.0, 2.0]" in err
+    assert "green.png: box 1 of 1 is [9.0, 9.0, 2.0, 2.0], which is empty" in err
     assert "1 file could not be read" in err
+
+
+def test_a_wrong_box_of_the_only_photo(mine, place, refused):
+    file = place / "boxes.json"
+    file.write_text('{"photos/red.png": [[10, 20, 90]]}')
+    words = r"red.png: box 1 of 1 is \[10.0, 20.0, 90.0\], less than four numbers"
+    refused(words, "predict", mine, "--boxes", file)
 
 
 def test_boxes_are_on_the_page(mine, boxes, tmp_path, crumb):

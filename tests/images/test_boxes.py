@@ -151,9 +151,15 @@ def test_each_box_counts_as_an_image(make):
 WRONG = pytest.mark.parametrize(
     ("boxes", "words"),
     [
-        ([(0, 0, 5)], "empty or too large; give"),
-        ([(5, 0, 5, 9)], "empty or too large; give"),
-        ([(0, 0, float("nan"), 9)], "empty or too large; give"),
+        (
+            [(10, 20, 90)],
+            r"box 1 of 1 is \[10.0, 20.0, 90.0\], less than four .*; give",
+        ),
+        (
+            [(0, 0, 5, 9), (5, 0, 5, 9)],
+            r"box 2 of 2 is \[5.0, 0.0, 5.0, 9.0\], which is empty; give",
+        ),
+        ([(0, 0, float("nan"), 9)], r"\[0.0, 0.0, nan, 9.0\], not finite .*; give"),
         ([(200, 0, 220, 9)], "outside the image of 120 x 80"),
         ("here", "boxes are str; give"),
         ([BOXES, BOXES[0]], "boxes are"),

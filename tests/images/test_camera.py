@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_videos import frame_number
 
+from benchmarks_toybox_ilab.video.sampling import VideoError
 from crumb_avalanche.images import camera
 from crumb_avalanche.images.camera import CameraError, camera_clip
 
@@ -197,6 +198,28 @@ def test_a_camera_that_is_not_there(monkeypatch, platform, cure):
     words = rf"camera no such camera cannot be opened: .*{cure}"
     with pytest.raises(CameraError, match=words):
         list(camera_clip("no such camera").frames)
+
+
+def test_a_video_that_is_not_there():
+    with pytest.raises(
+        FileNotFoundError, match=r"no file or folder absent\.mp4; check"
+    ):
+        camera_clip("absent.mp4")
+
+
+def test_a_damaged_video_file(tmp_path):
+    pytest.importorskip("av")
+    path = tmp_path / "clip.mp4"
+    path.write_bytes(bytes(999))
+    words = r"^video .*clip\.mp4 cannot be opened: .*\. Copy it again from its source"
+    with pytest.raises(VideoError, match=words):
+        list(camera_clip(str(path)).frames)
+
+
+def test_frames_have_the_path_of_a_file(video):
+    pytest.importorskip("av")
+    name, _ = next(camera_clip(str(video)).frames)
+    assert name == f"{video}#t=0"
 
 
 def test_pyav_is_needed(monkeypatch):

@@ -25,7 +25,7 @@ def test_class_names(name):
     ("name", "fact"),
     [
         ("", "is blank"),
-        ("  ", "is blank"),
+        ("  ", "class name '  ' is blank"),
         ("a\nb", r"contains '\\n'"),
         ("a\x00", r"contains '\\x00'"),
         ("a\u2028b", r"contains '\\u2028'"),

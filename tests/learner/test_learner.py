@@ -123,7 +123,7 @@ def bad_image():
             {"on_bad": "skip"},
             "no image to learn, 1 file could not be read; source: holds NaN",
         ),
-        ([], "nothing", {}, "holds no photo"),
+        ([], "none", {}, "holds no photo"),
         (images(3), "a/b", {}, "class name 'a/b'"),
     ],
 )

@@ -295,6 +295,7 @@ def test_frames_are_freed_in_a_forked_process(learner, large_video):
         ([], {"window": -1}, ValueError, "window is -1"),
         ([], {"fps": 0}, ValueError, "fps 0"),
         ("/no/camera", {}, CameraError, "camera /no/camera cannot be opened"),
+        ("absent.mp4", {}, FileNotFoundError, "no file or folder absent.mp4"),
     ],
 )
 def test_what_cannot_be_watched(learner, source, options, error, words):

@@ -60,7 +60,7 @@ def test_teaching_goes_on_in_an_opened_file(taught):
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda content: b"no learner", "is no complete .safetensors file"),
+        (lambda content: b"no learner", "is no .safetensors file"),
         (lambda content: content[:-1], "is no complete .safetensors file"),
     ],
 )

@@ -19,6 +19,7 @@ from crumb_avalanche.system.file_metadata import (
     format_of,
     loaded_json,
     read_metadata,
+    tensor_names,
 )
 from crumb_avalanche.system.tensor_file import (
     flatten,
@@ -299,13 +300,10 @@ def test_there_is_no_file(tmp_path, read):
 
 
 HEADERS = {
-    "longer than memory": struct.pack("<Q", 2**62) + b"{}",
-    "longer than counts": struct.pack("<Q", 2**63 + 5) + b"{}",
+    "longer than the file": struct.pack("<Q", 64) + b"{}",
     "deep": struct.pack("<Q", 200_000) + b"[" * 200_000,
     "other characters": struct.pack("<Q", 8) + "{}".encode("utf-32-be"),
     "null": struct.pack("<Q", 4) + b"null",
-    "empty": b"",
-    "half": b"half",
 }
 
 
@@ -315,3 +313,27 @@ def test_files_that_are_none(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(TensorFileError, match=r"is no complete \.safetensors file"):
         read_tensors(path)
+
+
+OTHER_FILES = {
+    "empty": (b"", "is empty"),
+    "half": (b"half", "is no .safetensors file"),
+    "text": (b"This is a text, not tensors.", "is no .safetensors file"),
+    "zeros": (bytes(64), "is no .safetensors file"),
+    "longer than memory": (struct.pack("<Q", 2**62) + b"{}", "is no .safetensors"),
+    "longer than counts": (struct.pack("<Q", 2**63 + 5) + b"{}", "is no .safetensors"),
+}
+
+
+@pytest.mark.parametrize(("content", "words"), OTHER_FILES.values(), ids=OTHER_FILES)
+def test_files_of_another_format(tmp_path, content, words):
+    path = tmp_path / "w.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(TensorFileError, match=f"w.safetensors {words}.*check the path"):
+        read_tensors(path)
+
+
+def test_names_are_read_alone(tmp_path):
+    path = tmp_path / "w.safetensors"
+    write_tensors(path, {"b": torch.ones(2), "a": torch.ones(1)}, {})
+    assert sorted(tensor_names(path)) == ["a", "b"]
