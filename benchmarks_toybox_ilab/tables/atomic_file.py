@@ -125,7 +125,9 @@ def check_replaceable(path: Path) -> os.stat_result | None:
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(status.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        raise IsADirectoryError(
+            f"{path} is a folder, which no file replaces; give the path of a file"
+        )
     if not stat.S_ISREG(status.st_mode):
         raise FileExistsError(
             f"{path} is a pipe or a device, which no file replaces; give the path of a "

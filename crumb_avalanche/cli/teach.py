@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.cli.open_learner import open_or_make_learner, start_runtime
 from crumb_avalanche.cli.settings import TeachSettings
 from crumb_avalanche.images.clips import (
+    Clip,
     check_class_folders,
     label_of,
     only_class_folder,
@@ -169,7 +171,7 @@ def teach_in_shards(
 def check_sources(settings: TeachSettings) -> None:
     """Raise what ``Learner.teach`` would, before the network is loaded."""
     if settings.nothing is not None:
-        check_source(settings.nothing, "nothing", True)
+        next(clips_to_learn(settings.nothing, "nothing"))
     if settings.sources:
         source = source_of(settings)
         check_source(source, settings.label, settings.new_class)
@@ -188,8 +190,12 @@ def check_source(source: Any, label: str | None, new_class: bool) -> None:
     """Raise what ``Learner.teach`` would for a source that cannot be taught."""
     if label is None and not new_class:
         check_class_folders(source)
-    clips = clips_of(source, label, on_bad="skip", report=lambda bad: None)
-    label_of(next(clips))
+    label_of(next(clips_to_learn(source, label)))
+
+
+def clips_to_learn(source: Any, label: str | None) -> Iterator[Clip]:
+    """Return the clips of a source, of which nothing is read yet."""
+    return clips_of(source, label, on_bad="skip", report=lambda bad: None)
 
 
 def print_level(source: Any) -> None:

@@ -13,11 +13,18 @@ from PIL import Image
 
 from benchmarks_toybox_ilab.tables.folders import entries_of, is_visible, kind_of, walk
 from benchmarks_toybox_ilab.tables.frame import natural_key
-from benchmarks_toybox_ilab.tables.names import check_name, check_near, check_not_splits
+from benchmarks_toybox_ilab.tables.names import (
+    check_name,
+    check_near,
+    check_not_splits,
+    near_key,
+)
 from benchmarks_toybox_ilab.tables.text import printable
 
 Frames = Iterator[tuple[str, Image.Image]]  # path and RGB image
 OnBad = Literal["raise", "skip"]  # what to do with a file that gives no image
+# Words for what shows no class, which no class may have as its name.
+WORDS_OF_ANSWERS = ("nothing", "unknown")
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,24 @@ def warn_of_bad_image(bad_image: BadImage) -> None:
     warnings.warn(f"left out {bad_image}", stacklevel=2)
 
 
+def check_label(name: object) -> str:
+    """Return the name of a class that is learned, as `check_name` does.
+
+    Raises:
+        ValueError: If it breaks the rule of `check_name`, or is a word that answers
+            have for what was not taught.
+    """
+    checked_name = check_name(name)
+    if near_key(checked_name) in WORDS_OF_ANSWERS:
+        raise ValueError(
+            f"class name {checked_name!r} stands for what is none of the classes, and "
+            "nobody could tell the two apart; choose another name, such as "
+            f"'{checked_name} object' (an empty scene has none: crumb teach --nothing, "
+            "teach_nothing)"
+        )
+    return checked_name
+
+
 def label_of(clip: Clip) -> str:
     """Return the class name of a clip that is learned, or raise ValueError."""
     if clip.label is None:
@@ -75,14 +100,24 @@ def label_of(clip: Clip) -> str:
             f"{clip.path} has no class: give a label (--label NAME), or a folder with "
             "a folder for each class and no photo or video beside them"
         )
-    return clip.label
+    return check_label(clip.label)
 
 
 # Paths and patterns
 
 
 def path_of(source: str | os.PathLike) -> Path:
-    """Return the path of a source, `~` expanded; raise ValueError if it is empty."""
+    """Return the path of a source, `~` expanded.
+
+    Raises:
+        TypeError: If it is neither text nor a path.
+        ValueError: If it is empty.
+    """
+    if not isinstance(source, str | bytes | os.PathLike):
+        raise TypeError(
+            f"the path is {source!r} ({type(source).__name__}); give text or a "
+            "pathlib.Path."
+        )
     text = os.path.expanduser(os.fsdecode(source))
     if not text:
         raise ValueError("the path is empty; give '.' for the current folder.")
@@ -171,7 +206,9 @@ def _holds_media(folder: Path, root: Path) -> bool:
 
 
 def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
-    """Refuse class folders that look like splits, or are nearly named as other classes.
+    """Refuse class folders that look like splits, or have a name that is not allowed.
+
+    That is nearly the name of another class, or one that `check_label` refuses.
 
     Args:
         source: path of a folder of class folders; every other source is passed.
@@ -179,6 +216,7 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
 
     Raises:
         DoubtfulNameError: a folder looks like a split, or has such a name.
+        ValueError: a folder has a name that `check_label` refuses.
     """
     classes = class_folders(source)
     if not classes:
@@ -187,6 +225,8 @@ def check_class_folders(source: object, known: Iterable[str] = ()) -> None:
     for folder in classes:
         subfolders = entries_of(folder).folders
         names_below[folder.name] = [subfolder.name for subfolder in subfolders]
+    for name in classes.values():
+        check_label(name)  # raises
     # Both raise; the first for names such as train and test.
     check_not_splits(source, names_below)  # type: ignore[arg-type]
     check_near(classes.values(), known)

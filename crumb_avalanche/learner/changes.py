@@ -1,6 +1,9 @@
 """What changes in a learner that was taught: names, classes and lessons."""
 
-from benchmarks_toybox_ilab.tables.names import check_name, check_near
+from numbers import Integral, Real
+
+from benchmarks_toybox_ilab.tables.names import check_near
+from crumb_avalanche.images.clips import check_label
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import NetworkError
 from crumb_avalanche.learner.predictor import Predictor
@@ -62,12 +65,13 @@ class ChangeableLearner(Predictor):
             strict: the threshold; images below it are answered as unknown.
 
         Raises:
-            ValueError: it is not from 0.01 to 0.99.
+            ValueError: it is not a number from 0.01 to 0.99.
         """
         self.check_teachable()  # raises if it can only be asked
-        if not LEAST_STRICT <= strict <= MOST_STRICT:
+        is_number = isinstance(strict, Real)
+        if not is_number or not LEAST_STRICT <= strict <= MOST_STRICT:
             raise ValueError(
-                f"strict is {strict}; give a confidence from {LEAST_STRICT} to "
+                f"strict is {strict!r}; give a confidence from {LEAST_STRICT} to "
                 f"{MOST_STRICT}, from which on a class is named"
             )
         with self._lock:
@@ -81,7 +85,7 @@ class ChangeableLearner(Predictor):
                 name, or, unless ``new_class``, nearly the name of another class.
         """
         self.check_teachable()
-        new = check_name(new)
+        new = check_label(new)
         with self._lock:
             state = self._state
             if not new_class:
@@ -127,14 +131,43 @@ class ChangeableLearner(Predictor):
             lesson: its number; default the last one.
 
         Raises:
+            TypeError: the number is none.
             ValueError: there is no such lesson, or it can no longer be taken back.
         """
         self.check_teachable()  # raises if it can only be asked
+        if lesson is not None:
+            _check_number(lesson)  # raises
         with self._lock:
             state = self._state
             taken_back = state.history.undoable_lesson(lesson)  # raises if it is not
             self._replace_state(state, state.without_lesson(taken_back))
             return taken_back
+
+    def _changeable_lesson(self, number: int) -> Lesson:
+        """Return a lesson whose images can be moved or removed, by its number.
+
+        Raises:
+            TypeError: the number is none.
+            ValueError: there is no such lesson, or it is too long ago.
+        """
+        _check_number(number)  # raises
+        history = self._state.history
+        if number in history.undoable:
+            return history.undoable_lesson(number)
+        can_be = "none of a lesson can be"
+        if history.undoable:
+            numbers = ", ".join(map(str, history.undoable))
+            can_be = f"only those of {numbers} can be"
+        if number not in [lesson.number for lesson in history.lessons]:
+            raise ValueError(
+                f"there is no lesson {number} whose images could be changed; {can_be}"
+            )
+        raise ValueError(
+            f"images of lesson {number} can no longer be changed, {can_be}: the "
+            "features of the last lessons are kept, as far as they fit into "
+            f"{history.room:,} bytes, and not of those that were merged; move or "
+            "forget a class instead, or teach a new learner"
+        )
 
     def remove_image(self, lesson: int, image: int) -> None:
         """Remove one image of a lesson.
@@ -147,13 +180,14 @@ class ChangeableLearner(Predictor):
                 shown.
 
         Raises:
+            TypeError: the number of the lesson is none.
             ValueError: there is no such lesson or image, or it can no longer be
                 removed; or it is the only image of the lesson: see ``undo``.
         """
         self.check_teachable()  # raises if it can only be asked
         with self._lock:
             state = self._state
-            changed = state.history.undoable_lesson(lesson)  # raises if it is not
+            changed = self._changeable_lesson(lesson)  # raises if it is not
             self._replace_state(state, state.without_image(changed, image))
 
     def move(
@@ -172,13 +206,14 @@ class ChangeableLearner(Predictor):
                 another class.
 
         Raises:
+            TypeError: the number of the lesson is none.
             ValueError: there is no class ``old``; the lesson does not exist, has no
                 images of ``old`` or can no longer be undone; ``new`` is ``old`` or is
                 not allowed as a name; ``new`` is nearly the name of another class and
                 ``new_class`` is not set.
         """
         self.check_teachable()  # raises if it can only be asked
-        new = check_name(new)
+        new = check_label(new)
         with self._lock:
             state = self._state
             state.classifier.find(old)  # raises if there is none
@@ -192,9 +227,9 @@ class ChangeableLearner(Predictor):
             if lesson is None:
                 new_state = state.moved(old, new)
             else:
-                # Raises if the lesson is none that can be taken back.
-                undoable = state.history.undoable_lesson(lesson)
-                new_state = state.with_lesson_moved(undoable, old, new)
+                # Raises if the lesson does not exist or is too long ago.
+                changeable = self._changeable_lesson(lesson)
+                new_state = state.with_lesson_moved(changeable, old, new)
             self._replace_state(state, new_state)
 
     def merge(self, other: "ChangeableLearner", new_class: bool = False) -> None:
@@ -252,3 +287,12 @@ class ChangeableLearner(Predictor):
         with self._lock:
             self._replace_state(self._state, other._state)
             self.method = other.method
+
+
+def _check_number(lesson: object) -> None:
+    """Raise TypeError if the number of a lesson is no whole number, or a bool."""
+    if isinstance(lesson, bool) or not isinstance(lesson, Integral):
+        raise TypeError(
+            f"lesson is {lesson!r} ({type(lesson).__name__}); give the number of a "
+            "lesson, such as lessons[0].number"
+        )

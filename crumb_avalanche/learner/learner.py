@@ -12,13 +12,14 @@ from typing import Any
 from torch import Tensor
 
 import crumb_avalanche
-from benchmarks_toybox_ilab.tables.names import check_name, check_near
+from benchmarks_toybox_ilab.tables.names import check_near
 from crumb_avalanche.images.boxes import in_box
 from crumb_avalanche.images.clips import (
     BadImage,
     Clip,
     OnBad,
     check_class_folders,
+    check_label,
     clips_with_distinct_labels,
     label_of,
     path_of,
@@ -262,7 +263,7 @@ class Learner(ChangeableLearner):
         if label is None:
             check_class_folders(source, self._names)
         else:
-            check_near([check_name(label)], self._names)
+            check_near([check_label(label)], self._names)
 
     def teach_nothing(
         self,
@@ -473,7 +474,8 @@ class Learner(ChangeableLearner):
         Raises:
             FolderInUseError: another program holds the lock of the file.
             LearnerError: see ``check_teachable``.
-            OSError: the file cannot be written; an existing one is unchanged.
+            OSError: the file cannot be written, for instance because the path is a
+                folder; an existing one is unchanged.
             ReplacedError: another program replaced it since this learner was loaded
                 from it or saved to it.
         """
@@ -530,6 +532,7 @@ class Learner(ChangeableLearner):
         Raises:
             LearnerError: the file is absent, damaged, of a newer version, or needs
                 weights.
+            TypeError: the path is neither text nor a path.
         """
         path = path_of(path)
         digest = digest_of(path)  # before it is read: it may be replaced meanwhile

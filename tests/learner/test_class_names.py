@@ -1,7 +1,5 @@
 """Names that a class may have."""
 
-from dataclasses import replace
-
 import pytest
 from clip_trees import write_tree
 from small_lessons import images, taught
@@ -168,14 +166,32 @@ def test_sources_without_doubtful_folders(tmp_path):
     check_class_folders(None, ["cup"])
 
 
-def test_a_class_named_unknown(make):
-    """``known`` separates it from an unknown image, in answers and in JSON."""
-    learner = taught(make(), 3)
-    learner.rename("c0", "unknown")
-    answer = learner.predict(images(0, 1, seed=5))
-    assert answer.label == answer.shown == "unknown"
-    assert answer.as_dict()["label"] == "unknown"
-    assert answer.as_dict()["known"] is True
-    stranger = replace(answer, known=False)
-    assert stranger.shown == "unknown (nearest: unknown)"
-    assert stranger.as_dict()["known"] is False
+@pytest.mark.parametrize("name", ["unknown", " Unknown", "NOTHING"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda learner, name: learner.teach(images(3), name),
+        lambda learner, name: learner.teach(images(3), name, new_class=True),
+        lambda learner, name: learner.rename("c0", name),
+        lambda learner, name: learner.move("c0", name, lesson=1),
+    ],
+    ids=["teach", "insist", "rename", "move"],
+)
+def test_words_of_answers_are_no_names(make, change, name):
+    learner = taught(make(), 2)
+    words = (
+        f"'{name.strip()}' stands for what is none .* choose .*{name.strip()} object"
+    )
+    with pytest.raises(ValueError, match=words):
+        change(learner, name)
+    assert names(learner) == ["c0", "c1"]
+
+
+def test_class_folders_named_as_answers(tmp_path, make):
+    source = write_tree(tmp_path / "tree", ["cup/1.png", "nothing/1.png"])
+    with pytest.raises(ValueError, match="'nothing' stands for what is none"):
+        make().teach(source)
+
+
+def test_an_empty_scene_needs_no_name(make):
+    assert make().teach_nothing(images(3)).images == {}

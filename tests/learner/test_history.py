@@ -208,6 +208,9 @@ def test_as_many_lessons_as_fit(full):
     line = rf"lesson 1 cannot be taken back, only {first}, .*60,000 bytes"
     with pytest.raises(ValueError, match=line):
         learner.undo(1)
+    line = rf"lesson 1 can no longer be changed, only those of {first}, .*60,000 bytes"
+    with pytest.raises(ValueError, match=line):
+        learner.move("c0", "c1", lesson=1)
 
 
 def test_a_lesson_of_too_many_images(full, tmp_path):
@@ -339,6 +342,11 @@ def test_undo_without_lessons(make_any):
     ("change", "line"),
     [
         (lambda it: it.undo(7), "there is no lesson 7; only 1, 2 can be taken back"),
+        (
+            lambda it: it.move("c0", "c1", lesson=7),
+            "no lesson 7 whose images could be changed; only those of 1, 2 can be",
+        ),
+        (lambda it: it.remove_image(7, 0), "no lesson 7 whose images"),
         (lambda it: it.move("c0", "c0"), "those of c0 already"),
         (lambda it: it.move("x", "c0"), "no class 'x'"),
         (lambda it: it.move("c0", "c1", lesson=2), "lesson 2 shows c1, not c0"),
@@ -352,6 +360,23 @@ def test_changes_that_are_refused(make_any, change, line):
     with pytest.raises(ValueError, match=line):
         change(learner)
     assert same(learner, before)
+
+
+@pytest.mark.parametrize("number", [True, 1.0, "1"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda it, number: it.undo(number),
+        lambda it, number: it.remove_image(number, 0),
+        lambda it, number: it.move("c0", "c1", lesson=number),
+    ],
+    ids=["undo", "remove", "move"],
+)
+def test_a_number_that_is_none(make_any, change, number):
+    learner = teach(make_any(), [lesson_of(0, 0, 3)])
+    with pytest.raises(TypeError, match=rf"lesson is {number!r} \(.*; give the number"):
+        change(learner, number)
+    assert len(learner.lessons) == 1
 
 
 @pytest.fixture

@@ -651,10 +651,20 @@ def test_a_strict_learner_names_less(make, tmp_path):
     assert loaded.rates is not None
 
 
-@pytest.mark.parametrize("strict", [0, 1, 1.5, math.nan])
+@pytest.mark.parametrize("strict", [0, 1, 1.5, math.nan, "a", None])
 def test_a_confidence_that_is_none(make, strict):
     with pytest.raises(ValueError, match=r"strict is .*; give a confidence from 0\.01"):
         make().set_strict(strict)
+
+
+def test_a_folder_is_no_learner_file(make, tmp_path):
+    with pytest.raises(IsADirectoryError, match=r"is a folder.*; give the path"):
+        make().save(tmp_path)
+
+
+def test_a_number_is_no_path():
+    with pytest.raises(TypeError, match=r"the path is 3 \(int\); give text"):
+        Learner.load(3)
 
 
 def test_rates_are_in_the_header(make, tmp_path):

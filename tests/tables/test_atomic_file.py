@@ -271,7 +271,7 @@ def test_a_reader_keeps_the_old_file(links):
     ("name", "words"),
     [
         ("loop", "loop|Too many levels"),
-        ("folder", "a directory"),
+        ("folder", "a folder, which no file replaces; give"),
         ("pipe", "a pipe or a device"),
     ],
 )
