@@ -9,11 +9,13 @@ as an object by fours, and rendered shapes. Asked are held-out objects of these 
 and objects of others; see `named_unknown.py`.
 
 How close the images of both are is fitted to them, by the number of objects and of
-classes, each trial counting once. Prints what stands of a network in
+classes, each trial counting once; apart from these for trials of a single class, which
+is compared with no other one. Prints what stands of a network in
 `crumb_avalanche/learner/prior.py`, and writes it as `known_prior.csv` to --output.
 """
 
 import argparse
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -135,7 +137,7 @@ def recorded_closeness(classifier: Classifier) -> list[tuple[float, float, int]]
         classes then.
     """
     records = classifier.confidence._records
-    records = records.where(~records.is_new)
+    records = records.where(~records.is_of_first_images)
     closeness = closeness_of(records.typicality)
     of_lessons = []
     for lesson in records.lessons.unique().tolist():
@@ -176,17 +178,22 @@ def shift_of(trial: Asked, known: Line) -> float:
     return sum(surplus) / (len(surplus) + LESSONS_OF_PRIOR)
 
 
-def prior_of_trials(trials: list[Asked]) -> Prior:
+def prior_of_trials(trials: list[Asked], columns: int = 3) -> Prior:
     """Fit the lines of a prior to trials.
 
     The closeness of a trial's images is its line's, shifted as its records are.
+
+    Args:
+        trials: of several numbers of classes.
+        columns: number of coefficients of means; 2 for trials of one number of classes.
     """
-    known = line_of(trials, [float(trial.known.mean()) for trial in trials])
+    known_means = [float(trial.known.mean()) for trial in trials]
+    known = line_of(trials, known_means, columns)
     shifts = [shift_of(trial, known) for trial in trials]
     unshifted = []
     for trial, shift in zip(trials, shifts, strict=True):
         unshifted.append(float(trial.strange.mean() - shift))
-    strange = line_of(trials, unshifted)
+    strange = line_of(trials, unshifted, columns)
 
     def deviation_of(line: Line, use: str) -> Line:
         deviations = []
@@ -249,18 +256,24 @@ def main() -> None:
         chosen.seeds = 5
     learner = learner_of(chosen, "rda")
     trials = []
+    trials_of_one = []  # of a single class
     for stream in streams_of(learner, chosen):
-        for objects in OBJECTS:
-            for seed in range(chosen.seeds):
-                count = CLASSES[seed % len(CLASSES)]
-                trial = Trial.draw(stream, objects, True, seed, count)
-                trials.append(asked(trial, stream, learner._classifier))
-    print(f"{chosen.backbone}, {len(trials)} trials")
-    lines: list[list[object]] = [["value", *Line._fields]]
-    for name, value in prior_of_trials(trials)._asdict().items():
-        if isinstance(value, Line):
-            lines.append([name, *value])
-            print(f"        {name}={value},")
+        for objects, seed in itertools.product(OBJECTS, range(chosen.seeds)):
+            count = CLASSES[seed % len(CLASSES)]
+            trial = Trial.draw(stream, objects, True, seed, count)
+            trials.append(asked(trial, stream, learner._classifier))
+            trial = Trial.draw(stream, objects, True, seed, count=1)
+            trials_of_one.append(asked(trial, stream, learner._classifier))
+    of_one = prior_of_trials(trials_of_one, columns=2)
+    # There is no other class, so that every temperature gives the same answers.
+    of_one = of_one._replace(temperature=Line(0.0))
+    lines: list[list[object]] = [["classes", "value", *Line._fields]]
+    for classes, prior in (("several", prior_of_trials(trials)), ("one", of_one)):
+        print(f"{chosen.backbone}, {classes}, {len(trials)} trials")
+        for name, value in prior._asdict().items():
+            if isinstance(value, Line):
+                lines.append([classes, name, *value])
+                print(f"        {name}={value},")
     write_csv(Path(chosen.output) / "known_prior.csv", lines)
 
 

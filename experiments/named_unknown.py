@@ -9,7 +9,7 @@ confidence and its calibration error, and of the wrong answers their confidence 
 many are called known. *Look-alikes*: of each group of classes that look alike one is
 taught, drawn by the seed, and the others are asked, too; of streams without groups,
 other classes: how many of both are called known, AUROC of the confidence, and the mean
-confidence of those never taught.
+confidence of those never taught. *One class* is taught, and another one is asked, too.
 
 ETH-80 (every fifth view) and the odd classes of --grocery (a folder with `teach` and
 `ask`) are reported; its even classes, --cifar100 and --tiny-imagenet are for
@@ -440,6 +440,12 @@ def share_above(confidence: torch.Tensor, strict: float) -> float:
     return float((confidence >= strict).double().mean())
 
 
+# Whether other classes are asked, too, and number of classes taught; see `Trial.draw`.
+ASKED = {
+    "all classes": (False, None),
+    "look-alikes": (True, None),
+    "one class": (True, 1),
+}
 HEADER = ["stream", "objects", "asked", "seed"]
 
 
@@ -448,9 +454,9 @@ def rows_of(
 ) -> Iterator[tuple[list, Measures]]:
     """Yield what each row of a stream is of, see `HEADER`, and what it measures."""
     for objects in numbers:
-        for asked in ("all classes", "look-alikes"):
+        for asked, (others_asked, count) in ASKED.items():
             for seed in range(seeds):
-                trial = Trial.draw(stream, objects, asked == "look-alikes", seed)
+                trial = Trial.draw(stream, objects, others_asked, seed, count)
                 key = [stream.name, objects, asked, seed]
                 measures = measured(trial, stream, empty)
                 print(*key, measures, file=sys.stderr)

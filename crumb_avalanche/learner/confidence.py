@@ -291,11 +291,14 @@ class Confidence:
         prior = self.prior
         if prior is None and present.number_of_lessons >= LEAST_LESSONS:
             prior = prior_of_records(present.typicality, present.left_out)
+        if prior is not None:
+            prior = prior.of_classes(len(images))
         centre = 0.0
         if prior is not None:
             centre = float(prior.temperature.at(clips, len(images)))
         fit = _Fit(key, prior, temperature=_temperature(present, centre))
-        if self.prior is not None:
+        # What was recorded compares classes: it says nothing of a single one.
+        if self.prior is not None and len(images) > 1:
             shift = _shift(self.prior, records, clips, len(images))
             surplus = _mean_surplus(self.prior, self._records.left_out_alone())
             fit = replace(fit, shift=shift, excess=max(0.0, surplus - shift))
@@ -341,13 +344,15 @@ class Confidence:
             clips: mean logarithm of the clips of each class.
         """
         fit = self._fit_of(images, clips)
+        expected = _expected(fit, strict, clips, len(images))  # by the prior alone
+        if len(images) == 1:
+            return expected
         known = self._of_present(self._of_known, images)
         # Each image as if its class had not been taught.
         strange = self._of_present(self._records.left_out_alone(), images)
         least = fit.least_named(strict)  # probability from which on a class is named
         is_refused = _confidence(fit, known) < least
         is_named = _confidence(fit, strange) >= least
-        expected = _expected(fit, strict, clips, len(images))  # by the prior alone
         named = max(expected.named, _mixed(expected.named, is_named, strange))
         return Rates(
             refused=_mixed(expected.refused, is_refused, known),

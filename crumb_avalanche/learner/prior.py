@@ -48,6 +48,8 @@ class Prior(NamedTuple):
         known_deviation, strange_deviation: of closeness.
         temperature: logarithm of the factor on the usual temperature.
         units: of the two values that are added.
+        of_one: the prior of a learner with a single class; ``None`` if it is this one.
+            Without other classes the first of the two values is 0.
     """
 
     known: Line
@@ -57,6 +59,13 @@ class Prior(NamedTuple):
     strange_deviation: Line
     temperature: Line
     units: tuple[float, float] = (1.0, 1.0)
+    of_one: "Prior | None" = None
+
+    def of_classes(self, count: int) -> "Prior":
+        """Return the prior of a learner with so many classes."""
+        if count == 1 and self.of_one is not None:
+            return self.of_one
+        return self
 
     def closeness(self, typicality: Tensor) -> Tensor:
         """Return the closeness of images, ``(n,)`` float64, from ``(n, 3)``."""
@@ -74,6 +83,14 @@ PRIORS = {
         known_deviation=Line(start=0.2169, by_clips=-0.0879),
         strange_deviation=Line(start=0.2476, by_clips=-0.0506),
         temperature=Line(start=1.7114, by_clips=-1.302),
+        of_one=Prior(
+            known=Line(start=0.8213, by_clips=0.0526),
+            strange=Line(start=0.506, by_clips=0.0586),
+            slope=Line(start=10.9691, by_clips=0.0027),
+            known_deviation=Line(start=0.1397, by_clips=-0.0393),
+            strange_deviation=Line(start=0.1587, by_clips=0.0005),
+            temperature=Line(start=0.0),
+        ),
     ),
     "squeezenet1_0": Prior(
         known=Line(start=0.8052, by_clips=0.1267, by_few=0.0577),
@@ -82,6 +99,14 @@ PRIORS = {
         known_deviation=Line(start=0.1969, by_clips=-0.0504),
         strange_deviation=Line(start=0.2195, by_clips=-0.034),
         temperature=Line(start=1.9561, by_clips=-1.1445),
+        of_one=Prior(
+            known=Line(start=0.8542, by_clips=0.0145),
+            strange=Line(start=0.6827, by_clips=0.0151),
+            slope=Line(start=8.9033, by_clips=-0.0238),
+            known_deviation=Line(start=0.0906, by_clips=-0.0097),
+            strange_deviation=Line(start=0.1737, by_clips=-0.0116),
+            temperature=Line(start=0.0),
+        ),
     ),
 }
 

@@ -224,6 +224,32 @@ def test_more_clips_of_a_class_ask_for_closer_images():
     assert confidence_of(confidence, often) < confidence_of(confidence, once)
 
 
+@pytest.fixture
+def single():
+    """A confidence with a prior of its own for a single class, half as close."""
+    of_one = PRIOR._replace(known=Line(0.5), strange=Line(0.0))
+    return Confidence(PRIOR._replace(of_one=of_one))
+
+
+def test_a_single_class_has_a_prior_of_its_own(single):
+    """At the 15 % quantile of its known images an image has a name, but barely."""
+    least = NormalDist(0.5, 0.25).inv_cdf(REFUSED)
+    evidence = evidence_of([[0.0]], close(least))
+    assert confidence_of(single, evidence) == pytest.approx([STRICT / CLEAR])
+    of_two = evidence_of([[60.0, 0]], close(least))
+    assert confidence_of(single, of_two)[0] < STRICT / CLEAR - 0.1
+
+
+def test_records_of_several_classes_say_nothing_of_one(single):
+    images = {0: 10}
+    before = single.rates(STRICT, images, clips=0.0)
+    for _ in range(20):
+        evidence = evidence_of([[60.0, 0]], close(-1.0))
+        single.observe(evidence._replace(left_out=close(3.0)), 0)
+    assert single.rates(STRICT, images, clips=0.0) == before
+    assert before.refused == pytest.approx(REFUSED, abs=0.05)
+
+
 def test_without_a_prior_and_records_all_images_are_known():
     assert confidence_of(Confidence(), certain(close(-9.0))) == pytest.approx([1])
 
