@@ -417,7 +417,8 @@ class Predictor:
         """Raise NothingTaughtError for a learner without classes."""
         if not self.classes:
             raise NothingTaughtError(
-                "nothing was taught yet: call teach(source, label) first"
+                "nothing was taught yet; teach a class first: teach(source, label), or "
+                "crumb teach MODEL SOURCE --label NAME"
             )
 
     def _answers(

@@ -1,6 +1,7 @@
 """Answers to requests that cannot be served: a status, and what to do, as JSON."""
 
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import Request
@@ -11,14 +12,17 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.requests import ClientDisconnect
 
 from benchmarks_toybox_ilab.tables.names import DoubtfulNameError
+from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.predictor import NothingTaughtError
 from crumb_avalanche.serve.shared import BusyError, SaveError
 from crumb_avalanche.serve.uploads import TooLargeError
 
+NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # the framework's text for an unknown path
 ERRORS = {
     400: "Something is wrong with the request.",
     403: "Host, Origin or token is wrong.",
     404: "The path is not one of these, or the lesson has no picture.",
+    405: "The path takes another method, which the answer names.",
     409: (
         "Nothing was taught yet, or a name is nearly that of another class: "
         "new_class=true makes a new one."
@@ -28,8 +32,22 @@ ERRORS = {
     503: "Too many requests are waiting; try again in some seconds.",
     507: "The learner's file cannot be written; nothing was changed.",
 }
+NOTHING_TAUGHT = (
+    "nothing was taught yet; send images of a class to POST /teach?label=NAME first"
+)
+# What an argument takes, by the type of the framework's error, which has texts of its
+# own.
+VALUES_BY_ERROR = {
+    "bool_parsing": "true or false",
+    "float_parsing": "numbers",
+    "int_parsing": "a whole number",
+}
+MOST_SHOWN = 100  # characters of a wrong argument
+BOX = (
+    "four numbers: left, top, right and bottom in pixels, as "
+    "box=10&box=20&box=110&box=220"
+)
 STATUS_BY_ERROR = {
-    NothingTaughtError: 409,
     TooLargeError: 413,
     ValueError: 400,
     BusyError: 503,
@@ -62,8 +80,10 @@ async def answer_to(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return error_answer(400, _wrong_argument(request, error))
     if isinstance(error, StarletteHTTPException):
-        text = f"{request.method} {request.url.path}: {error.detail}"
+        text = f"{request.method} {request.url.path}: {_reason_of_refusal(error)}"
         return error_answer(error.status_code, text, error.headers)
+    if isinstance(error, NothingTaughtError):
+        return error_answer(409, NOTHING_TAUGHT)
     if isinstance(error, DoubtfulNameError):
         question, _, _ = str(error).partition(";")  # behind it is advice for Python
         advice = "if it is another one, add new_class=true to the address"
@@ -81,8 +101,29 @@ def _wrong_argument(request: Request, error: RequestValidationError) -> str:
     """Return which argument of a request's address is wrong, and why."""
     first_problem = error.errors()[0]
     _, name = first_problem["loc"][:2]  # "query", and the argument
-    reason = first_problem["msg"].removeprefix("Value error, ")
+    if name == "box":
+        values = request.query_params.getlist(name)
+        came = printable(", ".join(values))[:MOST_SHOWN]
+        reason = f"it is {came}, but has to be {BOX}"
+    elif first_problem["type"] == "missing":
+        reason = "it is required, and was left out"
+    elif first_problem["type"] in VALUES_BY_ERROR:
+        came = printable(first_problem["input"])[:MOST_SHOWN]
+        takes = VALUES_BY_ERROR[first_problem["type"]]
+        reason = f"it is {came!r}, but has to be {takes}"
+    else:
+        reason = first_problem["msg"].removeprefix("Value error, ")
     return f"{request.url.path} needs ?{name}=... in its address: {reason}"
+
+
+def _reason_of_refusal(error: StarletteHTTPException) -> str:
+    """Return why the framework or a route refused a request, and what to do."""
+    if error.status_code == 405:
+        methods = (error.headers or {}).get("Allow", "")
+        return f"{error.detail}; send it as {methods}"
+    if error.detail == NOT_FOUND:
+        return f"{error.detail}; GET /openapi.json lists the paths"
+    return error.detail
 
 
 def error_answer(

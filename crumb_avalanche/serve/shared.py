@@ -20,6 +20,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.prediction import RUNNERS_UP
+from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.serve.messages import (
     Changed,
     Class,
@@ -336,7 +337,7 @@ class SharedLearner:
         """Put the learner of a file in the place of this one; ``revert`` undoes it.
 
         Args:
-            path: a file that ``Learner.save`` wrote, with the same network.
+            path: a file that a request sent, with the same network.
 
         Raises:
             LearnerError: the file is no valid learner, or can be asked alone.
@@ -350,7 +351,7 @@ class SharedLearner:
 
             The network, which is the same, stays loaded.
             """
-            opened = Learner.load(path, network=False)
+            opened = _sent_learner(path)
             opened.check_teachable()  # raises if it can only be asked
             if opened.network.header() != learner.network.header():
                 raise ValueError(
@@ -401,6 +402,23 @@ class SharedLearner:
         self._stops = True
         self._change_queue.close()
         self._answer_queue.close()
+
+
+def _sent_learner(path: Path) -> Learner:
+    """Load a learner from the temporary file of what a request sent.
+
+    Raises:
+        LearnerError: it is no valid learner; does not name the temporary file.
+    """
+    try:
+        return Learner.load(path, network=False)
+    except LearnerError as error:
+        problem, _, _ = str(error).partition("; ")  # behind it is advice for a file
+        problem = problem.replace(str(path), "the body")
+        raise LearnerError(
+            f"{problem}; send a file that crumb teach, Learner.save or GET /download "
+            "wrote"
+        ) from error
 
 
 class _CallQueue:

@@ -39,7 +39,12 @@ SCANNED = SCANNED[:-2] + 300 * LAST_SCAN + SCANNED[-2:]
         ("/teach", {"content": photo("red")}, 400, r"\?label=.*required"),
         ("/teach?label=%ff", {"content": photo("red")}, 400, "UTF-8"),
         ("/teach?label=a/b", {"content": photo("red")}, 400, "class name"),
-        ("/teach?label=x&new_class=maybe", {"content": photo("red")}, 400, "new_class"),
+        (
+            "/teach?label=x&new_class=maybe",
+            {"content": photo("red")},
+            400,
+            r"\?new_class=.*: it is 'maybe', but has to be true or false$",
+        ),
         ("/teach?label=x", {"content": b""}, 400, "0 bytes.*not an image.*JPEG"),
         (
             "/teach?label=x",
@@ -55,9 +60,10 @@ SCANNED = SCANNED[:-2] + 300 * LAST_SCAN + SCANNED[-2:]
         ("/rename?old=red&new=green", {}, 400, "a class 'green' already"),
         ("/forget?name=nobody", {}, 400, "no class 'nobody'"),
         ("/undo?lesson=9", {}, 400, "no lesson 9"),
+        ("/undo?lesson=x", {}, 400, "it is 'x', but has to be a whole number$"),
         ("/move?old=red&new=green&lesson=9", {}, 400, "no lesson 9"),
-        ("/absent", {}, 404, "POST /absent: Not Found"),
-        ("/classes", {}, 405, "Method Not Allowed"),
+        ("/absent", {}, 404, "POST /absent: Not Found; GET /openapi.json lists"),
+        ("/classes", {}, 405, "POST /classes: Method Not Allowed; send it as GET$"),
         (
             "/predict",
             {"content": with_side(photo("red"), 9_000)},

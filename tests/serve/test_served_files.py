@@ -67,7 +67,11 @@ def test_teaching_goes_on_in_an_opened_file(taught):
 def test_a_file_that_is_no_learner(taught, damage, words):
     answer = open_file(taught, damage(taught.get("/download").content))
     assert answer.status_code == 400
-    assert words in answer.json()["error"]
+    error = answer.json()["error"]
+    assert error.startswith(f"the body {words}")
+    assert error.endswith(
+        "send a file that crumb teach, Learner.save or GET /download wrote"
+    )
     assert names(taught) == {"red": 4, "green": 4}
 
 

@@ -14,7 +14,7 @@ from crumb_avalanche.learner.confidence import STRICT
 def test_nothing_was_taught(client):
     response = client.post("/predict", content=photo("red"))
     assert response.status_code == 409
-    assert "nothing was taught" in response.json()["error"]
+    assert "nothing was taught yet; send images" in response.json()["error"]
 
 
 def test_a_form_is_a_lesson(client):
@@ -67,8 +67,8 @@ def test_a_box_is_the_part_that_counts(taught, left, colour):
 @pytest.mark.parametrize(
     ("box", "words"),
     [
-        ([1, 2, 3], "needs ?box="),
-        (["a"] * 4, "needs ?box="),
+        ([1, 2, 3], "?box=... in its address: it is 1, 2, 3, but has to be four"),
+        (["a"] * 4, "it is a, a, a, a, but has to be four numbers: left, top"),
         ([9, 9, 9, 9], "empty"),
         ([-1e308, 0, 1e308, 9], "too large"),
         ([90, 0, 95, 5], "lies outside"),
