@@ -7,6 +7,7 @@ from site_parts import csv_tables
 from site_parts.csv_tables import Line
 
 LEVEL = 2.0  # points
+AT_LEAST = "at least "  # points that a claim of size expects
 # Head of the first column of claims that the paper does not make, by part.
 COMPARED_WITH = {
     "ours": "behind `recommended`",
@@ -224,7 +225,8 @@ def judged(comparisons: Sequence[Line], expected: str) -> list[str]:
 
     Args:
         comparisons: lines of ``verdicts.csv``.
-        expected: ``lower``, ``higher`` or ``level``.
+        expected: ``lower``, ``higher`` or ``level``, or ``at least POINTS``: the
+            intervals lie above that difference; below it, the claim does not hold.
     """
     effects = [float(line["effect"]) for line in comparisons]
     ends = []
@@ -244,6 +246,13 @@ def _verdict(comparisons: Sequence[Line], expected: str, ends: list[float]) -> s
     verdicts = {line["verdict"] for line in comparisons}
     if "not decided" in verdicts:
         return "not decided"
+    if expected.startswith(AT_LEAST):
+        least = float(expected.removeprefix(AT_LEAST))
+        if min(ends) >= least:
+            return "**holds**"
+        if max(ends) < least:
+            return "**does not hold**"
+        return "not shown"
     is_level = expected == "level" and max(map(abs, ends)) <= LEVEL
     if verdicts == {expected} or is_level:
         return "**holds**"

@@ -18,6 +18,7 @@ from site_parts import (
     links,
     marks,
     notebooks,
+    paper_tables,
     reference,
     result_tables,
 )
@@ -431,6 +432,25 @@ def test_a_table_has_rows_and_columns(mark):
     rows = mark.lines.splitlines()
     assert len(rows) > 3
     assert len({row.count("|") for row in rows}) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        ("-9", "5", "**holds**"),
+        ("-20", "-5", "not shown"),
+        ("-20", "-11", "**does not hold**"),
+    ],
+)
+def test_a_claim_of_size_is_judged_by_its_interval(low, high, verdict):
+    line = {
+        "effect": low,
+        "effect_low": low,
+        "effect_high": high,
+        "effect_of_runs": "1 2",
+        "verdict": "lower",
+    }
+    assert paper_tables.judged([line], "at least -10")[-1] == verdict
 
 
 # The README has the page of its commands and runs further below.
