@@ -26,9 +26,10 @@ from crumb_avalanche import split_backbone
 def initial_blocks(n: int, d: int, maps: Tensor, generator: torch.Generator) -> Tensor:
     """Draw the codebook B, ``(n, d)``, with the distribution of maps ``(B, C, H, W)``.
 
-    "Initializing the codebook matrix and CNN": |N(0, 5/3 s)|, where s is the deviation
-    of the positive values, and as many zeros as the maps have. Of maps with negative
-    values, N(0, s), where s is their deviation.
+    "Initializing the codebook matrix and CNN" says a simple univariate distribution and
+    64 % zeros. The published code takes |N(0, 5/3 s)|, where s is the deviation of the
+    positive values. Here s and the zeros are those of the maps; of maps with negative
+    values it is N(0, s), where s is their deviation.
     """
     noise = torch.randn(n, d, generator=generator)
     if (maps < 0).any():

@@ -1,7 +1,8 @@
 """The functions that set the rows of a codebook before a stream.
 
-Paper: "Initializing the codebook matrix and CNN" and the rows of Table 4, for which
-scale and sparsity are measured on feature maps.
+Paper: "Initializing the codebook matrix and CNN" and the rows of Table 4. It says "a
+simple univariate distribution" that matches feature maps, with 64 % zeros; which one,
+``|N(0, 5/3 s)|``, is from the published code. Scale and sparsity are measured here.
 """
 
 from collections.abc import Callable
@@ -13,8 +14,8 @@ from torch import Generator, Tensor
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.codebook_kmeans import init_kmeans_, init_spherical_
 
-# The half-normal distribution with this multiple of the measured spread matched real
-# activations best in the paper.
+# The published code draws from the half-normal distribution with this multiple of the
+# standard deviation of activations. The paper names neither.
 SPREAD = 5 / 3
 
 
@@ -67,8 +68,8 @@ class MapStatistics:
 def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Draw the rows of a codebook from ``|N(0, 5/3 s)|``, or ``N(0, s)``.
 
-    The scale ``s`` is that of the maps; the latter is for maps with negative values
-    (Table 4, "Dense matched init.").
+    The scale ``s`` is that of the maps (Table 4, "Dense matched init."). The former is
+    the published code's; the latter, for maps with negative values, is ours.
 
     Args:
         codebook: its rows are changed.
