@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from benchmarks_toybox_ilab.tables.numbers import is_whole_number
 from crumb_avalanche.models.codebook_ranges import (
     GROUPINGS,
     LARGEST_CODEBOOK,
@@ -64,6 +65,7 @@ class Codebook(nn.Module):
         filtered: whether decoded maps pass a ``MapFilter``, which ``calibrate`` fits.
 
     Raises:
+        TypeError: ``codebook_size``, ``codebook_dim`` or ``tables`` is no whole number.
         ValueError: ``codebook_size`` is not from 1 to 32,768, ``codebook_dim`` is below
             1, ``tables`` is not from 1 to 256, or ``search`` or ``grouping`` is
             unknown.
@@ -92,6 +94,9 @@ class Codebook(nn.Module):
         filtered: bool = False,
     ):
         super().__init__()
+        _check_whole("codebook_size", codebook_size)
+        _check_whole("codebook_dim", codebook_dim)
+        _check_whole("tables", tables)
         if not 1 <= codebook_size <= LARGEST_CODEBOOK:
             raise ValueError(
                 f"codebook_size is {codebook_size}; a code has at most 15 bits, so "
@@ -507,6 +512,12 @@ def _by_location(maps_bchw: Tensor) -> Tensor:
     """Return the channels of maps by location, ``(B * H * W, C)`` float32."""
     maps_bhwc = maps_bchw.permute(0, 2, 3, 1)
     return maps_bhwc.reshape(-1, maps_bchw.shape[1]).float()
+
+
+def _check_whole(setting: str, value: object) -> None:
+    """Raise TypeError for a setting of a codebook that is no whole number."""
+    if not is_whole_number(value):
+        raise TypeError(f"{setting} is {value!r}; give a whole number")
 
 
 def _check_name(setting: str, name: str, known: Collection[str]) -> None:

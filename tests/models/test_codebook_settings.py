@@ -220,6 +220,14 @@ def test_errors_of_settings(settings, words):
         Codebook(**settings)
 
 
+@pytest.mark.parametrize("setting", ["codebook_size", "codebook_dim", "tables"])
+@pytest.mark.parametrize("value", [2.0, "2", True, None])
+def test_settings_are_whole_numbers(setting, value):
+    words = f"{setting} is {value!r}; give a whole number"
+    with pytest.raises(TypeError, match=words):
+        Codebook(**{setting: value})
+
+
 @pytest.mark.parametrize("settings", [{}, ALL_SETTINGS])
 def test_settings_make_a_codebook_like_it(settings):
     codebook = Codebook(8, 4, **settings)
