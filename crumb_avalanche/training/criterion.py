@@ -17,6 +17,9 @@ from torch import Tensor, nn
 UNSEEN_LOGIT = -1e4
 IGNORED = -100  # a label that torch's criteria leave out, where no class is
 
+# Those of torch whose ``weight`` has a number for each class.
+LOSSES_WITH_CLASS_WEIGHTS = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+
 
 class SeenClassesLoss:
     """A criterion over the classes seen so far.
@@ -59,8 +62,8 @@ class SeenClassesLoss:
 
         Raises:
             ValueError: the criterion returns more than one number, does not take the
-                outputs of the classes seen, or is a function with a table of all
-                classes.
+                outputs of the classes seen, has weights of another number of classes,
+                or is a function with a table of all classes.
         """
         loss = self._loss_of_classes_seen(logits, labels)
         if isinstance(loss, Tensor) and loss.numel() != 1:
@@ -84,6 +87,7 @@ class SeenClassesLoss:
             return self.criterion(logits, labels)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             return self.criterion(logits, labels)
+        _check_class_weights(self.criterion, logits.shape[1])
         unseen = self.unseen_mask(logits.shape[1], logits.device)  # (classes,) bool
         # Before training, when no class was seen, all outputs count: none is unseen.
         # Without an ``if``, which would wait for a GPU.
@@ -155,6 +159,25 @@ class SeenClassesLoss:
 def _is_plain_cross_entropy(criterion: Any) -> bool:
     """Return whether a criterion is torch's cross-entropy without label smoothing."""
     return type(criterion) is nn.CrossEntropyLoss and criterion.label_smoothing == 0
+
+
+def _check_class_weights(criterion: Any, n_classes: int) -> None:
+    """Raise ValueError for weights of a loss of torch that are not one for each class.
+
+    Args:
+        criterion: any; others than torch's with class weights are not looked at.
+        n_classes: outputs of the model.
+    """
+    if not isinstance(criterion, LOSSES_WITH_CLASS_WEIGHTS):
+        return
+    weights = criterion.weight
+    if weights is not None and weights.shape != (n_classes,):
+        raise ValueError(
+            f"the weight of the criterion is of shape {tuple(weights.shape)}, but the "
+            f"model has outputs of {n_classes} classes: give {n_classes} numbers, one "
+            "for each class of the whole stream in ascending order, also for classes "
+            "that come later"
+        )
 
 
 def _columns_of_loss(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:

@@ -410,6 +410,15 @@ def test_a_loss_is_over_the_seen_classes(name, logits):
     torch.testing.assert_close(loss, loss_among(name, SEEN, logits, LABELS))
 
 
+@pytest.mark.parametrize("n_weights", [CLASSES - 1, CLASSES + 1])
+@pytest.mark.parametrize("name", ["weights", "log-likelihood", "margins"])
+def test_weights_of_other_classes_are_refused(name, n_weights, logits):
+    criterion = CRITERIA[name](torch.ones(n_weights), int)
+    words = rf"is of shape \({n_weights},\), .*: give {CLASSES} numbers"
+    with pytest.raises(ValueError, match=words):
+        loss_over_seen(criterion, logits, torch.tensor(LABELS))
+
+
 @pytest.mark.parametrize("ignored", [0, 2])
 def test_an_ignored_class_that_is_unseen_ignores_no_other(ignored, logits):
     losses = []
