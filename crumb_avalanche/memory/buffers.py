@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from benchmarks_toybox_ilab.tables.numbers import is_whole_number
 from crumb_avalanche.memory.packing import bits_per_code, pack, packed_bytes, unpack
 from crumb_avalanche.memory.selection import EveryJth, SelectionRule
 from crumb_avalanche.memory.slots import Slots
@@ -68,12 +69,12 @@ class MemoryBuffer(ABC):
     extracts: ClassVar[bool] = False
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
-        check_count("mem_size", mem_size, Memories)
-        if mem_size < 1:
+        if is_whole_number(mem_size) and mem_size < 1:
             raise ValueError(
                 f"mem_size is {mem_size}; a buffer holds at least 1 memory: raise "
                 "mem_size or the budget"
             )
+        check_count("mem_size", mem_size, Memories)
         if not isinstance(rule, SelectionRule | None):
             raise TypeError(
                 f"rule is {rule!r}; give an instance of a SelectionRule, such as "
@@ -128,6 +129,20 @@ class MemoryBuffer(ABC):
     def classes(self) -> list[int]:
         """Classes with at least one memory."""
         return self.slots.classes
+
+    @property
+    def buffer(self) -> Any:
+        """Raise AttributeError: Avalanche's data set of exemplars is not here.
+
+        Its ``ReplayPlugin`` and others read it of their storage policy.
+        """
+        name = type(self).__name__
+        raise AttributeError(
+            f"a {name} stores rows batch by batch and has no data set of images, which "
+            "Avalanche's plugins take from a storage policy's buffer: use "
+            f"CRUMBPlugin({name}({self.max_size})) instead of ReplayPlugin, which also "
+            "replays images (ImageBuffer) without a codebook"
+        )
 
     @property
     def buffer_bytes(self) -> int:

@@ -222,17 +222,27 @@ def test_the_state_of_another_capacity(kind):
     [
         ((2.5,), TypeError, r"mem_size is 2\.5; give a whole number"),
         ((0,), ValueError, "mem_size is 0; a buffer holds at least 1 memory"),
+        ((-3,), ValueError, "mem_size is -3; a buffer holds at least 1 memory"),
         (
             (4, EveryJth),
             TypeError,
             r"rule is <class .*; give an instance of a SelectionRule",
         ),
     ],
-    ids=["fraction", "none", "class"],
+    ids=["fraction", "none", "negative", "class"],
 )
 def test_errors_of_a_buffer(kind, arguments, error, words):
     with pytest.raises(error, match=words):
         kind(*arguments)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_the_hosts_plugins_take_no_buffer_of_ours(kind):
+    """Avalanche's ``ReplayPlugin`` reads ``buffer`` of its storage policy."""
+    words = rf"use CRUMBPlugin\({kind.__name__}\(20\)\) instead of ReplayPlugin"
+    with pytest.raises(AttributeError, match=words):
+        kind(20).buffer  # noqa: B018
+    assert not hasattr(kind(20), "buffer")
 
 
 @pytest.fixture
