@@ -23,11 +23,14 @@ class SelectionRule(ABC):
             images, however many experiences they come in.
         every_class_holds_one: whether each class seen is to hold a memory, so that
             there may not be more classes than slots.
+        needs_image_counts: whether it stores no image of a class that
+            ``begin_experience`` did not announce.
     """
 
     second_pass = False
     evenly_spread = True
     every_class_holds_one = True
+    needs_image_counts = False
 
     def check_room(
         self, capacity: int, classes: int, when: str = "seen so far"
@@ -136,6 +139,7 @@ class EveryJth(SelectionRule):
         ValueError: an image has a class that was not announced.
     """
 
+    needs_image_counts = True
     coming: dict[int, int] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)
     past: dict[int, int] = field(default_factory=dict)
@@ -162,7 +166,8 @@ class EveryJth(SelectionRule):
         self.coming = dict(coming)
         self.offered = dict.fromkeys(coming, 0)
         n_classes = len(set(slots.classes) | set(coming))
-        self.quota = slots.capacity // n_classes
+        # No class has come where the first experience is empty.
+        self.quota = slots.capacity // max(1, n_classes)
         return []
 
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:

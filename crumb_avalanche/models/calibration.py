@@ -38,10 +38,10 @@ def calibrate(
 ) -> SplitModel:
     """Set the feature scale and the initial codebook of a new model.
 
-    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss call it before the
-    first experience of a model that is not calibrated. The paper fits the codebook
-    once, to torchvision's maps ("Initializing the codebook matrix and CNN"); here it is
-    fitted to the maps of these images. The scale is not in the paper.
+    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss or a buffer of codes
+    call it before the first experience of a model that is not calibrated. The paper
+    fits the codebook once, to torchvision's maps ("Initializing the codebook matrix and
+    CNN"); here it is fitted to the maps of these images. The scale is not in the paper.
 
     Afterwards the error of the codes is measured on other images (see
     ``measure_codes``).

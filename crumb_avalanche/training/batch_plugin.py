@@ -205,9 +205,11 @@ class StoringPlugin(BatchPlugin):
         buffer = self.storage_policy
         coming = set(labels_of(strategy.adapted_dataset))
         stored_or_coming = coming.union(buffer.classes)
+        in_all = stored_or_coming.union(classes_announced(strategy.experience))
+        # The larger number, so that a mem_size that is raised to it is enough.
+        if len(in_all) > len(stored_or_coming):
+            buffer.rule.check_room(buffer.max_size, len(in_all), "that come in all")
         buffer.rule.check_room(buffer.max_size, len(stored_or_coming))
-        announced = stored_or_coming.union(classes_announced(strategy.experience))
-        buffer.rule.check_room(buffer.max_size, len(announced), "that come in all")
 
     def before_training_exp(self, strategy, **kwargs):
         """Begin an experience in the buffer, and warn of classes that return.

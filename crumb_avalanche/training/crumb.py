@@ -21,8 +21,10 @@ from typing import Any
 
 import torch
 from avalanche.training.plugins import (
+    BiCPlugin,
     FromScratchTrainingPlugin,
     GDumbPlugin,
+    ReplayPlugin,
     SupervisedPlugin,
 )
 from avalanche.training.plugins.evaluation import default_evaluator
@@ -49,8 +51,8 @@ class CRUMBPlugin(StoringPlugin):
 
     With another buffer it is plain replay from that buffer:
     ``CRUMBPlugin(ImageBuffer(15), direct_weight=1, codebook_weight=0)`` replays raw
-    images. With a codebook-out loss, it calibrates the model on the first experience
-    unless that was done.
+    images. With a codebook-out loss or a buffer of codes, it calibrates the model on
+    the first experience that has images, unless that was done.
 
     Losses of new images and of memories are over the same classes. ``StreamStrategy``
     masks the classes not seen yet and hands its mask over. In another strategy, hand it
@@ -159,32 +161,49 @@ class CRUMBPlugin(StoringPlugin):
         self._first_experience = FirstExperience()
 
     def before_training(self, strategy, **kwargs):
-        """Check the plugins beside this one, and go after all of them."""
+        """Check the model and the plugins beside this one, and go after all of them.
+
+        Raises:
+            ValueError: the model has no codebook for the codebook-out loss or for the
+                codes that are stored.
+        """
         _check_plugins_beside(strategy, self.storage_policy)
+        if self._needs_codes and strategy.model.codebook is None:
+            raise ValueError(self._codebook_needed())
         super().before_training(strategy, **kwargs)
         if not self.fused:
             self._after_update.follow(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
-        """Calibrate the codebook on the first experience, if the loss needs one.
+        """Calibrate the model on the first images, if the loss or the buffer has codes.
 
-        It does if ``codebook_weight``, beta of eq. 3, is not 0; then the network trains
-        on maps decoded from codes. A model that is calibrated stays as it is.
-
-        Raises:
-            ValueError: the model has no codebook for the codebook-out loss.
+        The loss does if ``codebook_weight``, beta of eq. 3, is not 0; then the network
+        trains on maps decoded from codes. A model that is calibrated stays as it is.
         """
         model = strategy.model
-        if self.codebook_weight and model.codebook is None:
-            raise ValueError(
-                "the codebook-out loss needs a codebook: "
-                "build the model with codebook=Codebook()"
-            )
         super().before_training_exp(strategy, **kwargs)
-        if self.codebook_weight and not model.is_calibrated:
+        images = strategy.experience.dataset
+        if self._needs_codes and not model.is_calibrated and len(images):
             with preserve_rng_state():  # training draws as without it
-                calibrate(model, strategy.experience.dataset)
+                calibrate(model, images)
         model.quantized_training = self.codebook_weight > 0
+
+    @property
+    def _needs_codes(self) -> bool:
+        """Whether the loss, or the buffer, is of codes."""
+        return self.codebook_weight > 0 or isinstance(self.storage_policy, CodeBuffer)
+
+    def _codebook_needed(self) -> str:
+        """Return the error of a model without the codebook that makes these codes."""
+        if self.codebook_weight > 0:
+            return (
+                "the codebook-out loss needs a codebook: build the model with "
+                "codebook=Codebook()"
+            )
+        return (
+            f"a {type(self.storage_policy).__name__} needs a codebook: build the model "
+            "with codebook=Codebook(), or store images: storage_policy=ImageBuffer(15)"
+        )
 
     def before_backward(self, strategy, **kwargs):
         """Set ``strategy.loss`` to the weighted losses of the new batch, eq. 3.
@@ -329,7 +348,8 @@ def _check_plugins_beside(strategy, buffer: MemoryBuffer) -> None:
 
     Raises:
         TypeError: the model is not a ``SplitModel`` as it is.
-        ValueError: a plugin would replay again, or put the codebook back.
+        ValueError: a plugin would replay again, or mix in memories of its own of which
+            the buffer's rule is not told, or put the codebook back.
     """
     check_split_model(strategy.model, "CRUMB")
     crumb_plugins = [
@@ -341,6 +361,17 @@ def _check_plugins_beside(strategy, buffer: MemoryBuffer) -> None:
             "replay twice; CRUMBStrategy has its own, so give it none, or use "
             "CRUMBPlugin in another strategy"
         )
+    if buffer.rule.needs_image_counts:
+        for plugin in strategy.plugins:
+            if isinstance(plugin, ReplayPlugin | BiCPlugin):
+                rule = type(buffer.rule).__name__
+                raise ValueError(
+                    f"{type(plugin).__name__} mixes images of earlier experiences into "
+                    f"the batches, and {rule} has to know how many images come: leave "
+                    "the plugin out, as CRUMB replays its own memories; or give "
+                    f"{type(buffer).__name__}({buffer.max_size}, "
+                    "ClassBalancedReservoir()) as storage_policy"
+                )
     if not isinstance(buffer, CodeBuffer):
         return
     for plugin in strategy.plugins:
@@ -384,8 +415,8 @@ class CRUMBStrategy(StreamStrategy):
         (4, [0, 1])
 
     Args:
-        model: a ``SplitModel``; unless ``codebook_weight`` is 0 with a codebook, and
-            calibrated on the first experience if that was not done.
+        model: a ``SplitModel``; with a codebook, unless ``codebook_weight`` is 0 and
+            the buffer stores no codes. It is calibrated then, if that was not done.
         optimizer, criterion, train_mb_size, train_epochs: see ``StreamStrategy``.
         eval_mb_size, device, evaluator, eval_every: see ``StreamStrategy``.
         plugins: run before CRUMB's own losses and replay.

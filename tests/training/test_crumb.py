@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from avalanche.training.plugins import SupervisedPlugin
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.training.plugins import BiCPlugin, ReplayPlugin, SupervisedPlugin
 from avalanche.training.storage_policy import ReservoirSamplingBuffer
 from avalanche.training.supervised import Naive
+from host_benchmarks import Trace
 from torch import nn
 from watched import DIRECT, EPOCHS, MEM_SIZE, SGD, make, same_weights, train
 
@@ -22,7 +24,11 @@ from crumb_avalanche.memory.buffers import (
     MapBuffer,
     StreamBatch,
 )
-from crumb_avalanche.memory.selection import ReferenceRule
+from crumb_avalanche.memory.selection import (
+    ClassBalancedReservoir,
+    EveryJth,
+    ReferenceRule,
+)
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.map_store import MapStore
@@ -117,10 +123,21 @@ def test_one_memory_is_given(model, memory, words):
         make(CRUMBStrategy, model, **memory)
 
 
-def test_a_codebook_is_needed(make_model, make_stream):
-    words = r"needs a codebook: build the model with codebook=Codebook\(\)"
+@pytest.mark.parametrize(
+    "weights, buffer, subject",
+    [
+        ({}, CodeBuffer, "the codebook-out loss"),
+        ({}, ImageBuffer, "the codebook-out loss"),
+        (DIRECT, CodeBuffer, "a CodeBuffer"),
+    ],
+)
+def test_a_codebook_is_needed(make_model, make_stream, weights, buffer, subject):
+    trace = Trace()
+    words = rf"{subject} needs a codebook: build the model with codebook=Codebook\(\)"
     with pytest.raises(ValueError, match=words):
-        train(make_model(codebook=False), make_stream(), CodeBuffer(4))
+        model = make_model(codebook=False)
+        train(model, make_stream(), buffer(4), [trace], **weights)
+    assert trace.labels == []  # before the first step
 
 
 def test_another_network_is_refused(make_stream):
@@ -129,6 +146,18 @@ def test_another_network_is_refused(make_stream):
     words = "CRUMB trains a SplitModel, not a Sequential: build one with split_backbone"
     with pytest.raises(TypeError, match=words):
         strategy.train(make_stream().train_stream[0])
+
+
+@pytest.mark.parametrize("plugin", [ReplayPlugin, BiCPlugin])
+def test_plugins_that_mix_in_images(model, make_stream, plugin):
+    trace = Trace()
+    words = (
+        f"{plugin.__name__} mixes images .* and EveryJth has to know how many images "
+        r"come: leave .* CodeBuffer\(4, ClassBalancedReservoir\(\)\)"
+    )
+    with pytest.raises(ValueError, match=words):
+        train(model, make_stream(), CodeBuffer(4), [plugin(10), trace])
+    assert trace.labels == []  # before the first step
 
 
 def test_two_plugins_are_refused(model, make_stream):
@@ -179,6 +208,33 @@ def test_naive_calibrates_once(make_stream):
     assert model.calibrated
     strategy.train(second)
     assert float(model.feature_scale) == scale
+
+
+def test_codes_of_the_direct_loss(make_stream):
+    """The codebook that makes them is filled, and makes the same maps as by hand."""
+    by_hand, stream = small(), make_stream()
+    calibrate(by_hand, stream.train_stream[0].dataset)
+    expected = trained_on_all(by_hand, stream, mem_size=MEM_SIZE, **DIRECT)
+    model = small()
+    strategy = trained_on_all(model, make_stream(), mem_size=MEM_SIZE, **DIRECT)
+    assert model.is_calibrated
+    assert weights_hash(model) == weights_hash(by_hand)
+    rows = strategy.storage_policy.rows
+    assert torch.equal(rows, expected.storage_policy.rows)
+
+
+@pytest.mark.parametrize("rule", [EveryJth, ReferenceRule, ClassBalancedReservoir])
+@pytest.mark.parametrize("weights", [{}, DIRECT])
+def test_an_empty_first_experience(make_stream, weights, rule):
+    """The model is calibrated on the next, which has images."""
+    model, stream = small(), make_stream()
+    no_images = stream.train_stream[0].dataset.subset([])
+    datasets = [no_images, *(exp.dataset for exp in stream.train_stream)]
+    benchmark = benchmark_from_datasets(train=datasets)
+    buffer = CodeBuffer(MEM_SIZE, rule())
+    strategy = trained_on_all(model, benchmark, storage_policy=buffer, **weights)
+    assert model.is_calibrated
+    assert sorted(strategy.storage_policy.classes) == [0, 1, 2, 3]
 
 
 def test_without_a_codebook_nothing_is_calibrated(make_stream):

@@ -123,12 +123,16 @@ def test_compiled_parts_give_the_same_weights(part):
     same_weights(*models, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("mem_size", [1, N_CLASSES - 1])
 @pytest.mark.parametrize("kind", ["nc", "class_incremental"])
 @pytest.mark.parametrize("name", STORING)
-def test_too_few_memories_for_the_announced_classes(name, kind):
-    strategy = our_strategy(name, buffer=CodeBuffer(N_CLASSES - 1))
+def test_too_few_memories_for_the_announced_classes(name, kind, mem_size):
+    strategy = our_strategy(name, buffer=CodeBuffer(mem_size))
     before = copy.deepcopy(strategy.model.state_dict())
-    words = "mem_size=5 cannot hold a memory of each of the 6 classes that come in all"
+    words = (
+        f"mem_size={mem_size} cannot hold a memory of each of the 6 classes that come "
+        "in all; raise mem_size .* to at least 6"
+    )
     with pytest.raises(ValueError, match=words):
         strategy.train(host_benchmark(kind).train_stream[0])
     for key, value in strategy.model.state_dict().items():
