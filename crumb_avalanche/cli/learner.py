@@ -11,6 +11,7 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.cli.settings import ExportSettings, LearnerSettings
 from crumb_avalanche.learner.header import (
     cannot_be_taught,
+    count_pictures,
     file_of,
     holds_weights,
     is_learner,
@@ -247,20 +248,22 @@ def write_pictures(lessons: list[Lesson], folder: Path) -> None:
 
 def show(path: Path) -> None:
     """Print all that a file holds, which ``crumb teach`` or a run wrote."""
-    header = read_header(file_of(path))
+    file = file_of(path)
+    header = read_header(file)
     if isinstance(header, LearnerHeader):
         lines = _lines_of_run(header)
     else:
-        lines = _lines_of_learner(header)
+        lines = _lines_of_learner(header, count_pictures(file))
     for line in lines:
         print_line(line)
 
 
-def _lines_of_learner(header: dict[str, Any]) -> Iterator[str]:
+def _lines_of_learner(header: dict[str, Any], n_pictures: int) -> Iterator[str]:
     """Yield lines that describe a learner which ``crumb teach`` wrote.
 
     Args:
         header: that of its file, JSON: method, network, budget, names and lessons.
+        n_pictures: number of lessons of which the file holds a picture.
     """
     network = header["network"]
     arguments = network["arguments"]
@@ -287,7 +290,18 @@ def _lines_of_learner(header: dict[str, Any]) -> Iterator[str]:
         yield line
     undoable = counted(header["undoable"], "lesson")
     yield f"It holds features of the last {undoable}, to take them back."
-    yield "It holds no images and no paths of images."
+    if n_pictures:
+        yield f"It holds small pictures of {counted(n_pictures, 'lesson')}."
+    else:
+        yield "It holds no images."
+    sources = [lesson["source"] for lesson in header["lessons"] if lesson["source"]]
+    if sources:
+        yield (
+            "It holds no paths of images, but the names of what was shown, such as "
+            f"{sources[0]}."
+        )
+    else:
+        yield "It holds no paths of images."
 
 
 def _lines_of_run(header: LearnerHeader) -> Iterator[str]:

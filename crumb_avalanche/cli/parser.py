@@ -108,6 +108,8 @@ def parser(name: str, every_flag: bool = True) -> Parser:
             metavar=metavar(argument),
             help=_escaped(help_texts[argument]),
             nargs=nargs,
+            # Else argparse takes an argument that may be left out for a required one.
+            default=argparse.SUPPRESS,
         )
     groups = _flag_groups(name, command_parser)
     for flag in flags:

@@ -136,6 +136,7 @@ class TeachSettings(NewLearnerSettings):
         model: the learner's file, such as mine.safetensors; made if absent.
         sources: images, of which those of a folder are one clip, videos, folders or
             glob patterns; without --label one folder with a folder for each class.
+            --strict alone needs none: it changes this setting of MODEL.
         label: name of the class that the sources show.
         nothing: instead of sources, images of the empty scene, which is called unknown
             then.

@@ -36,8 +36,14 @@ SHARDS_ON_A_CLUSTER = 16
 
 
 def main(settings: TeachSettings) -> None:
-    """Learn the source and write the learner's file; print what was learned."""
+    """Learn the source and write the learner's file; print what was learned.
+
+    Without a source, ``strict`` of an existing learner is changed.
+    """
     check_settings(settings)  # raises for those that do not go together
+    if not given_sources(settings):
+        change_strict(settings)
+        return
     engine = engine_of_settings(settings)
     check_sources(settings)  # raises before the network is loaded, which takes a while
     keep_freed_memory()  # for the next batch of maps, which is faster
@@ -65,14 +71,44 @@ def main(settings: TeachSettings) -> None:
 
 def check_settings(settings: TeachSettings) -> None:
     """Raise ValueError for settings that do not go together."""
-    sources = [settings.sources or None, settings.camera, settings.nothing]
-    if sources.count(None) != 2:
+    n_sources = len(given_sources(settings))
+    changes_strict = settings.strict is not None and settings.label is None
+    is_allowed = n_sources == 1 or (n_sources == 0 and changes_strict)
+    if not is_allowed:
         raise ValueError(
             "give a source (crumb teach MODEL SOURCE) or a camera (--camera 0 --label "
-            "NAME), or show an empty scene (--nothing SOURCE)"
+            "NAME), or show an empty scene (--nothing SOURCE); --strict alone changes "
+            "the setting of MODEL"
         )
     if settings.nothing is not None and settings.label is not None:
         raise ValueError("an empty scene has no class: leave --label out")
+
+
+def given_sources(settings: TeachSettings) -> list[Any]:
+    """Return what the settings name to learn from: sources, a camera, ``--nothing``."""
+    sources = [settings.sources, settings.camera, settings.nothing]
+    return [source for source in sources if source not in (None, [])]
+
+
+def change_strict(settings: TeachSettings) -> None:
+    """Change the confidence from which on the learner of a file names a class.
+
+    Raises:
+        FileNotFoundError: there is no file.
+    """
+    path = Path(settings.model)
+    refuse_folder(path)
+    if not path.exists():
+        raise FileNotFoundError(
+            f"there is no learner {path} whose --strict could be changed; check the "
+            "path, or give a source to teach a new one"
+        )
+    with locked_file(path):
+        learner = open_or_make_learner(settings, path)  # with the new ``strict``
+        weights = includes_weights(settings, path)
+        learner.save(path, weights=weights, pictures=True, locked=True)
+    print(f"a class is named from a confidence of {learner.strict:g} on")
+    print_learner(learner, path)
 
 
 class ShardsFailedError(RuntimeError):

@@ -283,7 +283,7 @@ def _camera_error(
     if error is not None:
         reason = f": {getattr(error, 'strerror', None) or error}"
     if is_file(device):
-        return video_error(Path(device), f"{problem}{reason}")
+        return video_error(Path(str(device)), f"{problem}{reason}")
     names = _NAMES.get(sys.platform, _NAMES["linux"])
     return CameraError(
         f"{shown_device(device)} {problem}{reason}. Check that it is connected, that "

@@ -30,6 +30,7 @@ from crumb_avalanche.system.file_metadata import (
     format_of,
     loaded_json,
     read_metadata,
+    tensor_names,
 )
 from crumb_avalanche.system.setting_ranges import LEAST_STRICT, MOST_STRICT
 from crumb_avalanche.system.value_types import (
@@ -163,6 +164,19 @@ def holds_weights(path: str | os.PathLike) -> bool:
     """
     header = read_header(path)
     return isinstance(header, LearnerHeader) or header["network"]["included"]
+
+
+def count_pictures(path: str | os.PathLike) -> int:
+    """Return of how many lessons a learner file holds a picture.
+
+    Raises:
+        LearnerError: the file is absent or damaged.
+    """
+    try:
+        names = tensor_names(path)
+    except TensorFileError as error:
+        raise LearnerError(str(error)) from error
+    return sum(name.startswith("pictures.") for name in names)
 
 
 def refuse_folder(path: Path) -> None:

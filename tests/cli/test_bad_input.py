@@ -379,6 +379,12 @@ def test_a_file_of_settings(tmp_path, text, value):
 NEEDED_FLAGS = {"prepare": ["dataset_root"], "pretrain": ["data"]}
 
 
+def test_a_missing_argument_is_named(capsys):
+    with pytest.raises(SystemExit):
+        command_and_settings(["learner", "undo"])
+    assert capsys.readouterr().err.endswith("required: MODEL\n")
+
+
 def takes_text(hint):
     """Whether a setting of this type takes a text, and not only one of some words."""
     return hint is str or str in get_args(hint)

@@ -348,9 +348,32 @@ def test_a_learner_without_its_network(mine, place):
 def test_show(mine, done):
     words = (
         "(?s)small_cnn at 32 pixels.*SHA-256.*strict +0.8.*errors.*would name about"
-        ".*red: 6 images.*no images"
+        ".*red: 6 images.*no images.*the names of what was shown, such as tree"
     )
     assert re.search(words, done("learner", "show", mine))
+
+
+def test_show_tells_of_pictures(mine, images, teach, done):
+    teach(mine, images["red"], "--label", "red", "--keep-pictures")
+    out = done("learner", "show", mine)
+    assert "It holds small pictures of 1 lesson." in out
+    assert "no images" not in out
+
+
+def test_strict_is_changed_without_a_source(mine, images, teach, done):
+    teach(mine, images["red"], "--label", "red", "--keep-pictures")
+    before = Learner.load(mine)
+    out = done("teach", mine, "--strict", 0.95)
+    assert out.startswith("a class is named from a confidence of 0.95 on\nof things")
+    after = Learner.load(mine)
+    assert after.strict == 0.95
+    assert after.lessons == before.lessons
+    assert after.lessons[-1].picture
+
+
+def test_strict_of_a_learner_that_is_not_there(tmp_path, refused):
+    absent = tmp_path / "absent.safetensors"
+    refused("no learner .*; check the path, or give", "teach", absent, "--strict", 0.9)
 
 
 def test_a_name_with_html_is_text(mine, place, done):
@@ -414,6 +437,7 @@ RULE = "1 to 200 characters without slashes.* Choose another name"
             "has no class: give .* and no photo or video beside them",
         ),
         ("teach {mine}", "give a source"),
+        ("teach {mine} --strict 0.9 --label x", "give a source"),
         ("teach {mine} {green} --nothing {green}", "give a source"),
         ("teach {mine} --nothing {green} --label green", "an empty scene has no class"),
         (
@@ -426,6 +450,7 @@ RULE = "1 to 200 characters without slashes.* Choose another name"
             "predict {mine} {photos} --html {photos}/red.png",
             r"red.png is the page to write; .* ends in \.html",
         ),
+        ("learner forget {mine}", "forget needs MODEL NAME; got 1 name"),
         ("learner show {mine} --lesson 4", "only undo and move have --lesson"),
         ("learner undo {mine} --pictures {photos}", "only lessons has --pictures"),
         ("learner merge {mine} {mine}", "merge needs --output"),
