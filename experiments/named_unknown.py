@@ -48,7 +48,7 @@ from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.confidence import expected_calibration_error
+from crumb_avalanche.learner.confidence import Rates, expected_calibration_error
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
@@ -378,6 +378,7 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
     correct = torch.from_numpy(right(classifier, held_out, true_names))
     confidence = probabilities_of(held_out).amax(1)
     known = (confidence >= classifier.strict).double()
+    rates = rates_of(classifier)
     strange_known = torch.zeros(0)
     strange_confidence = torch.zeros(0)
     area = float("nan")
@@ -387,8 +388,8 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
         strange_confidence = probabilities_of(strange).amax(1)
         strange_known = (strange_confidence >= classifier.strict).double()
         area = auroc(confidence, strange_confidence)
-        named_share = float(strange_known.mean())
-        alike_held = float(named_share <= classifier.rates.named_alike)
+        if classifier.rates is not None:
+            alike_held = float(strange_known.mean() <= rates.named_alike)
     return Measures(
         right=float(correct.double().mean()),
         confidence=float(confidence.mean()),
@@ -399,15 +400,20 @@ def measured(trial: Trial, stream: Objects, empty: Classifier) -> Measures:
         strange_known=float(strange_known.mean()),
         strange_confidence=float(strange_confidence.mean()),
         auroc=area,
-        said_refused=classifier.rates.refused,
-        said_named=classifier.rates.named,
-        said_alike=classifier.rates.named_alike,
+        said_refused=rates.refused,
+        said_named=rates.named,
+        said_alike=rates.named_alike,
         alike_held=alike_held,
         curve=[
             curve_point(classifier, strict, confidence, strange_confidence)
             for strict in STRICT
         ],
     )
+
+
+def rates_of(classifier: Classifier) -> Rates:
+    """The rates of errors that a classifier states; NaN where it states none."""
+    return classifier.rates or Rates(*[float("nan")] * len(Rates._fields))
 
 
 def curve_point(
@@ -426,12 +432,13 @@ def curve_point(
     """
     stricter = copy.copy(classifier)
     stricter.strict = strict
+    rates = rates_of(stricter)
     return CurvePoint(
         known=share_above(confidence, strict),
         strange_known=share_above(strange_confidence, strict),
-        said_refused=stricter.rates.refused,
-        said_named=stricter.rates.named,
-        said_alike=stricter.rates.named_alike,
+        said_refused=rates.refused,
+        said_named=rates.named,
+        said_alike=rates.named_alike,
     )
 
 

@@ -266,8 +266,11 @@ class Classifier:
 
     @property
     def rates(self) -> Rates | None:
-        """How often it errs about what it knows; ``None`` without a class."""
-        if not self.taught:
+        """How often it errs about what it knows; ``None`` of less than two classes.
+
+        A single class says nothing of what else there is.
+        """
+        if len(self.taught) < 2:
             return None
         images = {number: self.images[number] for number in self.taught}
         clips = [self.clips[number] for number in self.taught]

@@ -340,19 +340,17 @@ class Confidence:
 
         Args:
             strict: confidence from which on a class is named, below 1.
-            images: of each class, by number; at least one.
+            images: of each class, by number; at least two.
             clips: mean logarithm of the clips of each class.
         """
         fit = self._fit_of(images, clips)
-        expected = _expected(fit, strict, clips, len(images))  # by the prior alone
-        if len(images) == 1:
-            return expected
         known = self._of_present(self._of_known, images)
         # Each image as if its class had not been taught.
         strange = self._of_present(self._records.left_out_alone(), images)
         least = fit.least_named(strict)  # probability from which on a class is named
         is_refused = _confidence(fit, known) < least
         is_named = _confidence(fit, strange) >= least
+        expected = _expected(fit, strict, clips, len(images))  # by the prior alone
         named = max(expected.named, _mixed(expected.named, is_named, strange))
         return Rates(
             refused=_mixed(expected.refused, is_refused, known),

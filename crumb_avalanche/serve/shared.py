@@ -450,7 +450,7 @@ class _CallQueue:
 
 
 def _error_rates(learner: Learner) -> ErrorRates | None:
-    """Return how often a learner errs about what it knows; ``None`` without classes."""
+    """Return how often a learner errs about what it knows; see ``Classifier.rates``."""
     if learner.rates is None:
         return None
     return ErrorRates(**learner.rates._asdict())

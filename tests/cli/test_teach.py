@@ -124,7 +124,7 @@ def test_teach_makes_a_learner(images, new, tmp_path, done):
     out = done("teach", tmp_path / "new", images["red"], "--label", "red", *new)
     assert "learned red: 6 images" in out
     assert "1 class," in out
-    assert "of things that were taught it would not know about 1 in" in out
+    assert "would not know" not in out  # nothing is known of errors with one class
 
 
 def test_teach_goes_on(images, place, new, tmp_path, done):

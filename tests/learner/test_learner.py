@@ -675,8 +675,9 @@ def test_rates_are_in_the_header(make, tmp_path):
     assert rates == pytest.approx(learner.rates._asdict())
 
 
-def test_an_empty_learner_has_no_rates(make):
-    assert make().rates is None
+@pytest.mark.parametrize("classes", [0, 1])
+def test_rates_need_two_classes(make, classes):
+    assert taught(make(), classes).rates is None
 
 
 def test_clips_of_each_class_are_counted(make):

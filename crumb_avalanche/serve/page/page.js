@@ -483,7 +483,9 @@ function showClasses() {
   if (focused >= 0) (focusable()[focused] || focusable().at(-1) || at("download")).focus();
   at("names").replaceChildren(...known.classes.map((one) => made("option", "", { value: one.name })));
   const used = text("memory", { percent: percent(known.bytes / known.budget_bytes) });
-  at("size").textContent = known.rates ? `${used} ${errorRates(known.rates)}` : "";
+  // Of less than two classes nothing is known of its errors.
+  const errors = known.rates ? errorRates(known.rates) : "";
+  at("size").textContent = known.classes.length ? `${used} ${errors}` : "";
 }
 
 // How often the learner errs about what it knows.
