@@ -56,6 +56,14 @@ def is_timm(backbone: str) -> bool:
     return backbone.startswith(PREFIX)
 
 
+def has_convolutional_head(backbone: str) -> bool:
+    """Whether a network ends in a convolution, as SqueezeNet's do, not a linear layer.
+
+    Such a head alone has the settings ``relu_logits`` and ``head_kernel``.
+    """
+    return backbone in ("squeezenet1_0", "squeezenet1_1")
+
+
 def import_timm() -> ModuleType:
     """Return timm; raise ImportError if it is not installed."""
     try:

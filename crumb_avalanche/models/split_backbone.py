@@ -249,7 +249,8 @@ def _check_usual_head(relu_logits: bool, head_kernel: int) -> None:
         raise ValueError(
             "relu_logits and head_kernel describe SqueezeNet's convolutional "
             "classifier; other backbones end in a linear layer, so leave "
-            "relu_logits=False and head_kernel=1 there"
+            "relu_logits=False and head_kernel=1 there (of a command: --relu-logits "
+            "false --head-kernel 1)"
         )
 
 

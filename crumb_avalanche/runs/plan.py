@@ -18,6 +18,7 @@ from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, get_s
 from crumb_avalanche.models.backbone_names import (
     PREPROCESSING,
     full_name,
+    has_convolutional_head,
     is_timm,
     preprocessing_of,
     published_by,
@@ -133,8 +134,9 @@ class RunPlan(RunSettings):
             settings: as a user gave them.
 
         Raises:
-            ValueError: benchmark, strategy or backbone is unknown, or settings of the
-                method are out of range.
+            ValueError: benchmark, strategy or backbone is unknown, settings of the
+                method are out of range, or settings of SqueezeNet's head come with
+                another backbone.
         """
         preset = settings.preset or _default_preset(settings)
         defaults = preset_settings(preset)  # by name, for what the user left out
@@ -159,6 +161,7 @@ class RunPlan(RunSettings):
         # Only layers with published weights are fine-tuned.
         if values["weights"] == "none" or values["pretrained"] is not None:
             values["fine_tuning"] = False
+        _check_head(settings, values)
         strategy_entry = get_strategy(strategy)
         values |= settings_of_backbone(settings, values, strategy_entry.codebook)
         method = strategy_entry.method_settings({**method_defaults, **settings.method})
@@ -224,6 +227,29 @@ def _with_defaults(settings: RunSettings, defaults: dict[str, Any]) -> dict[str,
         value = getattr(settings, name)
         values[name] = defaults.get(name) if value is None else value
     return values
+
+
+def _check_head(settings: RunSettings, values: dict[str, Any]) -> None:
+    """Raise ValueError for settings of SqueezeNet's head beside another network.
+
+    Args:
+        settings: as the user gave them.
+        values: of all settings, with their defaults.
+    """
+    is_usual_head = not values["relu_logits"] and values["head_kernel"] == 1
+    if is_usual_head or has_convolutional_head(values["backbone"]):
+        return
+    source = "preset " + values["preset"]
+    if values["family"] == "paper":
+        source = "family paper"
+    if settings.relu_logits is not None and settings.head_kernel is not None:
+        source = "these settings"
+    raise ValueError(
+        f"relu_logits={values['relu_logits']} and head_kernel={values['head_kernel']} "
+        f"of {source} are for the last convolution of SqueezeNet, and "
+        f"{values['backbone']} ends in a linear layer: give --relu-logits false "
+        "--head-kernel 1"
+    )
 
 
 def _budget_bytes(settings: RunSettings, image_size: int) -> int:

@@ -36,6 +36,32 @@ def test_settings_go_before_the_benchmark(name, value):
     assert getattr(plan, name) == value
 
 
+@pytest.mark.parametrize(
+    ("settings", "source"),
+    [
+        (dict(preset="reference"), "preset reference"),
+        (dict(preset="reference", relu_logits=False), "preset reference"),
+        (dict(family="paper"), "family paper"),
+        (dict(relu_logits=True, head_kernel=1), "these settings"),
+    ],
+)
+@pytest.mark.parametrize("backbone", ["efficientnet_lite0", "resnet18", "timm:vgg11"])
+def test_heads_of_squeezenet_alone(backbone, settings, source):
+    words = (
+        f"of {source} are for the last convolution of SqueezeNet, and {backbone} ends "
+        "in a linear layer: give --relu-logits false --head-kernel 1"
+    )
+    with pytest.raises(ValueError, match=words):
+        plan_of(backbone=backbone, **settings)
+
+
+def test_the_usual_head_of_another_backbone():
+    plan = plan_of(
+        preset="reference", backbone="resnet18", relu_logits=False, head_kernel=1
+    )
+    assert plan.clamp_gradients == 10
+
+
 SETTINGS = [
     RunSettings(),
     RunSettings(benchmark="clip_folder", method={"own": 0.5}),
