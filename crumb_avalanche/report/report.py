@@ -42,6 +42,7 @@ from crumb_avalanche.runs.tables import (
     cell,
     ledger_table,
     matrix_table,
+    print_budget,
     table,
     usage_of,
 )
@@ -227,6 +228,7 @@ def print_run(group: Group) -> None:
     print(table(["setting", "value"], rows))
     print(matrix_table(run.matrix, run.result["accuracy_after"], run.joint))
     print(ledger_table(run.ledger))
+    print_budget(run.ledger, run.result)
 
 
 def print_comparison(groups: Sequence[Group], summary: Table) -> None:

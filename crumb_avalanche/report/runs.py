@@ -23,7 +23,12 @@ from crumb_avalanche.runs.run_folder import (
     read_settings,
 )
 from crumb_avalanche.runs.settings import CLIPS, NON_RESULT_SETTINGS
-from crumb_avalanche.runs.tables import LEDGER_BYTES, LEDGER_SECONDS, cell
+from crumb_avalanche.runs.tables import (
+    LEDGER_BYTES,
+    LEDGER_SECONDS,
+    budget_text,
+    cell,
+)
 from crumb_avalanche.system.value_types import check, each, real, record, whole
 
 # Settings in which the runs of a group may differ: paths, display and the seed.
@@ -493,6 +498,10 @@ def notes_on(groups: Sequence[Group]) -> list[str]:
                 "content"
             )
     for group in groups:
+        first_run = group.runs[0]
+        above_budget = budget_text(first_run.ledger, first_run.result)
+        if above_budget:
+            notes.append(f"{group.label}: {above_budget}")
         notes += _notes_on_repeats(group)
     if len({frozenset(group.numbers) for group in groups}) > 1:
         notes.append(

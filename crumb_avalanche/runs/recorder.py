@@ -186,6 +186,8 @@ def run_result(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any
         "classes_order": class_names,
         "classes_per_experience": _count_new_classes(benchmark),
         "mem_size": session.plan.capacity,
+        # None where the number of memories was given instead.
+        "budget_bytes": plan.budget if plan.mem_size is None else None,
         "runtime": str(session.model.runtime),
         "feature_scale": float(session.model.feature_scale),
         "bad_frames_skipped": len(stream.bad_frames),

@@ -23,7 +23,13 @@ from crumb_avalanche.runs.session import (
     trials_text,
 )
 from crumb_avalanche.runs.settings import Runtime
-from crumb_avalanche.runs.tables import ledger_table, matrix_table, mean_text, usage_of
+from crumb_avalanche.runs.tables import (
+    ledger_table,
+    matrix_table,
+    mean_text,
+    print_budget,
+    usage_of,
+)
 from crumb_avalanche.system.folder_lock import locked
 from crumb_avalanche.system.process import (
     check_device,
@@ -233,6 +239,7 @@ def _do_steps_of_run(
         joint = session.entry.joint
         print(matrix_table(progress.matrix, progress.accuracy_after, joint=joint))
         print(ledger_table(ledger))
+        print_budget(ledger, result)
     if finished is not None:
         finished(folder, plan, stream)
     return result

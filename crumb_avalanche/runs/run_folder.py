@@ -67,6 +67,8 @@ RESULT_SCHEMA = record(
         FRAMES: text(),
         "classes_order?": each(str),
         "classes_per_experience?": each(whole()),
+        "mem_size?": maybe(whole()),
+        "budget_bytes?": maybe(whole()),
     },
 )
 SETTINGS_SCHEMA = record(

@@ -455,9 +455,10 @@ def build_model(
 def capacity_of(plan: RunPlan, strategy_entry: Entry, model: SplitModel) -> int:
     """Compute the number of memories that the budget of a run buys.
 
-    Every strategy gets the same bytes. A method that keeps statistics instead of
-    memories has 0; they are checked against the budget in the family *fair* and where
-    the settings give one.
+    The budget is the same for every strategy. What is charged to it differs by family,
+    so that what is kept in all may be more; ``tables.budget_text`` says so. A method
+    that keeps statistics instead of memories has 0; they are checked against the budget
+    in the family *fair* and where the settings give one.
 
     Args:
         plan: of the run.

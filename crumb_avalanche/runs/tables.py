@@ -3,8 +3,9 @@
 import os
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks_toybox_ilab.tables.text import printable
 
@@ -27,6 +28,9 @@ LEDGER_SECONDS = {
     "seconds_replay": "replay",
     "seconds_other": "loading and the rest",
 }
+
+
+BUDGET_TOLERANCE = 0.01  # share of a budget above which its excess is reported
 
 
 def cell(value: object, width: int = 60) -> str:
@@ -153,6 +157,65 @@ def ledger_table(ledger: dict[str, float]) -> str:
     rows.append(["training", f"{total:.1f} s"])
     rows.append(["images/s", f"{ledger['images_per_second']:.1f}"])
     return "\nledger\n" + table(["", ""], rows)
+
+
+def budget_text(ledger: dict[str, float], result: dict[str, Any]) -> str:
+    """Say by how much a run keeps more than its budget, and why.
+
+    Args:
+        ledger: bytes that the run keeps, by name.
+        result: of the run, as ``result.json`` holds it.
+
+    Returns:
+        A sentence; ``""`` if it is at most 1 % more, or no budget decided.
+    """
+    budget = result.get("budget_bytes")
+    memory = ledger["memory_bytes"]
+    if budget is None or memory <= (1 + BUDGET_TOLERANCE) * budget:
+        return ""
+    excess = int(memory - budget)
+    percent = 100 * excess / max(budget, 1)
+    reasons = "; ".join(_reasons_above_budget(ledger, result))
+    return (
+        f"memory in all is {excess:,} B ({percent:,.0f} %) above the budget of "
+        f"{budget:,} B: {reasons}"
+    )
+
+
+def print_budget(ledger: dict[str, float], result: dict[str, Any]) -> None:
+    """Print that a run keeps more than its budget, if it does; see ``budget_text``."""
+    text = budget_text(ledger, result)
+    if text:
+        print(text)
+
+
+def _reasons_above_budget(
+    ledger: dict[str, float], result: dict[str, Any]
+) -> Iterator[str]:
+    """Yield what the budget of a run does not limit or charge, of what it keeps.
+
+    Args:
+        ledger: bytes that the run keeps, by name.
+        result: of the run, with the family of its settings and its number of memories.
+    """
+    if not result.get("mem_size"):  # the budget buys no memories
+        if ledger["buffer_items"]:
+            yield "it trains on all images at once, which no budget limits"
+        else:
+            yield (
+                "a budget limits statistics only where it is given (--budget-images, "
+                "--budget-bytes) and in --family fair"
+            )
+        return
+    if ledger["codebook_bytes"] and result.get("family") != "fair":
+        yield (
+            "as in the paper, it charges a codebook one byte a value instead of four, "
+            "and the number of memories is rounded up (--family fair charges all four)"
+        )
+    if ledger["statistics_bytes"]:
+        statistics_bytes = int(ledger["statistics_bytes"])
+        yield f"the memories have statistics of {statistics_bytes:,} B beside them"
+    yield f"it does not charge labels ({int(ledger['label_bytes']):,} B)"
 
 
 def markdown(rows: Iterable[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 import pytest
-from fake_runs import csv_of, fake_run, report, sweep
+from fake_runs import csv_of, fake_run, page_of, report, sweep
 
 from crumb_avalanche.report.page import Cell, Table, setting_cell
 from crumb_avalanche.report.pictures import Curve, comparison_picture
@@ -104,6 +104,19 @@ def test_a_joint_learner_has_one_row(tmp_path, capsys):
     report(joint)
     assert "joint 60.0 80.0 70.00" in lines_of(capsys)
     check_files(joint)
+
+
+def test_memory_above_the_budget_is_printed(tmp_path, capsys):
+    bought = dict(budget_bytes=65_000, mem_size=12)
+    words = "memory in all is 16,304 B (25 %) above the budget of 65,000 B"
+    report(fake_run(tmp_path / "a" / "run", result=bought))
+    assert words in capsys.readouterr().out
+    assert words in page_of(tmp_path / "a" / "run").text
+    report(tmp_path / "a", fake_run(tmp_path / "b", strategy="finetune"))
+    assert any(
+        line.startswith(f"note: crumb: {words}: as in the paper")
+        for line in lines_of(capsys)
+    )
 
 
 def test_a_joint_learner_has_seen_all_classes(tmp_path):

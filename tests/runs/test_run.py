@@ -128,6 +128,29 @@ def test_the_ledger_adds_up(finished):
     assert ledger["memory_bytes"] == sum(ledger[name] for name in names)
 
 
+@pytest.fixture(scope="module", params=[None, "fair"])
+def budgeted(run, tmp_path_factory, request):
+    """A run of CRUMB with a budget, and its family."""
+    more = [] if request.param is None else flags(family=request.param)
+    settings = flags(strategy="crumb", budget_bytes=30_000)
+    return run(tmp_path_factory.mktemp("run"), *settings, *more)
+
+
+def test_memory_above_the_budget_is_printed(budgeted):
+    """The codebook has 256 rows of 16 values."""
+    assert budgeted.result["budget_bytes"] == 30_000
+    excess = budgeted.json("ledger")["memory_bytes"] - 30_000
+    words = f"memory in all is {excess:,} B"
+    is_fair = budgeted.result["family"] == "fair"
+    assert (excess > 300) == (not is_fair)
+    assert (words in budgeted.out) == (not is_fair)
+
+
+def test_a_number_of_memories_is_no_budget(finished):
+    assert finished.result["budget_bytes"] is None
+    assert "above the budget" not in finished.out
+
+
 def test_the_ledger_has_every_experience(finished, experiences):
     assert len(finished.json("ledger")["after_experience"]) == experiences
 

@@ -4,7 +4,14 @@ import pytest
 
 from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.methods import run_header
-from crumb_avalanche.runs.tables import LEARNER, TEACHABLE, cell, mean_text, usage_of
+from crumb_avalanche.runs.tables import (
+    LEARNER,
+    TEACHABLE,
+    budget_text,
+    cell,
+    mean_text,
+    usage_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +42,44 @@ def test_mean_and_deviation(values, form, text):
 )
 def test_a_setting_as_a_cell(value, width, text):
     assert cell(value, width) == text
+
+
+CODES = dict(buffer_items=10, label_bytes=20, codebook_bytes=400, statistics_bytes=0)
+
+
+def above_budget(memory_bytes, ledger=(), **result):
+    result = {"budget_bytes": 1000, "mem_size": 10, "family": None, **result}
+    return budget_text({"memory_bytes": memory_bytes, **CODES, **dict(ledger)}, result)
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "result"),
+    [(900, {}), (1010, {}), (5000, dict(budget_bytes=None))],
+    ids=["below", "one percent", "no budget"],
+)
+def test_memory_within_the_budget(memory_bytes, result):
+    assert above_budget(memory_bytes, **result) == ""
+
+
+@pytest.mark.parametrize(
+    ("ledger", "result", "reason"),
+    [
+        ({}, {}, "it charges a codebook one byte a value instead of four, and"),
+        ({}, dict(family="fair"), "B: it does not charge labels (20 B)"),
+        (dict(codebook_bytes=0), {}, "B: it does not charge labels (20 B)"),
+        (dict(statistics_bytes=8), {}, "have statistics of 8 B beside them"),
+        ({}, dict(mem_size=0), "it trains on all images at once"),
+        (dict(buffer_items=0), dict(mem_size=0), "limits statistics only where"),
+    ],
+)
+def test_memory_above_the_budget(ledger, result, reason):
+    text = above_budget(1360, ledger, **result)
+    assert text.startswith("memory in all is 360 B (36 %) above the budget of 1,000 B")
+    assert reason in text
+
+
+def test_memory_above_a_budget_of_nothing():
+    assert "360 B (36,000 %)" in above_budget(360, budget_bytes=0)
 
 
 def test_teachable_methods_are_the_learner_s():
