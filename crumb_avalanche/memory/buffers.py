@@ -140,8 +140,7 @@ class MemoryBuffer(ABC):
         raise AttributeError(
             f"a {name} stores rows batch by batch and has no data set of images, which "
             "Avalanche's plugins take from a storage policy's buffer: use "
-            f"CRUMBPlugin({name}({self.max_size})) instead of ReplayPlugin, which also "
-            "replays images (ImageBuffer) without a codebook"
+            f"CRUMBPlugin({name}({self.max_size})) instead of ReplayPlugin"
         )
 
     @property
