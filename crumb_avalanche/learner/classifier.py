@@ -458,9 +458,10 @@ class Classifier:
         views = self._computed_views(features)  # numbers of those that are used
         # Scores of each view, and how typical it is of the classes.
         of_views = self._evidence_of_views(forms, features, views, left_out=number)
-        losses = self._losses_of(of_views, views, number)
-        self.look_weights.add_losses(losses)  # which the next line weights by
+        # By the weights before the clip, as an answer to it has them.
         of_images = self._of_images(of_views, views)
+        losses = self._losses_of(of_views, views, number)
+        self.look_weights.add_losses(losses)
         # ``add_lesson`` replaces the number of the lesson.
         records = Records.of_lesson(of_images, number, lesson=0)
         self.confidence.add_lesson(records)

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -239,6 +240,17 @@ def test_undo_of_the_last_predicts_nothing(make_any, monkeypatch):
 
     monkeypatch.setattr(Classifier, "predict_before_learning", predict)
     assert learner.undo().number == 9
+
+
+def test_a_clip_is_recorded_as_it_is_answered(make_any):
+    """Its label changes the weights of the looks only for answers that come after."""
+    learner = teach(make_any(looks=(1.0, 0.5)), lessons_of_three_classes(6))
+    classifier = copy.deepcopy(learner._classifier)
+    learner.teach(*lesson_of(6, 0, frames=4))
+    (clip,) = learner._state.history.features[-1].clips
+    answered = classifier.evidence(torch.cat(clip.pieces))
+    recorded = clip.observation.records.typicality.double()
+    assert torch.allclose(recorded, answered.typicality.double(), atol=1e-6)
 
 
 def test_most_lessons_that_are_kept(make_any, monkeypatch):
