@@ -13,6 +13,8 @@ const MOST_FRAMES = 150; // of a lesson
 const MOST_ASKED = 8; // frames of a video that are asked about
 const MOST_SENT = 19e6; // bytes of a lesson; the server takes 20 MB with what the form adds
 const SHORT_SIDE = 512; // pixels of a picture that is sent
+const STOP_AFTER = 500; // milliseconds of a recording in which a second press does not end it
+const SIGN_AFTER = 300; // milliseconds of an action until its button shows that it works
 const STEADY = 1000; // milliseconds of answers that decide together what is shown
 const TESTED = 3; // lessons of a class, all recognised before they were learned, that make it taught enough
 
@@ -59,6 +61,9 @@ let recording = null; // while pictures of the camera are taken: {button, stop}
 let questions = 0; // answers to earlier ones are dropped
 let recent = []; // answers about the camera picture of the last second: {time, answer}
 let steady = null; // the answer that is shown of them
+let undoable = null; // the last change, while it can be taken back: {place, said, version}
+let away = false; // while the server does not answer
+const running = new Map(); // places by the buttons whose actions run
 const fooled = []; // of each thing that was not taught, whether it was taken for a class
 const unfolded = new Set(); // names of classes whose lessons are listed
 const pictures = new Map(); // addresses of pictures of lessons
@@ -75,24 +80,91 @@ function made(kind, content, attributes = {}, children = []) {
 
 function press(place, name, action, about = "") {
   const button = made("button", name, { type: "button", "aria-label": about ? `${name} ${about}` : name });
-  on("click", button, () => act(place, action));
+  on("click", button, () => act(place, action, button));
   return button;
 }
 
-function say(place, said, choices = [], kind = {}) {
-  const row = made("div", "", { class: "row" }, choices.map(([name, action]) => press(place, name, action)));
-  at(`${place}-news`).replaceChildren(...(said ? [made("p", said, kind)] : []), ...(choices.length ? [row] : []));
+const newsOf = (place) => at(`${place}-news`);
+const rowOf = (place, choices) => made("div", "", { class: "row" }, choices.map(([name, action]) => press(place, name, action)));
+
+// Says something in a card. The offer to take the last change back stays below it, but not below a question.
+function say(place, said, choices = [], kind = "") {
+  const news = newsOf(place);
+  const focused = news.contains(document.activeElement);
+  const parts = said ? [made("p", said, { class: kind })] : [];
+  if (choices.length) parts.push(rowOf(place, choices));
+  else if (undoable?.place === place) parts.push(offered(undoable));
+  news.ariaLive = kind === "wrong" ? "assertive" : "polite";
+  news.replaceChildren(...parts);
+  if (focused) (news.querySelector("button") || news).focus({ preventScroll: true });
 }
 
-const fail = (place, error) => say(place, error.message || String(error), [], { role: "alert", class: "wrong" });
-const act = (place, action) => Promise.resolve(say(place, "")).then(action).catch((error) => fail(place, error));
-const asked = (place, question, names) =>
-  new Promise((done) => say(place, question, names.map((name) => [name, () => done(name)])));
+// An error that is said already is not announced again.
+function fail(place, error) {
+  const said = error.message || String(error);
+  if (newsOf(place).textContent !== said) say(place, said, [], "wrong");
+}
 
-// What the other cards offered to take back cannot be taken back any more.
-function sayUndoable(place, said, version) {
+// Does what a button is for; a second press meanwhile does nothing. The row of a question or an offer is pressed once:
+// what follows replaces it.
+async function act(place, action, button = null) {
+  const row = newsOf(place).contains(button);
+  const pressed = row ? button.parentElement : button;
+  if (running.has(pressed) || pressed?.ariaBusy) return;
+  if (row) pressed.ariaBusy = "true";
+  else say(place, "");
+  hold(button, place);
+  try {
+    await action();
+  } catch (error) {
+    fail(place, error);
+  } finally {
+    release(button);
+  }
+}
+
+function hold(button, place) {
+  if (!button) return;
+  running.set(button, place);
+  setTimeout(() => running.has(button) && (button.ariaBusy = "true"), SIGN_AFTER);
+}
+
+function release(button) {
+  if (running.delete(button)) button.ariaBusy = null;
+}
+
+// Asks in a card. Until the answer the buttons that led to the question can be pressed again.
+function asked(place, question, names) {
+  const waiting = [...running].filter(([, its]) => its === place).map(([button]) => button);
+  waiting.forEach(release);
+  const answer = new Promise((done) => say(place, question, names.map((name) => [name, () => done(name)])));
+  return answer.finally(() => waiting.forEach((button) => hold(button, place)));
+}
+
+// Shows a change that was made, and offers to take it back; what was offered before cannot be taken back any more.
+async function changed(place, said, version) {
+  await load().catch((error) => fail("look", error)); // the change was made all the same
+  undoable = known.version <= version ? { place, said, version } : null;
   ["teach", "test", "known"].forEach((other) => say(other, ""));
-  say(place, said, [[text("undo"), async () => (await change(place, "revert", { version }), load(place, text("undone")))]]);
+  if (!undoable) say(place, said());
+}
+
+function offered({ place, said, version }) {
+  const undo = async () => {
+    await change(place, "revert", { version });
+    await load(place, text("undone"));
+  };
+  return made("div", "", { class: "offer" }, [made("p", said()), rowOf(place, [[text("undo"), undo]])]);
+}
+
+// Once something else is changed, the offer is gone; what was said stays.
+function forgetUndo() {
+  if (!undoable || undoable.version === known.version) return;
+  const news = newsOf(undoable.place);
+  const row = news.querySelector(".offer > .row");
+  if (row?.contains(document.activeElement)) news.focus({ preventScroll: true });
+  row?.remove();
+  undoable = null;
 }
 
 async function call(method, path, parameters = {}, body = undefined) {
@@ -101,7 +173,7 @@ async function call(method, path, parameters = {}, body = undefined) {
   try {
     response = await fetch(query ? `${path}?${query}` : path, { method, body, headers: { "X-Crumb-Token": token } });
   } catch {
-    throw new Error(text("no_answer"));
+    throw Object.assign(new Error(text("no_answer")), { away: true });
   }
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
@@ -113,7 +185,10 @@ async function change(place, path, parameters, body = undefined) {
     return await (await call("POST", path, parameters, body)).json();
   } catch (error) {
     if (!error.near) throw error;
-    const [same, other, none] = [text("it_is", { name: error.near }), text("another_class"), text("cancel")];
+    if (known.learning?.own) known.learning = null;
+    refresh(); // no progress above the question
+    const other = text(path === "rename" ? "rename_anyway" : "another_class");
+    const [same, none] = [text("it_is", { name: error.near }), text("cancel")];
     const names = parameters.label ? [same, other, none] : [other, none];
     const answer = await asked(place, text("same_name", { name: error.near }), names);
     if (answer === none) throw new Error(text("unchanged"));
@@ -156,6 +231,7 @@ async function startCamera() {
 }
 
 const stopRecording = () => recording && (recording.stop = true);
+const pressStop = () => performance.now() > recording.since + STOP_AFTER && stopRecording();
 
 function stopCamera() {
   if (stream) stream.getTracks().forEach((track) => track.stop());
@@ -167,7 +243,7 @@ function stopCamera() {
 
 // Pictures of the camera for some seconds, after a lead in which to take the object; a press stops it.
 async function record(button, seconds) {
-  const mine = (recording = { button, stop: false });
+  const mine = (recording = { button, since: performance.now(), stop: false });
   const blobs = [];
   const begin = performance.now() + 1000 * LEAD;
   try {
@@ -344,18 +420,36 @@ function showBars(answer) {
 }
 
 async function askChosen() {
+  try {
+    await askEach();
+  } catch (error) {
+    at("answer").hidden = true;
+    throw error;
+  }
+}
+
+async function askEach() {
   const mine = ++questions;
   forgetAnswers();
-  if (known.classes.length && chosen.length === 1) {
-    at("label").textContent = "…"; // keeps the place of the answer, or buttons would move when it comes
-    at("answer").hidden = false;
-  }
+  if (known.classes.length && chosen.length === 1) clearAnswer();
   for (const { blobs, caption } of known.classes.length ? chosen : []) {
     const answer = await ask(blobs);
     if (mine !== questions) return;
     if (chosen.length === 1) show(answer);
     else caption.textContent = answer.known ? `${answer.label} ${percent(answer.confidence)}` : text("unknown");
   }
+}
+
+const askAgain = () => void askChosen().then(() => unsayAway("look"), (error) => fail("look", error));
+
+// Nothing of the answer before; its place is kept, or buttons would move when the next one comes.
+function clearAnswer() {
+  at("label").textContent = "…";
+  at("sure").value = 0;
+  at("details").textContent = "";
+  at("bars").replaceChildren();
+  at("all-note").hidden = true;
+  at("answer").hidden = false;
 }
 
 async function watch() {
@@ -366,7 +460,7 @@ async function watch() {
       const [mine, { blob }] = [questions, await frame()];
       const answer = await ask([blob]);
       if (stream && known.classes.length && mine === questions) showSteady(answer);
-      if (failed) say("look", "");
+      if (failed && !away) say("look", "");
       failed = false;
     } catch (error) {
       fail("look", error);
@@ -380,6 +474,7 @@ async function watch() {
 // What is shown, as {source, blobs} of each lesson: a recording, each video, and all photos together.
 async function shown(button, seconds) {
   if (!stream && !chosen.length) throw new Error(text("nothing_shown"));
+  if (away) throw new Error(text("no_answer")); // or the lesson would be lost
   if (stream) return [{ source: "camera", blobs: await record(button, seconds) }];
   const photos = chosen.filter((one) => !one.video);
   const source = photos.length === 1 ? photos[0].name : counted(photos.length, "photo");
@@ -392,42 +487,53 @@ async function teach() {
   const name = at("name").value.trim();
   if (!name) at("name").focus();
   if (!name) throw new Error(text("write_first"));
-  const parts = await shown(at("teach"), SECONDS);
-  for (const { source, blobs } of parts) {
-    const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
-    const sent = { photos: counted(blobs.length, "photo"), size: Math.ceil(size / 1e6), most: MOST_SENT / 1e6 };
-    if (size > MOST_SENT) throw new Error(text("too_large", sent));
-    known.learning = { label: name, images: blobs.length, done: 0, own: true };
-    refresh();
-    const done = await change("teach", "teach", { label: name, source }, form(blobs)).finally(() => {
-      known.learning = null;
-      refresh();
-    });
-    const [[label, count]] = Object.entries(done.images);
-    const news = [text("learned", { images: counted(count, "image"), name: label }), ...done.notes].join(" ");
-    await load();
-    sayUndoable("teach", news, done.version);
-    for (const doubt of done.doubts) await settle(news, doubt, done);
+  await learn(name, await shown(at("teach"), SECONDS));
+}
+
+// Teaches the parts one after the other; those that the server did not get are kept for another try.
+async function learn(name, parts) {
+  for (const [number, part] of parts.entries()) {
+    try {
+      await learnPart(name, part);
+    } catch (error) {
+      if (!error.away) throw error;
+      return say("teach", error.message, [[text("again"), () => learn(name, parts.slice(number))]], "wrong");
+    }
   }
+}
+
+async function learnPart(name, { source, blobs }) {
+  const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
+  const sent = { photos: counted(blobs.length, "photo"), size: Math.ceil(size / 1e6), most: MOST_SENT / 1e6 };
+  if (size > MOST_SENT) throw new Error(text("too_large", sent));
+  known.learning = { label: name, images: blobs.length, done: 0, own: true };
+  refresh();
+  const done = await change("teach", "teach", { label: name, source }, form(blobs)).finally(() => {
+    known.learning = null;
+    refresh();
+  });
+  const [[label, count]] = Object.entries(done.images);
+  const news = () => [text("learned", { images: counted(count, "image"), name: label }), ...done.notes].join(" ");
+  await changed("teach", news, done.version);
+  for (const doubt of done.doubts) await settle(news, doubt, done);
 }
 
 async function settle(news, { text: question, label, other }, { number, version }) {
   const [right, wrong, none] = [text("it_is", { name: label }), text("it_is", { name: other }), text("take_back")];
-  const answer = await asked("teach", `${news} ${question}`, [right, wrong, none]);
+  const answer = await asked("teach", `${news()} ${question}`, [right, wrong, none]);
   if (answer === none) {
     await change("teach", "revert", { version });
     return load("teach", text("taken_back"));
   }
-  const moved = answer === wrong && (await change("teach", "move", { old: label, new: other, lesson: number }));
-  await load();
-  sayUndoable("teach", ...(moved ? [text("moved", { name: other }), moved.version] : [news, version]));
+  if (answer === right) return changed("teach", news, version);
+  const moved = await change("teach", "move", { old: label, new: other, lesson: number });
+  await changed("teach", () => text("moved", { name: other }), moved.version);
 }
 
 async function teachNothing() {
   for (const { source, blobs } of await shown(at("nothing"), SECONDS_TO_CHECK)) {
     const { nothing, version } = await change("test", "nothing", { source }, form(blobs));
-    await load();
-    sayUndoable("test", text("learned_nothing", { images: counted(nothing, "image") }), version);
+    await changed("test", () => text("learned_nothing", { images: counted(nothing, "image") }), version);
   }
 }
 
@@ -458,16 +564,22 @@ async function check() {
 
 const focusable = () => [...at("classes").querySelectorAll("button, summary")];
 
+const sameButton = ({ ariaLabel }) => ariaLabel && focusable().find((button) => button.ariaLabel === ariaLabel);
+
 async function load(place = "", news = "") {
   const told = await Promise.all(["classes", "lessons"].map((path) => call("GET", path)));
+  const own = known.learning?.own ? known.learning : null;
   [known, lessons] = await Promise.all(told.map((response) => response.json()));
+  if (own) known.learning = own;
+  forgetUndo();
   showClasses();
   if (news) say(place, news);
   refresh();
-  await askChosen();
+  askAgain();
 }
 
 function showClasses() {
+  if (at("classes").querySelector("form, .cells")) return; // a name is being typed, or an image chosen
   const rows = known.classes.map((one) => {
     const its = lessons.filter((lesson) => one.name in lesson.images);
     const changes = [["rename", renameClass], ["forget", forgetClass]];
@@ -475,12 +587,12 @@ function showClasses() {
     row.append(...changes.map(([name, action]) => press("known", text(name), () => action(one.name, row), one.name)));
     return folded(one.name, one.images, its, [row]);
   });
-  if (at("classes").querySelector("form")) return; // a name is being typed
   const empty = lessons.filter((lesson) => lesson.nothing);
   if (empty.length) rows.push(folded("", known.nothing, empty, []));
-  const focused = focusable().indexOf(document.activeElement);
+  const focused = document.activeElement;
+  const number = focusable().indexOf(focused);
   at("classes").replaceChildren(...rows);
-  if (focused >= 0) (focusable()[focused] || focusable().at(-1) || at("download")).focus();
+  if (number >= 0) (sameButton(focused) || focusable()[number] || focusable().at(-1) || at("download")).focus();
   at("names").replaceChildren(...known.classes.map((one) => made("option", "", { value: one.name })));
   const used = text("memory", { percent: percent(known.bytes / known.budget_bytes) });
   // Of less than two classes nothing is known of its errors.
@@ -518,7 +630,10 @@ function folded(name, images, its, changes) {
   const fold = made("details", "", { class: "one" }, [summary, ...changes, list]);
   fold.open = unfolded.has(name);
   const fill = () => list.replaceChildren(...(fold.open ? its.map((one) => lessonOf(one, name)) : []));
-  on("toggle", fold, () => (fold.open ? unfolded.add(name) : unfolded.delete(name), fill()));
+  on("toggle", fold, () => {
+    fold.open ? unfolded.add(name) : unfolded.delete(name);
+    if (fold.open !== Boolean(list.firstChild)) fill(); // or a button that was just focused would be replaced
+  });
   fill();
   return fold;
 }
@@ -565,8 +680,7 @@ function lessonOf(lesson, name) {
 
 async function removeLesson({ number }, name) {
   const { version } = await change("known", "undo", { lesson: number });
-  await load();
-  sayUndoable("known", text("removed", { name: name || text("empty_scene") }), version);
+  await changed("known", () => text("removed", { name: name || text("empty_scene") }), version);
 }
 
 // The images of a lesson's picture as buttons; a press removes one.
@@ -578,27 +692,40 @@ async function chooseImage(lesson, name, place) {
   const cells = pictured.map((image, cell) => {
     const canvas = made("canvas", "", { width, height: shown.height });
     canvas.getContext("2d").drawImage(shown, -cell * width, 0);
-    const button = press("known", "", () => removeImage(number, image, name), text("image_number", { n: image + 1 }));
+    const remove = () => (closeChooser(), removeImage(number, image, name));
+    const button = press("known", "", remove, text("image_number", { n: image + 1 }));
     button.append(canvas);
     return button;
   });
-  const cancel = press("known", text("cancel"), () => chosen.replaceWith(place));
-  const chosen = made("div", "", { class: "row cells" }, [made("span", text("which_image")), ...cells, cancel]);
-  place.replaceWith(chosen);
+  const cancel = press("known", text("cancel"), () => closeChooser());
+  const chooser = made("div", "", { class: "row cells" }, [made("span", text("which_image")), ...cells, cancel]);
+  const closeChooser = putInPlace(chooser, place);
+  cells[0].focus();
 }
 
 async function removeImage(lesson, image, name) {
   const { version } = await change("known", "remove", { lesson, image });
-  await load();
-  sayUndoable("known", text("removed_image", { name }), version);
+  await changed("known", () => text("removed_image", { name }), version);
 }
 
 async function moveLesson(number, old, place) {
   const name = await typed(place, text("what_shown"), old);
   if (!name) return;
   const { version } = await change("known", "move", { old, new: name, lesson: number });
-  await load();
-  sayUndoable("known", text("moved", { name }), version);
+  await changed("known", () => text("moved", { name }), version);
+}
+
+// Puts a form in the place of a row's buttons; returns what puts the buttons back, as the escape key does.
+function putInPlace(form, row, escaped = null) {
+  const pressed = document.activeElement;
+  const back = () => {
+    form.replaceWith(row);
+    if (row.contains(pressed)) pressed.focus();
+    showClasses(); // which may have changed meanwhile
+  };
+  on("keydown", form, (event) => event.key === "Escape" && (escaped || back)());
+  row.replaceWith(form);
+  return back;
 }
 
 // A name that is typed in the place of a row's buttons; null if it stays as it was.
@@ -607,11 +734,10 @@ function typed(place, about, value) {
     const input = made("input", "", { value, maxlength: 200, list: "names", autocomplete: "off", "aria-label": about });
     const buttons = [made("button", text("save"), { type: "submit" }), made("button", text("cancel"), { type: "button" })];
     const form = made("form", "", { class: "row" }, [input, ...buttons]);
-    const end = (name) => (form.replaceWith(place), done(name && name !== value ? name : null));
+    const end = (name) => (back(), done(name && name !== value ? name : null));
+    const back = putInPlace(form, place, () => end(null));
     on("submit", form, (event) => (event.preventDefault(), end(input.value.trim())));
     on("click", buttons[1], () => end(null));
-    on("keydown", form, (event) => event.key === "Escape" && end(null));
-    place.replaceWith(form);
     input.select();
   });
 }
@@ -621,14 +747,13 @@ async function renameClass(old, place) {
   if (!name) return;
   const { version } = await change("known", "rename", { old, new: name });
   if (unfolded.delete(old)) unfolded.add(name);
-  await load();
-  sayUndoable("known", text("renamed", { old, name }), version);
+  await changed("known", () => text("renamed", { old, name }), version);
 }
 
 async function forgetClass(name) {
   const { remains, version } = await change("known", "forget", { name });
-  await load();
-  sayUndoable("known", text("forgot", { name }) + (remains ? text("remains", { what: remains }) : ""), version);
+  const rest = () => (remains ? text("remains", { what: remains }) : "");
+  await changed("known", () => text("forgot", { name }) + rest(), version);
 }
 
 async function fetchFile(path, usual) {
@@ -651,13 +776,24 @@ async function exportGraph() {
 async function openFile([file]) {
   if (!file.name.endsWith(".safetensors")) throw new Error(text("wrong_file", { name: file.name }));
   const { version } = await change("known", "open", {}, file);
-  await load();
-  sayUndoable("known", text("opened", { name: file.name }), version);
+  await changed("known", () => text("opened", { name: file.name }), version);
+}
+
+// The server answers again: nothing says any more that it does not, and what was chosen meanwhile is asked.
+function comeBack() {
+  away = false;
+  ["look", "teach", "test", "known"].forEach(unsayAway);
+  askAgain();
+}
+
+function unsayAway(place) {
+  const [wrong, choices] = [":scope > .wrong", ":scope > .row"].map((part) => newsOf(place).querySelector(part));
+  if (wrong?.textContent === text("no_answer") && !choices && !away) say(place, "");
 }
 
 // Another tab may teach: its changes and its progress are shown.
 async function follow() {
-  for (let failed = false; ; await pause(known.learning ? 250 : 1000)) {
+  for (; ; await pause(known.learning ? 250 : 1000)) {
     if (document.hidden) continue;
     try {
       const now = await (await call("GET", "classes")).json();
@@ -665,11 +801,10 @@ async function follow() {
       if (state(now) !== state(known)) await load();
       if (now.learning || !known.learning?.own) known.learning = now.learning;
       showLearning(known.learning);
-      if (failed) say("look", "");
-      failed = false;
+      if (away) comeBack();
     } catch (error) {
       fail("look", error);
-      failed = true;
+      away = Boolean(error.away);
     }
   }
 }
@@ -707,15 +842,24 @@ function refresh() {
 
 // What people do
 
+// The second press of a double click would go to what moved under the pointer.
+function dropSecondPress(event) {
+  if (event.detail < 2 || !event.target.closest("button")) return;
+  event.preventDefault();
+  event.stopPropagation();
+}
+
+document.addEventListener("click", dropSecondPress, true);
+
 for (const [id, place, action] of [["teach", "teach", teach], ["check", "test", check], ["nothing", "test", teachNothing]])
-  on("click", at(id), () => (recording ? stopRecording() : act(place, action)));
-on("click", at("camera"), () => act("look", stream ? stopCamera : startCamera));
+  on("click", at(id), () => (recording ? pressStop() : act(place, action, at(id))));
+on("click", at("camera"), () => act("look", stream ? stopCamera : startCamera, at("camera")));
 for (const [button, input] of [["choose", "files"], ["film", "filmed"]]) {
   on("click", at(button), () => at(input).click());
   on("change", at(input), () => act("look", () => takeFiles(at(input).files)).then(() => (at(input).value = "")));
 }
-on("click", at("download"), () => act("known", download));
-on("click", at("export"), () => act("known", exportGraph));
+on("click", at("download"), () => act("known", download, at("download")));
+on("click", at("export"), () => act("known", exportGraph, at("export")));
 on("click", at("open"), () => at("opened").click());
 on("change", at("opened"), () => act("known", () => openFile(at("opened").files)).then(() => (at("opened").value = "")));
 on("toggle", at("all"), () => (stream ? forgetAnswers() : act("look", askChosen)));
