@@ -75,8 +75,16 @@ class Doubted(BaseModel, from_attributes=True):
         ),
     ]
     label: Annotated[str, Field(description="the class given")]
+    frames: Annotated[
+        int, Field(description="images that were predicted before they were learned")
+    ]
+    as_label: Annotated[int, Field(description="those that looked like that class")]
     other: Annotated[
         str, Field(description="the class that most of the others looked like")
+    ]
+    as_other: Annotated[int, Field(description="those that looked like that one")]
+    unknown: Annotated[
+        int, Field(description="those of clips that looked like no class")
     ]
 
 

@@ -84,7 +84,8 @@ def test_a_doubt_about_a_label(taught, monkeypatch):
     monkeypatch.setattr(lesson_module, "doubt_of", lambda label, seen: doubt)
     lesson = taught.post("/teach?label=green", files=form("red")).json()
     text = "0 of 4 images looked like green, 4 like red: is the label right?"
-    expected = [{"text": text, "label": "green", "other": "red"}]
+    counts = {"frames": 4, "as_label": 0, "as_other": 4, "unknown": 0}
+    expected = [{"text": text, "label": "green", "other": "red", **counts}]
     assert lesson["doubts"] == expected
     assert taught.get("/lessons").json()[-1]["doubts"] == expected
 

@@ -15,8 +15,11 @@ const MOST_SENT = 19e6; // bytes of a lesson; the server takes 20 MB with what t
 const SHORT_SIDE = 512; // pixels of a picture that is sent
 const STOP_AFTER = 500; // milliseconds of a recording in which a second press does not end it
 const SIGN_AFTER = 300; // milliseconds of an action until its button shows that it works
+const SPEAK_EVERY = 1000; // milliseconds between texts of the progress, which are read out
 const STEADY = 1000; // milliseconds of answers that decide together what is shown
 const TESTED = 3; // lessons of a class, all recognised before they were learned, that make it taught enough
+
+const REFUSALS = { 403: "no_token", 413: "too_much", 501: "no_extra", 503: "busy", 507: "not_saved" };
 
 const on = (kind, element, action) => element.addEventListener(kind, action);
 const at = (id) => document.getElementById(id);
@@ -25,7 +28,18 @@ const percent = (share) => `${Math.round(100 * share)} %`;
 
 // Texts, all of which stand in texts.json
 
-const languages = [new URLSearchParams(location.search).get("lang"), ...navigator.languages].map((one) => one?.slice(0, 2));
+// What was chosen on the page; a browser may keep nothing.
+function keptLanguage(chosen = undefined) {
+  try {
+    if (chosen) localStorage.setItem("language", chosen);
+    return localStorage.getItem("language");
+  } catch {
+    return null;
+  }
+}
+
+const inAddress = new URLSearchParams(location.search).get("lang");
+const languages = [inAddress, keptLanguage(), ...navigator.languages].map((one) => one?.slice(0, 2));
 let language = languages.find((one) => one in TEXTS) || "en";
 
 // The text of a name with its values, or one of two by a count: the first is for 1.
@@ -62,9 +76,11 @@ let questions = 0; // answers to earlier ones are dropped
 let recent = []; // answers about the camera picture of the last second: {time, answer}
 let steady = null; // the answer that is shown of them
 let undoable = null; // the last change, while it can be taken back: {place, said, version}
+let spoken = -SPEAK_EVERY; // when the progress was last said
 let away = false; // while the server does not answer
 const running = new Map(); // places by the buttons whose actions run
-const fooled = []; // of each thing that was not taught, whether it was taken for a class
+const fooled = new Map(); // of each thing that was not taught, whether it was taken for a class
+const notCounted = new Set(); // things of which people said that they were taught
 const unfolded = new Set(); // names of classes whose lessons are listed
 const pictures = new Map(); // addresses of pictures of lessons
 
@@ -177,7 +193,17 @@ async function call(method, path, parameters = {}, body = undefined) {
   }
   if (response.ok) return response;
   const said = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(said.error || text("failed", { status: response.status })), { near: said.near });
+  throw Object.assign(new Error(refusal(path, response.status, said.error || "")), { near: said.near });
+}
+
+// Why the server refused a request, in words of the page where the API speaks to programs.
+function refusal(path, status, error) {
+  if (status === 400 && path === "revert") return text("not_undoable");
+  if (status === 400 && path === "open") return text("not_opened");
+  if (status === 400 && /^class name|needs \?(new|label)=/.test(error)) return text("bad_name");
+  if (status === 409 && error.startsWith("nothing was taught")) return text("none_taught");
+  if (status in REFUSALS) return text(REFUSALS[status]);
+  return (status !== 500 && error) || text("failed", { status });
 }
 
 async function change(place, path, parameters, body = undefined) {
@@ -333,7 +359,8 @@ async function takeFiles(files) {
     canvas.ariaLabel = file.name;
     const badge = video ? [made("span", counted(frames.length, "frame"), { class: "badge" })] : [];
     figures.push(made("figure", "", {}, [canvas, ...badge, caption]));
-    taken.push({ name: file.name, blobs: frames.map((one) => one.blob), video, caption });
+    const thing = [file.name, file.size, file.lastModified].join(); // the same one is counted once
+    taken.push({ name: file.name, thing, blobs: frames.map((one) => one.blob), video, caption });
   }
   const some = unread.slice(0, 3).join(", ") + (unread.length > 3 ? text("others", { n: unread.length - 3 }) : "");
   reading = false;
@@ -477,7 +504,7 @@ async function shown(button, seconds) {
   if (away) throw new Error(text("no_answer")); // or the lesson would be lost
   if (stream) return [{ source: "camera", blobs: await record(button, seconds) }];
   const photos = chosen.filter((one) => !one.video);
-  const source = photos.length === 1 ? photos[0].name : counted(photos.length, "photo");
+  const source = photos.length === 1 ? photos[0].name : `${photos.length} photos`; // in English, as the API says it
   const together = { source, blobs: photos.flatMap((one) => one.blobs) };
   const videos = chosen.filter((one) => one.video).map(({ name, blobs }) => ({ source: name, blobs }));
   return [...videos, ...(photos.length ? [together] : [])];
@@ -518,9 +545,16 @@ async function learnPart(name, { source, blobs }) {
   for (const doubt of done.doubts) await settle(news, doubt, done);
 }
 
-async function settle(news, { text: question, label, other }, { number, version }) {
+// What speaks against the label of a lesson.
+function questionOf({ label, frames, as_label, other, as_other, unknown }) {
+  const rest = unknown ? text("doubt_rest", { unknown }) : "";
+  return text("doubt", { label, images: counted(frames, "image"), as_label, other, as_other, rest });
+}
+
+async function settle(news, doubt, { number, version }) {
+  const { label, other } = doubt;
   const [right, wrong, none] = [text("it_is", { name: label }), text("it_is", { name: other }), text("take_back")];
-  const answer = await asked("teach", `${news()} ${question}`, [right, wrong, none]);
+  const answer = await asked("teach", `${news()} ${questionOf(doubt)}`, [right, wrong, none]);
   if (answer === none) {
     await change("teach", "revert", { version });
     return load("teach", text("taken_back"));
@@ -539,9 +573,13 @@ async function teachNothing() {
 
 function showLearning(learning) {
   at("learning").hidden = !learning;
+  if (!learning) spoken = -SPEAK_EVERY;
   if (!learning) return;
   at("done").value = learning.done / learning.images;
-  at("learns").textContent = text("learning", { name: learning.label, done: learning.done, images: counted(learning.images, "image") });
+  if (performance.now() < spoken + SPEAK_EVERY) return;
+  spoken = performance.now();
+  const name = learning.label === "the empty scene" ? text("empty_scene") : learning.label;
+  at("learns").textContent = text("learning", { name, done: learning.done, images: counted(learning.images, "image") });
 }
 
 // What it was not taught
@@ -549,15 +587,31 @@ function showLearning(learning) {
 async function check() {
   const things = stream ? await shown(at("check"), SECONDS_TO_CHECK) : chosen;
   if (!things.length) throw new Error(text("nothing_shown"));
-  const taken = new Set();
-  for (const { blobs } of things) {
+  const taken = new Map(); // names by things
+  for (const { thing = Symbol(), blobs } of things) {
     const answer = await ask(blobs);
-    fooled.push(answer.known);
-    if (answer.known) taken.add(answer.label);
+    if (!notCounted.has(thing)) fooled.set(thing, answer.known);
+    if (fooled.get(thing)) taken.set(thing, answer.label);
   }
-  at("fooled").textContent = text("fooled", { n: fooled.filter(Boolean).length, things: counted(fooled.length, "thing") });
-  const names = [...taken].reduce((a, b) => text("and", { a, b }), ...(taken.size ? [] : [""]));
-  say("test", taken.size ? `${text("took_for", { names })} ${text("cure")}` : text("not_fooled"));
+  showFooled();
+  const allTaught = things.every(({ thing }) => notCounted.has(thing));
+  if (!taken.size) return say("test", text(allTaught ? "not_counted" : "not_fooled"));
+  const names = [...new Set(taken.values())].reduce((a, b) => text("and", { a, b }));
+  say("test", `${text("took_for", { names })} ${text("cure")}`, [[text("was_taught"), () => uncount(taken.keys())]]);
+}
+
+function uncount(things) {
+  for (const thing of things) {
+    fooled.delete(thing);
+    notCounted.add(thing);
+  }
+  showFooled();
+  say("test", text("not_counted"));
+}
+
+function showFooled() {
+  const values = { n: [...fooled.values()].filter(Boolean).length, things: counted(fooled.size, "thing") };
+  at("fooled").textContent = fooled.size ? text("fooled", values) : "";
 }
 
 // What it knows
@@ -657,19 +711,25 @@ function before({ answered, right, unknown }) {
   return text(right ? "before_right" : unknown ? "before_unknown" : "before_wrong");
 }
 
+// Where the images of a lesson are from, but not their number alone, which is said beside it.
+function sourceOf({ source }) {
+  if (source === "camera") return text("source_camera");
+  return /^\d+ (images?|photos?)$/.test(source) ? "" : source;
+}
+
 function lessonOf(lesson, name) {
   const { number, answered, images } = lesson;
   const when = new Date(lesson.when).toLocaleString([language], { dateStyle: "medium", timeStyle: "short" });
   const count = counted(images[name] ?? lesson.nothing, "image");
-  const source = lesson.source === count ? [] : [lesson.source];
+  const source = sourceOf(lesson);
   const others = Object.keys(images).filter((one) => one !== name);
-  const said = [made("p", [...source, count, when].filter(Boolean).join(" · "))];
+  const said = [made("p", [source, count, when].filter(Boolean).join(" · "))];
   if (others.length) said.push(made("p", text("also_of", { names: others.join(", ") }), { class: "faint" }));
   if (answered) said.push(made("p", before(lesson), { class: "faint" }));
-  said.push(...lesson.doubts.map((doubt) => made("p", doubt.text, { class: "wrong" })));
+  said.push(...lesson.doubts.map((doubt) => made("p", questionOf(doubt), { class: "wrong" })));
   const row = made("div", "", { class: "row" });
   if (lesson.can_undo) {
-    const about = text("of_class", { what: lesson.source || count, name: name || text("empty_scene") });
+    const about = text("of_class", { what: source || count, name: name || text("empty_scene") });
     row.append(press("known", text("remove"), () => removeLesson(lesson, name), about));
     const single = Object.keys(images).length === 1 && images[name] > 1 && lesson.picture;
     if (single) row.append(press("known", text("remove_image"), () => chooseImage(lesson, name, row), about));
@@ -733,10 +793,15 @@ function typed(place, about, value) {
   return new Promise((done) => {
     const input = made("input", "", { value, maxlength: 200, list: "names", autocomplete: "off", "aria-label": about });
     const buttons = [made("button", text("save"), { type: "submit" }), made("button", text("cancel"), { type: "button" })];
-    const form = made("form", "", { class: "row" }, [input, ...buttons]);
+    const form = made("form", "", { class: "row", novalidate: "" }, [input, ...buttons]);
     const end = (name) => (back(), done(name && name !== value ? name : null));
     const back = putInPlace(form, place, () => end(null));
-    on("submit", form, (event) => (event.preventDefault(), end(input.value.trim())));
+    on("submit", form, (event) => {
+      event.preventDefault();
+      input.setCustomValidity(input.value.trim() ? "" : text("name_missing"));
+      if (form.reportValidity()) end(input.value.trim());
+    });
+    on("input", input, () => input.setCustomValidity(""));
     on("click", buttons[1], () => end(null));
     input.select();
   });
@@ -752,7 +817,7 @@ async function renameClass(old, place) {
 
 async function forgetClass(name) {
   const { remains, version } = await change("known", "forget", { name });
-  const rest = () => (remains ? text("remains", { what: remains }) : "");
+  const rest = () => (remains ? text("remains") : "");
   await changed("known", () => text("forgot", { name }) + rest(), version);
 }
 
@@ -826,9 +891,10 @@ function refresh() {
   at("camera").textContent = text(stream ? "camera_stop" : "camera_use");
   at("camera").classList.toggle("first", !stream && !has);
   at("how").hidden = has;
+  at("export").disabled = !known.classes.length;
   const texts = {
     teach: has ? text("teach_these", { these }) : text("teach_seconds", { n: SECONDS }),
-    check: has ? text("ask_these", { these }) : text("check"),
+    check: has ? text("ask_untaught", { these }) : text("check"),
     nothing: has ? text("these_show_nothing", { these }, chosen.length) : text("nothing"),
   };
   for (const [id, usual] of Object.entries(texts)) {
@@ -864,8 +930,11 @@ on("click", at("open"), () => at("opened").click());
 on("change", at("opened"), () => act("known", () => openFile(at("opened").files)).then(() => (at("opened").value = "")));
 on("toggle", at("all"), () => (stream ? forgetAnswers() : act("look", askChosen)));
 on("change", at("language"), () => {
-  language = at("language").value;
+  language = keptLanguage(at("language").value) || at("language").value;
   translate();
+  ["look", "teach", "test", "known"].forEach((place) => say(place, "")); // an offer to undo stays, translated
+  showFooled();
+  showClasses();
   act("look", load);
 });
 on("keydown", at("name"), (event) => {
