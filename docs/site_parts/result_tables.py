@@ -258,6 +258,7 @@ def tuned() -> str:
     eth80_name = marked("eth80", "tuned")
     cifar100_name = marked("cifar100", "tuned")
     lite0_name = f"{eth80_name}, EfficientNet-Lite0"
+    lite0_cifar100_name = f"{cifar100_name}, EfficientNet-Lite0"
     dots_name = marked("toy_dots", "tuned")
     accuracies: dict[tuple[str, str], list[float]] = {
         (eth80_name, "tuned"): floats(eth80["crumb, tuned"], "accuracy"),
@@ -270,6 +271,9 @@ def tuned() -> str:
         (cifar100_name, "tuned"): floats(cifar100["crumb, tuned"], "accuracy"),
         (cifar100_name, "paper"): floats(paper_on_cifar100, "final_accuracy"),
         (cifar100_name, "ncm"): floats(means, "final_accuracy"),
+        (lite0_cifar100_name, "tuned"): floats(
+            cifar100["crumb, tuned, EfficientNet-Lite0"], "accuracy"
+        ),
         (dots_name, "tuned"): floats(dots["crumb, tuned"], "accuracy"),
         (dots_name, "ncm"): floats(dots["ncm"], "accuracy"),
     }
@@ -308,6 +312,8 @@ def equal_bytes() -> str:
     columns = {f"{DATA_SETS['eth80']}, SqueezeNet": eth80}
     for (stream, network), lines in recorded.items():
         by_row = {row: of_row for (row,), of_row in grouped(lines, "row").items()}
+        if stream == "cifar100":
+            by_row = recommended_lines("cifar100") | by_row
         columns[f"{DATA_SETS[stream]}, {network}"] = by_row
     header = ["keeps"]
     for name, by_row in columns.items():
