@@ -364,7 +364,7 @@ def check_events(events, address):
     for url in urls:
         if not url.startswith((f"{address}/", "data:", "blob:")):
             foreign.append(url)
-    assert len(urls) > 8
+    assert len(urls) > 2
     assert foreign == []
     errors = [event for event in events if event["method"] == "Runtime.exceptionThrown"]
     logged = [str(event.get("params", {}).get("entry")) for event in events]
@@ -520,8 +520,8 @@ STEADY = """((said) => {
 def test_a_name_changes_when_a_second_says_so(page):
     assert page.run(f"{STEADY}('aaabaabaaa')") == "aaaaaaaaaa"
     assert page.run(f"{STEADY}('ababababab')").count("b") == 0
-    assert page.run(f"{STEADY}('aaaaaabbbbbbbbbb')").endswith("abbbb")
-    assert page.run(f"{STEADY}('aaaaaa??????????')").endswith("a????")
+    assert page.run(f"{STEADY}('aaaaaabbbbbbbbbb')").endswith("abbbbb")
+    assert page.run(f"{STEADY}('aaaaaa??????????')").endswith("a?????")
 
 
 @pytest.mark.slow
@@ -541,6 +541,31 @@ def test_bars_of_all_classes_and_another_language(page_of_two, tmp_path):
     page.wait_for(f"{words}.join() === 'genug gelehrt,genug gelehrt'")
     assert page.text("look-title") == "Was ist das?"
     assert page.run("document.documentElement.lang") == "de"
+
+
+@pytest.mark.slow
+def test_a_second_press_does_nothing_and_an_undo_stays(page, tmp_path):
+    Image.new("RGB", (40, 40), COLOURS["red"]).save(tmp_path / "red.png")
+    page.browser.choose("#files", tmp_path / "red.png")
+    page.wait_for("document.getElementById('teach').textContent === 'Teach 1 photo'")
+    page.run("document.getElementById('name').value = 'red'")
+    button = "document.getElementById('teach')"
+    page.run(f"{button}.click(), {button}.click()")
+    page.says("teach", "Learned 1 image of red")
+    page.run("document.getElementById('name').value = ''")
+    page.click("#teach")
+    page.says("teach", "Write what you show first.")
+    assert page.images() == {"red": 1}
+    page.undo("teach")
+    page.lists()
+    # The browser keeps the language.
+    page.run("document.getElementById('language').value = 'de'")
+    change = "dispatchEvent(new Event('change'))"
+    page.run(f"document.getElementById('language').{change}")
+    page.open()
+    page.wait_for(
+        "document.getElementById('look-title').textContent === 'Was ist das?'"
+    )
 
 
 @pytest.mark.slow
