@@ -184,8 +184,9 @@ def prior_of_trials(trials: list[Asked], columns: int = 3) -> Prior:
     The closeness of a trial's images is its line's, shifted as its records are.
 
     Args:
-        trials: of several numbers of classes.
-        columns: number of coefficients of means; 2 for trials of one number of classes.
+        trials: with the same number of classes, or with several.
+        columns: number of coefficients of means; 2 if the number of classes is the
+            same, as the inverse of it is a constant then.
     """
     known_means = [float(trial.known.mean()) for trial in trials]
     known = line_of(trials, known_means, columns)

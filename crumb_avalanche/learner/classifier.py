@@ -266,9 +266,9 @@ class Classifier:
 
     @property
     def rates(self) -> Rates | None:
-        """How often it errs about what it knows; ``None`` of less than two classes.
+        """How often it errs about what it knows; ``None`` for fewer than two classes.
 
-        A single class says nothing of what else there is.
+        With a single class nothing was measured that holds for other things.
         """
         if len(self.taught) < 2:
             return None

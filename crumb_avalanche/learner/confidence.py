@@ -291,10 +291,9 @@ class Confidence:
         prior = self.prior
         if prior is None and present.number_of_lessons >= LEAST_LESSONS:
             prior = prior_of_records(present.typicality, present.left_out)
-        if prior is not None:
-            prior = prior.of_classes(len(images))
         centre = 0.0
         if prior is not None:
+            prior = prior.of_classes(len(images))
             centre = float(prior.temperature.at(clips, len(images)))
         fit = _Fit(key, prior, temperature=_temperature(present, centre))
         # What was recorded compares classes: it says nothing of a single one.

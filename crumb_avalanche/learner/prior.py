@@ -48,8 +48,8 @@ class Prior(NamedTuple):
         known_deviation, strange_deviation: of closeness.
         temperature: logarithm of the factor on the usual temperature.
         units: of the two values that are added.
-        of_one: the prior of a learner with a single class; ``None`` if it is this one.
-            Without other classes the first of the two values is 0.
+        of_one: the prior of a learner with a single class, for which the first of the
+            two values is 0; ``None`` uses this prior.
     """
 
     known: Line
