@@ -209,7 +209,7 @@ def main() -> None:
         metavar="NAME=FILE",
         help="weights of networks, as crumb run takes them",
     )
-    add("--codebook-dim", type=int, help="length of a row; default 16 or a bit less")
+    add("--codebook-dim", type=int, help="length of a row; default that of the network")
     add("--output", default="runs/codes", help="folder of the table")
     add("--quick", action="store_true", help="a small network on made-up photos")
     options = parser.parse_args()
