@@ -235,7 +235,7 @@ def _names_of_class_folders(
     name_of: dict[Path, str] = {}
     for folder in entries.folders:
         _check_utf8(folder.name, root)
-        name_of[folder] = check_name(folder.name)
+        name_of[folder] = check_name(folder.name, is_folder=True)
     folder_of: dict[str, Path] = {}
     for folder, name in name_of.items():
         # The folder that had this name first: the folder itself where no other has it.

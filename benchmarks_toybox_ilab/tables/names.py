@@ -17,6 +17,10 @@ _SPLIT = re.compile(
 # joiners, selectors and the like
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u2060-\u206f\ufe00-\ufe0f\ufeff]")
 LONGEST_NAME = 200
+NAME_RULE = (
+    f"a class name is text of 1 to {LONGEST_NAME} characters without slashes, line "
+    "breaks, control characters, marks of direction and invisible characters"
+)
 INSIST = "pass new_class=True (--new-class true)"
 
 
@@ -34,40 +38,45 @@ class DoubtfulNameError(FrameTableError):
         self.near = near
 
 
-def check_name(name: object) -> str:
+def check_name(name: object, is_folder: bool = False) -> str:
     """Return the name of a class without outer spaces and in Unicode form NFC.
 
     So names that look the same are the same.
+
+    Args:
+        name: To check.
+        is_folder: Whether it is that of a folder, which the error says to rename.
 
     Raises:
         FrameTableError: If it is not text, is blank, has more than 200 characters, or
             contains a slash, a backslash, a character that is not seen (`is_seen`),
             such as a line break.
     """
-    rule = (
-        f"a class name is text of 1 to {LONGEST_NAME} characters without slashes, line "
-        "breaks, control characters, marks of direction and invisible characters"
-    )
     if not isinstance(name, str):
         raise FrameTableError(
-            f"a class name is {name!r} ({type(name).__name__}); {rule}."
+            f"a class name is {name!r} ({type(name).__name__}); {NAME_RULE}."
         )
+    problem = problem_of_name(name)
     name = unicodedata.normalize("NFC", name)
-    problem = _problem_of_name(name)
     name = name.strip() or name  # a blank one is refused as it came
     if problem:
         quoted = f"'{printable(name[:40])}'"
         if len(name) > 40:
             quoted += "..."
-        raise FrameTableError(
-            f"class name {quoted} {problem}; {rule}. Choose another name, or rename "
-            "the folder."
-        )
+        cure = "Choose another name"
+        if is_folder:
+            cure += ", or rename the folder"
+        raise FrameTableError(f"class name {quoted} {problem}; {NAME_RULE}. {cure}.")
     return name
 
 
-def _problem_of_name(name: str) -> str:
-    """Say which part of the rule a class name breaks; empty if it breaks none."""
+def problem_of_name(name: str) -> str:
+    """Say which part of the rule a class name breaks; empty if it breaks none.
+
+    Args:
+        name: As it came.
+    """
+    name = unicodedata.normalize("NFC", name)
     for position, char in enumerate(name):
         if char in "/\\" or not is_seen(name, position):
             return f"contains {char!a}"

@@ -194,7 +194,7 @@ def class_folders(source: object) -> dict[Path, str]:
     if entries.images or entries.videos:
         return {}
     folders = [folder for folder in entries.folders if _holds_media(folder, path)]
-    return {folder: check_name(folder.name) for folder in folders}
+    return {folder: check_name(folder.name, is_folder=True) for folder in folders}
 
 
 def _holds_media(folder: Path, root: Path) -> bool:

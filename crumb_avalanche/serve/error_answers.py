@@ -99,21 +99,23 @@ async def answer_to(request: Request, error: Exception) -> Response:
 
 def _wrong_argument(request: Request, error: RequestValidationError) -> str:
     """Return which argument of a request's address is wrong, and why."""
-    first_problem = error.errors()[0]
-    _, name = first_problem["loc"][:2]  # "query", and the argument
+    problem = error.errors()[0]
+    kind = problem["type"]
+    _, name = problem["loc"][:2]  # "query", and the argument
+    if kind == "missing":
+        return f"{request.url.path} needs ?{name}=... in its address, which is left out"
     if name == "box":
         values = request.query_params.getlist(name)
-        came = printable(", ".join(values))[:MOST_SHOWN]
-        reason = f"it is {came}, but has to be {BOX}"
-    elif first_problem["type"] == "missing":
-        reason = "it is required, and was left out"
-    elif first_problem["type"] in VALUES_BY_ERROR:
-        came = printable(first_problem["input"])[:MOST_SHOWN]
-        takes = VALUES_BY_ERROR[first_problem["type"]]
-        reason = f"it is {came!r}, but has to be {takes}"
-    else:
-        reason = first_problem["msg"].removeprefix("Value error, ")
-    return f"{request.url.path} needs ?{name}=... in its address: {reason}"
+        return f"box is {_shown(', '.join(values))}, but has to be {BOX}"
+    came = f"{name} is {_shown(problem['input'])!r}"
+    if kind in VALUES_BY_ERROR:
+        return f"{came}, but has to be {VALUES_BY_ERROR[kind]}"
+    return f"{came}: {problem['msg'].removeprefix('Value error, ')}"
+
+
+def _shown(argument: str) -> str:
+    """Return the beginning of a wrong argument, safe to print."""
+    return printable(argument)[:MOST_SHOWN]
 
 
 def _reason_of_refusal(error: StarletteHTTPException) -> str:

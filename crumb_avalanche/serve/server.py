@@ -17,8 +17,10 @@ from starlette.requests import ClientDisconnect
 
 from benchmarks_toybox_ilab.tables.names import (
     LONGEST_NAME,
+    NAME_RULE,
     check_name,
     check_near,
+    problem_of_name,
 )
 from crumb_avalanche.serve.bodies import (
     MOST_BYTES,
@@ -39,6 +41,7 @@ from crumb_avalanche.serve.messages import (
     Listed,
 )
 from crumb_avalanche.serve.page_source import page
+from crumb_avalanche.serve.parameters import KnownParameters
 from crumb_avalanche.serve.shared import SharedLearner
 
 MOST_FILE_BYTES = 500_000_000  # of a learner that is opened
@@ -63,9 +66,10 @@ def _class_name(text: str) -> str:
     """Return the name of a class in a request's address, if a class may have it."""
     has_replaced_bytes = "\ufffd" in text
     if has_replaced_bytes:
-        raise ValueError(
-            "the name is not UTF-8; encode it as UTF-8 before it is quoted"
-        )
+        raise ValueError("it is not UTF-8; encode it as UTF-8 before it is quoted")
+    problem = problem_of_name(text)
+    if problem:
+        raise ValueError(f"it {problem}; {NAME_RULE}")
     return check_name(text)
 
 
@@ -334,5 +338,6 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
     errors_of_routes = STATUS_BY_ERROR.keys()
     for error_class in (*framework_errors, *errors_of_routes, Exception):
         app.add_exception_handler(error_class, answer_to)
+    app.add_middleware(KnownParameters, describe=app.openapi)
     # It refuses requests without the token, or from pages of other origins.
     return Guard(app, token, origins, policy)

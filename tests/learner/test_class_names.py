@@ -43,6 +43,21 @@ def test_class_names_that_break_the_rule(name, fact):
     assert len(str(error.value)) < 300
 
 
+def test_a_name_that_is_no_folder_names_none():
+    # Given a name that came with a call or a request
+    # When it breaks the rule
+    with pytest.raises(ValueError, match=r"Choose another name\.$"):
+        check_name("a/b")
+
+
+def test_a_folder_can_be_renamed():
+    # Given the name of a folder
+    # When it breaks the rule
+    # Then the folder is what to rename
+    with pytest.raises(ValueError, match="or rename the folder"):
+        check_name("a\\b", is_folder=True)
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -36,14 +36,20 @@ SCANNED = SCANNED[:-2] + 300 * LAST_SCAN + SCANNED[-2:]
 @pytest.mark.parametrize(
     ("path", "options", "status", "words"),
     [
-        ("/teach", {"content": photo("red")}, 400, r"\?label=.*required"),
+        ("/teach", {"content": photo("red")}, 400, r"\?label=.*left out"),
         ("/teach?label=%ff", {"content": photo("red")}, 400, "UTF-8"),
-        ("/teach?label=a/b", {"content": photo("red")}, 400, "class name"),
+        (
+            "/teach?label=a%2Fb",
+            {"content": photo("red")},
+            400,
+            "^label is 'a/b': it contains '/'; a class name is [^.]*$",
+        ),
+        ("/teach?label=", {"content": photo("red")}, 400, "^label is '': it is blank;"),
         (
             "/teach?label=x&new_class=maybe",
             {"content": photo("red")},
             400,
-            r"\?new_class=.*: it is 'maybe', but has to be true or false$",
+            "^new_class is 'maybe', but has to be true or false$",
         ),
         ("/teach?label=x", {"content": b""}, 400, "0 bytes.*not an image.*JPEG"),
         (
@@ -60,7 +66,7 @@ SCANNED = SCANNED[:-2] + 300 * LAST_SCAN + SCANNED[-2:]
         ("/rename?old=red&new=green", {}, 400, "a class 'green' already"),
         ("/forget?name=nobody", {}, 400, "no class 'nobody'"),
         ("/undo?lesson=9", {}, 400, "no lesson 9"),
-        ("/undo?lesson=x", {}, 400, "it is 'x', but has to be a whole number$"),
+        ("/undo?lesson=x", {}, 400, "^lesson is 'x', but has to be a whole number$"),
         ("/move?old=red&new=green&lesson=9", {}, 400, "no lesson 9"),
         ("/absent", {}, 404, "POST /absent: Not Found; GET /openapi.json lists"),
         ("/classes", {}, 405, "POST /classes: Method Not Allowed; send it as GET$"),
@@ -95,6 +101,74 @@ def test_a_bad_request_changes_nothing(served, path, options, status, words):
     assert re.search(words, response.json()["error"])
     assert file.read_bytes() == content
     assert names(client) == names_before
+
+
+@pytest.mark.parametrize(
+    ("method", "address", "words"),
+    [
+        (
+            "POST",
+            "/undo?lessons=1",
+            "unknown parameter lessons; /undo takes lesson (did you mean lesson?)",
+        ),
+        (
+            "POST",
+            "/move?old=red&new=green&lessonn=1",
+            "unknown parameter lessonn; /move takes old, new, lesson, new_class "
+            "(did you mean lesson?)",
+        ),
+        (
+            "POST",
+            "/predict?boxes=1&boxes=2",
+            "unknown parameter boxes; /predict takes box, all (did you mean box?)",
+        ),
+        (
+            "POST",
+            "/teach?lable=red",
+            "unknown parameter lable; /teach takes label, new_class, source, box "
+            "(did you mean label?)",
+        ),
+        ("GET", "/lessons?x", "unknown parameter x; /lessons takes none"),
+        ("HEAD", "/lessons?x", None),
+        ("GET", "/health?x=1", "unknown parameter x; /health takes none"),
+        ("GET", "/openapi.json?x=1", "unknown parameter x; /openapi.json takes none"),
+        ("GET", "/?tokens=1", "unknown parameter tokens; / takes token"),
+    ],
+)
+def test_an_unknown_parameter_changes_nothing(served, method, address, words):
+    # Given a learner of two classes
+    client, _, file = served
+    content = file.read_bytes()
+    # When a parameter is not one that the path takes
+    response = client.request(method, address, content=photo("red"))
+    # Then it is named, with those that the path takes, and nothing was done
+    assert response.status_code == 400
+    if words is not None:
+        assert response.json()["error"].startswith(words)
+    assert file.read_bytes() == content
+
+
+def test_every_path_refuses_an_unknown_parameter(served):
+    # Given all paths of the description
+    client, _, file = served
+    content = file.read_bytes()
+    paths = client.get("/openapi.json").json()["paths"]
+    for path, methods in paths.items():
+        for method in methods:
+            # When a request has a parameter of another name
+            response = client.request(method, path, params={"strange": 1})
+            # Then none of them does anything
+            assert response.status_code == 400, path
+            assert "unknown parameter strange" in response.json()["error"]
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("POST", "/absent", 404), ("GET", "/undo", 405)]
+)
+def test_an_unknown_path_is_refused_as_such(served, method, path, status):
+    response = served[0].request(method, path, params={"strange": 1})
+    assert response.status_code == status
 
 
 def test_an_image_that_takes_long_to_decode(served, monkeypatch):
