@@ -30,14 +30,10 @@ class LastFeatures(NamedTuple):
     """The directions of a class cut to the last features, as they would be stored.
 
     Attributes:
-        all_features: the rows that were cut.
-        n_features: number of the last features.
         rows, scales, energies: as ``ClassDirections`` holds them of a class.
         energy_share: the part of the squared lengths that is left, 0 to 1.
     """
 
-    all_features: Tensor
-    n_features: int
     rows: Tensor
     scales: Tensor
     energies: list[float]
@@ -91,9 +87,10 @@ class ClassDirections:
         self.scales: list[Tensor] = []
         # Squared lengths of the rows of each class as stored, weakest first.
         self._energies: list[list[float]] = []
-        # What ``keep_features`` computed last of each class; copies share it, so that a
-        # learner that tries a lesson in a copy does not compute it twice.
-        self._last_features: dict[int, LastFeatures] = {}
+        # What ``keep_features`` computed of the rows of each class, by the number of
+        # features. Copies share it while their rows are the same, so that a learner
+        # that tries a lesson in a copy does not compute it twice.
+        self._last_features: list[dict[int, LastFeatures]] = []
         self.outside = torch.zeros(0, dtype=torch.float32)
         self.counts = torch.zeros(0, dtype=torch.int32)
         self.grow(n_classes)
@@ -107,6 +104,7 @@ class ClassDirections:
         copied.rows = list(self.rows)
         copied.scales = list(self.scales)
         copied._energies = list(self._energies)
+        copied._last_features = list(self._last_features)
         copied.outside = self.outside.clone()
         copied.counts = self.counts.clone()
         return copied
@@ -197,6 +195,7 @@ class ClassDirections:
         """Replace rows and scales of a class, and its number of directions."""
         self.rows[label] = rows
         self.scales[label] = scales
+        self._last_features[label] = {}
         self.counts[label] = len(rows)
 
     def _measure_energies(self, label: int) -> None:
@@ -258,6 +257,7 @@ class ClassDirections:
             self.rows.append(rows)
             self.scales.append(scales)
             self._energies.append([])
+            self._last_features.append({})
         self.outside = grown(self.outside, n_classes)
         self.counts = grown(self.counts, n_classes)
 
@@ -280,14 +280,10 @@ class ClassDirections:
 
         They are computed again only if the class changed.
         """
-        cached = self._last_features.get(label)
-        if cached is not None:
-            is_of_these_rows = cached.all_features is self.rows[label]
-            if is_of_these_rows and cached.n_features == count:
-                return cached
-        computed = self._compute_last_features(label, count)
-        self._last_features[label] = computed
-        return computed
+        of_class = self._last_features[label]
+        if count not in of_class:
+            of_class[count] = self._compute_last_features(label, count)
+        return of_class[count]
 
     def _compute_last_features(self, label: int, count: int) -> LastFeatures:
         """Cut the directions of a class to the last ``count`` features.
@@ -317,8 +313,6 @@ class ClassDirections:
         )
         cut_class._store(0, _principal(cut_rows))
         return LastFeatures(
-            all_features=self.rows[label],
-            n_features=count,
             rows=cut_class.rows[0],
             scales=cut_class.scales[0],
             energies=cut_class._energies[0],
@@ -436,6 +430,7 @@ class ClassDirections:
         # Copies: a view would keep the rows of all classes in memory.
         self.rows = [rows.clone() for rows in rows_of_classes]
         self.scales = [scales.clone() for scales in scales_of_classes]
+        self._last_features = [{} for _ in n_directions]
         for label in range(len(n_directions)):
             self._measure_energies(label)
 

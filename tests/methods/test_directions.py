@@ -1,5 +1,7 @@
 """Directions of classes: as many as needed, at any scale, within a limit over all."""
 
+import copy
+
 import pytest
 import torch
 from closed_form_cases import discriminant
@@ -270,6 +272,35 @@ def test_features_to_keep_are_checked(count):
     words = f"the number of features to keep is {count}; give 1 to 8"
     with pytest.raises(ValueError, match=words):
         taught([5, 5]).keep_features(count)
+
+
+def last_rows(statistics, count=3):
+    """Rows of each class after all but the last features are dropped in a copy."""
+    cut = copy.deepcopy(statistics)
+    cut.keep_features(count)
+    return cut.directions.rows
+
+
+def test_copies_that_learn_apart_are_cut_as_they_are():
+    statistics = taught([5, 5])
+    other = copy.deepcopy(statistics)
+    other.update(*clouds([0, 4], seed=1))
+    last_rows(statistics)
+    alone = taught([5, 5])
+    alone.update(*clouds([0, 4], seed=1))
+    pairs = zip(last_rows(other), last_rows(alone), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+
+
+def test_a_cut_is_computed_once_beside_a_copy_with_other_rows():
+    """The forms of two looks are copies of one empty form."""
+    whole_image = discriminant(1, D, D)
+    middle = copy.deepcopy(whole_image)
+    whole_image.update(*clouds([5], seed=0))
+    middle.update(*clouds([5], seed=1))
+    first_rows = last_rows(whole_image)
+    last_rows(middle)
+    assert last_rows(whole_image)[0] is first_rows[0]
 
 
 def extended(rows, **arguments):
