@@ -103,7 +103,7 @@ def asked(trial: Trial, stream: Objects, empty: Classifier) -> Asked:
     classifier = trial.taught_to(empty, stream)
     held_out = classifier.evidence(stream.features[[row for _, row in trial.held_out]])
     strange = classifier.evidence(stream.features[trial.never_taught])
-    numbers = {name: number for number, name in enumerate(classifier.names)}
+    numbers = {name: number for number, name in enumerate(classifier.classes.names)}
     labels = torch.tensor([numbers[name] for name, _ in trial.held_out])
     return Asked(
         clips=held_out.mean_log_clips,

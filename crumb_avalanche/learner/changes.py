@@ -216,7 +216,7 @@ class ChangeableLearner(Predictor):
         new = check_label(new)
         with self._lock:
             state = self._state
-            state.classifier.find(old)  # raises if there is none
+            state.classifier.classes.find(old)  # raises if there is none
             if new == old:
                 raise ValueError(
                     f"the images are those of {old} already; give the name of another "
@@ -268,7 +268,7 @@ class ChangeableLearner(Predictor):
             added = other._state  # once: another thread may teach it meanwhile
             state.check_mergeable(added)  # raises
             if not new_class:
-                names = [info.name for info in added.classifier.classes]
+                names = [info.name for info in added.classifier.classes.infos]
                 check_near(names, self._names)
             self._replace_state(state, state.merged(added))
 

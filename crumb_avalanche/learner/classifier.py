@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.images.looks import looks_of
-from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.confidence import STRICT, Confidence, Rates
 from crumb_avalanche.learner.evidence import (
     Evidence,
@@ -29,6 +28,7 @@ from crumb_avalanche.learner.prediction import (
 )
 from crumb_avalanche.learner.prior import PRIORS
 from crumb_avalanche.learner.records import Records
+from crumb_avalanche.learner.taught_classes import TaughtClasses
 from crumb_avalanche.methods.closed_form import ClosedForm
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.look_forms import EarlierForms, LookForms
@@ -70,13 +70,11 @@ class Classifier:
             effect unless the cosines of the statistics are those of a whitened space.
 
     Attributes:
-        names: by number; ``None`` where a class was forgotten.
+        classes: names of the classes, and how much each was taught.
         forms: the statistics, a closed form for each look that is used, and how much
             the scores of each view count.
         confidence: how sure its answers are.
         strict: confidence from which on a class is named; below it an image is unknown.
-        images: number of images learned, by number of the class.
-        clips: number of clips that they are of, likewise.
         nothing: features of images that show nothing; empty where they are not used or
             not computed yet.
     """
@@ -104,9 +102,7 @@ class Classifier:
         self.forms = LookForms(
             looks, form.for_budget(length, budget_of_look, self.head_length)
         )
-        self.names: list[str | None] = []
-        self.images: list[int] = []
-        self.clips: list[int] = []
+        self.classes = TaughtClasses()
         self.nothing = NothingFeatures()
         self._views = ViewFeatures(features, looks)
         # Within a lesson: what answers for clips before they are learned, and the
@@ -160,15 +156,6 @@ class Classifier:
             backbone=model.backbone,
         )
 
-    def __deepcopy__(self, memo: dict) -> "Classifier":
-        # Faster than item by item.
-        memo[id(self.names)] = list(self.names)
-        memo[id(self.images)] = list(self.images)
-        memo[id(self.clips)] = list(self.clips)
-        copied = copy.copy(self)
-        copied.__dict__ = copy.deepcopy(dict(self.__dict__), memo)
-        return copied
-
     @property
     def statistics(self) -> ClosedForm:
         """The closed form of the first look that is used."""
@@ -184,31 +171,6 @@ class Classifier:
         """Number of features that the statistics are of, the last of those given."""
         return self.forms.length
 
-    @property
-    def taught(self) -> list[int]:
-        """Numbers of the classes taught."""
-        return [number for number, name in enumerate(self.names) if name is not None]
-
-    @property
-    def classes(self) -> list[ClassInfo]:
-        """The classes taught."""
-        return [
-            ClassInfo(name, count)
-            for name, count in zip(self.names, self.images, strict=True)
-            if name is not None
-        ]
-
-    def find(self, name: str) -> int:
-        """Return a class's number.
-
-        Raises:
-            ValueError: there is no such class; lists those that there are.
-        """
-        if name not in self.names:
-            taught = ", ".join(info.name for info in self.classes) or "none"
-            raise ValueError(f"there is no class {name!r}; taught are: {taught}")
-        return self.names.index(name)
-
     def ensure_class(self, name: str) -> tuple[int, str]:
         """Return the number of a class, which is added if it is new.
 
@@ -222,18 +184,11 @@ class Classifier:
         Raises:
             BudgetError: a class more does not fit into the budget.
         """
-        if name in self.names:
-            return self.names.index(name), ""
-        note = self._make_room(len(self.taught) + 1)  # gives up features if it has to
-        if None in self.names:  # the number of a class that was forgotten
-            number = self.names.index(None)
-        else:
-            number = len(self.names)
-            self.names.append(None)
-            self.images.append(0)
-            self.clips.append(0)
-            self.forms.grow(number + 1)
-        self.names[number] = name
+        if name in self.classes.names:
+            return self.classes.find(name), ""
+        note = self._make_room(len(self.classes) + 1)  # gives up features if it has to
+        number = self.classes.add(name)
+        self.forms.grow(len(self.classes.names))
         return number, note
 
     def _make_room(self, classes: int) -> str:
@@ -270,10 +225,11 @@ class Classifier:
 
         With a single class nothing was measured that holds for other things.
         """
-        if len(self.taught) < 2:
+        numbers = self.classes.numbers
+        if len(numbers) < 2:
             return None
-        images = {number: self.images[number] for number in self.taught}
-        clips = [self.clips[number] for number in self.taught]
+        images = {number: self.classes.images[number] for number in numbers}
+        clips = [self.classes.clips[number] for number in numbers]
         return self.confidence.rates(self.strict, images, mean_log(clips))
 
     # Features
@@ -348,8 +304,7 @@ class Classifier:
         self.give_up_looks_without(features)
         labels = torch.full((len(features),), number)
         self.forms.update(self._by_view(features), labels)
-        self.images[number] += len(features)
-        self.clips[number] += is_new_clip
+        self.classes.count(number, len(features), clips=int(is_new_clip))
 
     def give_up_looks_without(self, features: Tensor) -> None:
         """Give up the used looks that features lack.
@@ -385,7 +340,7 @@ class Classifier:
             return
         self.nothing = self.nothing.of_looks(self.forms.used)
         self._earlier_forms.forget()
-        self.forms.make_room(len(self.taught), self.budget_bytes, self.head_length)
+        self.forms.make_room(len(self.classes), self.budget_bytes, self.head_length)
 
     def _computed_views(self, features: Tensor) -> list[int]:
         """Return the numbers of the views that are used and were computed."""
@@ -571,7 +526,7 @@ class Classifier:
         probabilities = torch.cat([probabilities_of_frames, probabilities_of_clip])
         is_known = self.confidence.known(probabilities, evidence, self.strict)
         class_of_column = evidence.class_of_column.tolist()
-        names = [str(self.names[number]) for number in class_of_column]
+        names = [str(self.classes.names[number]) for number in class_of_column]
         return rank(probabilities, names, is_known.tolist(), runners_up)
 
     def _of_images(self, of_views: Evidence, views: Sequence[int]) -> Evidence:
@@ -583,24 +538,10 @@ class Classifier:
         """
         of_images = of_views.mean_of_views(self.look_weights.weights(views))
         class_of_column = of_images.class_of_column.tolist()
-        clip_counts = [self.clips[number] for number in class_of_column]
+        clip_counts = [self.classes.clips[number] for number in class_of_column]
         return of_images._replace(clip_counts=torch.tensor(clip_counts))
 
     # Changes of classes
-
-    def rename(self, old: str, new: str) -> None:
-        """Give a class another name.
-
-        Raises:
-            ValueError: there is no class ``old``, or ``new`` is taken.
-        """
-        number = self.find(old)
-        if new in self.names and new != old:
-            raise ValueError(
-                f"there is a class {new!r} already: forget one of the two, or choose "
-                "another name"
-            )
-        self.names[number] = new
 
     def move(self, old: str, new: str) -> None:
         """Make the images of a class those of another one, in place.
@@ -611,29 +552,26 @@ class Classifier:
         Raises:
             ValueError: there is no class ``old`` or ``new``.
         """
-        source = self.find(old)
-        target = self.find(new)
-        new_of_old = {number: number for number in self.taught}  # numbers of classes
+        source = self.classes.find(old)
+        target = self.classes.find(new)
+        new_of_old = {
+            number: number for number in self.classes.numbers
+        }  # numbers of classes
         new_of_old[source] = target
         forms = self.forms.relabelled(new_of_old)
         confidence = self._empty_confidence()
         confidence.merge(self.confidence, new_of_old)
         self.forms = forms
         self.confidence = confidence
-        self.names[source] = None
-        for counts in (self.images, self.clips):
-            counts[target] += counts[source]
-            counts[source] = 0
+        self.classes.move(source, target)
         self._earlier_forms.forget()  # its copy of the statistics has the old class
 
     def forget(self, name: str) -> None:
         """Remove a class with all that is stored of it alone."""
-        number = self.find(name)
+        number = self.classes.find(name)
         self.forms.forget(number)
         self.confidence.forget(number)
-        self.names[number] = None
-        self.images[number] = 0
-        self.clips[number] = 0
+        self.classes.forget(number)
         self._earlier_forms.forget()
 
     def check_mergeable(self, other: "Classifier") -> None:
@@ -680,15 +618,16 @@ class Classifier:
             self.look_weights.merge(other.look_weights)
         mine_of_theirs: dict[int, int] = {}  # numbers of classes here and there
         notes = []  # in words what is given up for each class, empty if nothing
-        for theirs in other.taught:
-            mine, note = self.ensure_class(str(other.names[theirs]))
+        for theirs in other.classes.numbers:
+            mine, note = self.ensure_class(str(other.classes.names[theirs]))
             mine_of_theirs[theirs] = mine
-            self.images[mine] += other.images[theirs]
-            self.clips[mine] += other.clips[theirs]
+            self.classes.count(
+                mine, other.classes.images[theirs], other.classes.clips[theirs]
+            )
             notes.append(note)
         # Features that were given up on one side are given up on both.
         self._merge_statistics(other, mine_of_theirs)
-        notes.append(self._make_room(len(self.taught)))  # for the merged statistics
+        notes.append(self._make_room(len(self.classes)))  # for the merged statistics
         nothing = self.nothing.merged(other.nothing.last_features(self.length))
         self.nothing = nothing.of_looks(self.forms.used)
         if other.length == self.length:
@@ -715,11 +654,9 @@ class Classifier:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and tensors, which may share memory."""
         return {
-            "names": list(self.names),
+            **self.classes.state_dict(),
             "statistics": self.forms.state_dict(),
             "confidence": self.confidence.state_dict(),
-            "images": list(self.images),
-            "clips": list(self.clips),
             "look_weights": self.look_weights.state_dict(),
             "nothing": self.nothing.state(),
         }
@@ -741,10 +678,8 @@ class Classifier:
                 f"the state has {length} features, but the learner {self.length} or "
                 f"{self.head_length}; give one of the same features"
             )
-        self.names = list(state["names"])
+        self.classes.load_state_dict(state)
         self.forms = self.forms.of_states(state["statistics"], state["look_weights"])
         self.confidence.load_state_dict(state["confidence"])
-        self.images = list(state["images"])
-        self.clips = list(state["clips"])
         self.nothing = NothingFeatures.of_state(state["nothing"], self.forms.used)
         self._earlier_forms.forget()

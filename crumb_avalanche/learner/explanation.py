@@ -49,7 +49,7 @@ def explanation(
                 form = classifier.forms.by_look[number]
                 look = pixels_of_look[share]
                 of_view = attributed_to_view(
-                    form, classifier.taught, model, moments, look
+                    form, classifier.classes.numbers, model, moments, look
                 )
                 # The part of the whole image that the look shows, in place.
                 _add_to_middle(attribution, weight_of_view[view] * of_view, share)

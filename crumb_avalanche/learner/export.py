@@ -390,7 +390,7 @@ def onnx_graph(learner: Learner) -> bytes:
     model = onnx.load_from_string(graph)
     model.producer_name = PRODUCER
     model.producer_version = __version__
-    names = [classifier.names[number] for number in classifier.taught]
+    names = [classifier.classes.names[number] for number in classifier.classes.numbers]
     metadata = {
         "classes": json.dumps(names, ensure_ascii=False),
         "method": learner.method,

@@ -236,11 +236,11 @@ class History:
         """
         # A copy: the history that this one replaces stays as it is.
         classifier_before = copy.deepcopy(self.classifier_before)
-        if classifier_before is not None and old in classifier_before.names:
-            if new in classifier_before.names:
+        if classifier_before is not None and old in classifier_before.classes.names:
+            if new in classifier_before.classes.names:
                 classifier_before.move(old, new)
             else:
-                classifier_before.rename(old, new)
+                classifier_before.classes.rename(old, new)
         features: list[LessonFeatures | None] = []
         two_become_one = self._shows(new)  # a lesson shows the class of that name, too
         for lesson_features in self.features:
@@ -267,7 +267,7 @@ class History:
     def without_class(self, name: str) -> "History":
         """Return the history without a class."""
         classifier_before = copy.deepcopy(self.classifier_before)
-        if classifier_before is not None and name in classifier_before.names:
+        if classifier_before is not None and name in classifier_before.classes.names:
             classifier_before.forget(name)
         features: list[LessonFeatures | None] = []
         for lesson_features in self.features:

@@ -398,7 +398,7 @@ class Learner(ChangeableLearner):
             recorder = FeatureRecorder(state.history.room)
             lesson = learn(
                 classifier,
-                features_of(classifier.names, unread),
+                features_of(classifier.classes.names, unread),
                 unread,
                 progress,
                 on_piece=recorder.record,

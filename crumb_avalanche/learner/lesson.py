@@ -197,7 +197,9 @@ def _learn_piece(
         prediction = classifier.predict_before_learning(features, number)
         if prediction is not None:
             if prediction.has_column_of(number):  # not of a new class
-                tally.add_prediction(label, number, prediction, classifier.names)
+                tally.add_prediction(
+                    label, number, prediction, classifier.classes.names
+                )
             observation = prediction.observation
     classifier.learn(features, number, is_first)
     tally.images[label] += len(features)

@@ -175,12 +175,12 @@ class Predictor:
     @property
     def classes(self) -> list[ClassInfo]:
         """The classes taught, in order of arrival."""
-        return self._classifier.classes
+        return self._classifier.classes.infos
 
     @property
     def _names(self) -> list[str]:
         """The names of the classes taught."""
-        return [name for name in self._classifier.names if name is not None]
+        return [name for name in self._classifier.classes.names if name is not None]
 
     @property
     def image_size(self) -> int:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.images.looks import looks_of
-from crumb_avalanche.learner.answer import ClassInfo
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.prediction import RUNNERS_UP, Ranking, rank
+from crumb_avalanche.learner.taught_classes import TaughtClasses
 from crumb_avalanche.methods.looks import WHOLE
 from crumb_avalanche.methods.run_file import load_learner, probabilities
 from crumb_avalanche.methods.run_header import LearnerError
@@ -27,6 +27,7 @@ class RunAnswers:
 
     Attributes:
         header: of the file.
+        classes: names of the classes, and how many images the run learned of each.
         network: the strategy's model.
         note: what a person who reads the answers should know.
 
@@ -63,12 +64,11 @@ class RunAnswers:
             source="the run's weights",
             sha256=self.header.weights_sha256,
         )
-        self.names: list[str] = []
-        self.classes: list[ClassInfo] = []
+        self.classes = TaughtClasses()
         self._labels: list[int] = []  # columns of the outputs
         for learned in classes:
-            self.names.append(learned["name"])
-            self.classes.append(ClassInfo(learned["name"], learned["images"]))
+            number = self.classes.add(learned["name"])
+            self.classes.count(number, learned["images"], clips=0)
             self._labels.append(learned["label"])
         self._outputs = OutputsPlugin()
         self._strategy.plugins.append(self._outputs)
@@ -128,4 +128,5 @@ class RunAnswers:
         outputs = torch.cat([outputs, outputs.mean(0, keepdim=True)])
         class_probabilities = probabilities(self._strategy, outputs)[:, self._labels]
         is_known = [None] * len(outputs)
-        return rank(class_probabilities, self.names, is_known, runners_up)
+        names = [info.name for info in self.classes.infos]
+        return rank(class_probabilities, names, is_known, runners_up)

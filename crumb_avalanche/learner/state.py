@@ -122,9 +122,9 @@ class State:
         )
 
     def renamed(self, old: str, new: str) -> "State":
-        """Return the state with another name of a class; see ``Classifier.rename``."""
+        """Return the state with another name of a class: ``TaughtClasses.rename``."""
         classifier = copy.deepcopy(self.classifier)
-        classifier.rename(old, new)
+        classifier.classes.rename(old, new)
         return State(classifier, self.history.renamed(old, new))
 
     def moved(self, old: str, new: str) -> "State":
@@ -133,7 +133,7 @@ class State:
         Raises:
             ValueError: there is no class ``old``.
         """
-        if new not in self.classifier.names:
+        if new not in self.classifier.classes.names:
             return self.renamed(old, new)
         classifier = copy.deepcopy(self.classifier)
         classifier.move(old, new)

@@ -187,7 +187,7 @@ def right(
         `(B,)` bool.
     """
     labels = evidence.class_of_column[evidence.scores.argmax(1)].tolist()
-    answers = [classifier.names[label] for label in labels]
+    answers = [classifier.classes.names[label] for label in labels]
     return np.array(answers) == np.array(names)
 
 

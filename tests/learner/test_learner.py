@@ -431,7 +431,7 @@ def test_the_budget_is_kept_to_the_last_class(method):
             class_number, _ = classifier.ensure_class(f"c{number}")
             classifier.learn(torch.randn(4, 20, generator=generator), class_number)
             assert tensor_bytes(classifier.statistics.tensors()) <= budget
-    assert classifier.statistics.least_bytes(len(classifier.classes) + 1) > budget
+    assert classifier.statistics.least_bytes(len(classifier.classes.infos) + 1) > budget
 
 
 # Clips
@@ -683,6 +683,6 @@ def test_rates_need_two_classes(make, classes):
 def test_clips_of_each_class_are_counted(make):
     learner = taught(make(), 2)
     learner.teach(images(0, seed=1), "c0")
-    assert learner._classifier.clips == [2, 1]
+    assert learner._classifier.classes.clips == [2, 1]
     learner.move("c1", "c0")
-    assert learner._classifier.clips == [3, 0]
+    assert learner._classifier.classes.clips == [3, 0]

@@ -114,7 +114,7 @@ class Taught:
         classifier = self.learner._classifier
         evidence = classifier.evidence(self.features(rows))
         by_learner = [
-            classifier.names[number]
+            classifier.classes.names[number]
             for number in evidence.class_of_column[evidence.scores.argmax(1)].tolist()
         ]
         self.strategy.is_training = False
@@ -173,7 +173,7 @@ def test_run_and_learner_answer_the_same(taught):
 def test_run_and_learner_hold_the_same(taught):
     of_run = taught.strategy.forms.by_look
     of_learner = taught.learner._classifier.forms.by_look
-    names = taught.learner._classifier.names
+    names = taught.learner._classifier.classes.names
     numbers = list(map(taught.table.classes.index, names))
     assert of_run.keys() == of_learner.keys()
     for look, form in of_learner.items():
