@@ -1,8 +1,6 @@
 """The Python of pages, run, and docstrings of the names that the packages export."""
 
 import ast
-import contextlib
-import io
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -12,12 +10,8 @@ import pytest
 import torch
 from fake_data import values_of
 from page_commands import ROOT, blocks
-from PIL import Image
 from site_parts import reference
-from small_lessons import SIZE, images
 
-from crumb_avalanche.learner.export import export_onnx
-from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
 from crumb_avalanche.models.initialisers import init_normal_
 
@@ -65,26 +59,6 @@ def test_the_method_there_learns(for_scikit_learn):
 
 def test_a_pipeline_has_the_classes(for_scikit_learn):
     assert for_scikit_learn["pipeline"].classes_.tolist() == ["cup", "dog"]
-
-
-# An exported learner without this library
-
-
-def test_plain_onnx_runtime_answers_as_the_learner(weights_file, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
-    learner = Learner(backbone="small_cnn", weights=weights_file, image_size=SIZE)
-    for number in range(3):
-        learner.teach(images(number), f"c{number}")
-    monkeypatch.chdir(tmp_path)
-    export_onnx(learner, tmp_path / "mine.onnx")
-    Image.fromarray(images(1, 1, seed=3)[0]).save("photo.jpg")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        run_blocks("robots.md", blocks_of("robots.md")[-1:])
-    label, share = printed.getvalue().split()
-    answer = learner.predict("photo.jpg")
-    assert label == answer.label
-    assert float(share) == pytest.approx(answer.confidence, abs=1e-3)
 
 
 # Adding a method, a data set and a buffer
