@@ -1,6 +1,7 @@
 """The Python of pages, run, and docstrings of the names that the packages export."""
 
 import ast
+import copy
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -8,11 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from avalanche.training.plugins import EvaluationPlugin
 from fake_data import values_of
 from page_commands import ROOT, blocks
+from resumed import restore_as_a_run
 from site_parts import reference
 
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import (
+    STRATEGIES,
+    LearningSettings,
+    Recipe,
+    build_strategy,
+)
 from crumb_avalanche.models.initialisers import init_normal_
 
 
@@ -67,6 +75,7 @@ def test_a_pipeline_has_the_classes(for_scikit_learn):
 @pytest.fixture(scope="module")
 def names():
     """What the examples of adding things define; their methods are removed again."""
+    list(STRATEGIES.values())  # imports the package's, which stay afterwards
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(STRATEGIES, "_entries", dict(STRATEGIES._entries))
         yield run_blocks("extend.md", blocks_of("extend.md"))
@@ -132,6 +141,21 @@ def test_the_entry_counts_its_memories(make_model):
     channels, height, width = model.map_shape
     budget = 10 * 2 * channels * height * width
     assert STRATEGIES["clipped_replay"].memories_in_budget(model, budget, 4) == 10
+
+
+@pytest.mark.parametrize("method", ["clipped_replay", "scaled_means"])
+def test_an_interrupted_run_of_it_resumes(names, method, tmp_path):
+    def built():
+        model = copy.deepcopy(names["model"])
+        evaluator = EvaluationPlugin(loggers=[])
+        return build_strategy(method, model, mem_size=8, evaluator=evaluator)
+
+    trained = built()
+    fresh = built()
+    trained.train(names["benchmark"].train_stream[0])
+    restore_as_a_run(trained, fresh, tmp_path)
+    assert fresh.clock.train_exp_counter == 1
+    assert fresh.seen_classes.seen == trained.seen_classes.seen
 
 
 def test_the_closed_form_learns(names):
