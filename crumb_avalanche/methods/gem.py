@@ -43,7 +43,6 @@ class ExperienceShares(SelectionRule):
     """
 
     every_class_holds_one = False
-    groups_are_classes = False
 
     experience: int = -1
     share: int = 0

@@ -23,6 +23,7 @@ from crumb_avalanche.methods.closed_form import LOWEST_SCORE
 from crumb_avalanche.methods.gaussian_solution import Solution
 from crumb_avalanche.methods.gaussians import MOST_DIRECTIONS, BlendedGaussians
 from crumb_avalanche.methods.registry import register
+from crumb_avalanche.methods.shortage import shortage
 from crumb_avalanche.methods.typicality import MeansSpan, Typicality, above_rounding
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive, Share
 
@@ -53,11 +54,13 @@ class RegularizedDiscriminant(BlendedGaussians):
 
     The diagonal of the common within-class covariance ``S`` is increased by ``e`` times
     its mean, or with ``diagonal`` by ``e`` times itself, with ``e = min(1, s D / N)``
-    for ``N`` images: fewer images give more shrinkage. Class ``c`` of ``n`` images has
-    the covariance ``(1 - a_c) S + a_c C_c`` with ``a_c = a n / (n + k)``: a class of
-    few images has nearly the common covariance. Scores are log-densities, of all
-    features or, with ``span``, of their projections on the space that the class means
-    span where ``S`` is the unit matrix.
+    for ``N`` images: fewer images give more shrinkage. Where classes have fewer than
+    four images, its mean takes the place of the diagonal; see ``shortage``.
+
+    Class ``c`` of ``n`` images has the covariance ``(1 - a_c) S + a_c C_c`` with ``a_c
+    = a n / (n + k)``: a class of few images has nearly the common covariance. Scores
+    are log-densities, of all features or, with ``span``, of their projections on the
+    space that the class means span where ``S`` is the unit matrix.
 
     With ``part``, the last features answer alone, too, from the same statistics: ``p =
     (1 - w) p_all + w p_part`` for softmaxes of log-densities divided by the temperature
@@ -274,6 +277,8 @@ class RegularizedDiscriminant(BlendedGaussians):
 
         It is ``e v`` with ``e = min(1, s D / N)``, the setting ``shrinkage`` ``s``, and
         the mean variance ``v`` or, with the setting ``diagonal``, each feature's own.
+        Few images do not tell a feature's own variance: by the ``shortage`` of images,
+        it gives way to the mean.
 
         Args:
             diagonal: ``(D,)`` float64 of the covariance, the variances.
@@ -285,9 +290,13 @@ class RegularizedDiscriminant(BlendedGaussians):
         shrinkage = min(1.0, self.shrinkage * len(diagonal) / images)
         # The mean is 0 for a single image or equal ones.
         variance = float(diagonal.mean()) or 1.0
-        if self.diagonal:
-            return shrinkage * diagonal.clamp_min(LEAST_VARIANCE * variance)
-        return torch.full_like(diagonal, shrinkage * variance)
+        mean_variances = torch.full_like(diagonal, variance)
+        if not self.diagonal:
+            return shrinkage * mean_variances
+        own_variances = diagonal.clamp_min(LEAST_VARIANCE * variance)
+        counts = self.image_counts[self.image_counts > 0]
+        lacking = shortage(counts.tolist())
+        return shrinkage * own_variances.lerp(mean_variances, lacking)
 
     def _blend(self, counts: Tensor, left_out: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``a_c`` and what the common covariance is multiplied by, ``(C,)``.
