@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.nothing import LEAST_APART
-from crumb_avalanche.learner.prior import Prior, prior_of_records
+from crumb_avalanche.learner.prior import Prior, Taught, prior_of_records
 from crumb_avalanche.learner.records import Records
+from crumb_avalanche.methods.shortage import shortage
 from crumb_avalanche.system.value_types import StateError
 
 # Confidence from which on a class is named, unless it is set, and the share of images
@@ -241,9 +242,9 @@ class Confidence:
         # Computed, where torch.full would be traced as a constant number of images.
         odds = 0 * evidence.typicality[:, 0] + CERTAIN
         if fit.prior is not None:
-            n_classes = len(evidence.class_of_column.tolist())
-            closeness = fit.prior.closeness(evidence.typicality)
-            odds = _odds(fit, closeness, evidence.mean_log_clips, n_classes)
+            taught = evidence.taught
+            closeness = fit.prior.closeness(evidence.typicality, taught.shortage)
+            odds = _odds(fit, closeness, taught)
         if fit.least_apart is not None:
             odds = _limited(odds, evidence.typicality[:, 2], fit.least_apart)
         if evidence.apart is not None:
@@ -290,15 +291,18 @@ class Confidence:
         present = self._of_present(records, images)  # of times like the present
         prior = self.prior
         if prior is None and present.number_of_lessons >= LEAST_LESSONS:
-            prior = prior_of_records(present.typicality, present.left_out)
+            prior = prior_of_records(
+                present.typicality, present.left_out, present.shortage.double()
+            )
         centre = 0.0
+        taught = Taught(clips, len(images), shortage(list(images.values())))
         if prior is not None:
             prior = prior.of_classes(len(images))
-            centre = float(prior.temperature.at(clips, len(images)))
+            centre = float(prior.temperature.at(taught))
         fit = _Fit(key, prior, temperature=_temperature(present, centre))
         # What was recorded compares classes: it says nothing of a single one.
         if self.prior is not None and len(images) > 1:
-            shift = _shift(self.prior, records, clips, len(images))
+            shift = _shift(self.prior, records, taught)
             surplus = _mean_surplus(self.prior, self._records.left_out_alone())
             fit = replace(fit, shift=shift, excess=max(0.0, surplus - shift))
         if self.usual is None or present.number_of_lessons < LEAST_LESSONS:
@@ -349,7 +353,8 @@ class Confidence:
         least = fit.least_named(strict)  # probability from which on a class is named
         is_refused = _confidence(fit, known) < least
         is_named = _confidence(fit, strange) >= least
-        expected = _expected(fit, strict, clips, len(images))  # by the prior alone
+        taught = Taught(clips, len(images), shortage(list(images.values())))
+        expected = _expected(fit, strict, taught)  # by the prior alone
         named = max(expected.named, _mixed(expected.named, is_named, strange))
         return Rates(
             refused=_mixed(expected.refused, is_refused, known),
@@ -405,7 +410,7 @@ class Confidence:
         self._fit = None
 
 
-def _odds(fit: _Fit, closeness: Tensor, clips: Any, classes: Any) -> Tensor:
+def _odds(fit: _Fit, closeness: Tensor, taught: Taught) -> Tensor:
     """Return logarithms of the odds that images show any class: ``(n,)``.
 
     They grow linearly with closeness, from the odds at the least closeness of what is
@@ -414,17 +419,16 @@ def _odds(fit: _Fit, closeness: Tensor, clips: Any, classes: Any) -> Tensor:
     Args:
         fit: what was fitted to earlier answers, with a prior.
         closeness: ``(n,)``, how close the images are to the nearest class.
-        clips, classes: mean logarithm of the clips of each class, and number of
-            classes; what the prior expects depends on both.
+        taught: how much; what the prior expects depends on it.
     """
     prior = fit.prior
     assert prior is not None
-    below_mean = BELOW_MEAN * prior.known_deviation.at(clips, classes)
-    quantile = prior.known.at(clips, classes) - below_mean
+    below_mean = BELOW_MEAN * prior.known_deviation.at(taught)
+    quantile = prior.known.at(taught) - below_mean
     least_closeness = quantile + fit.shift + fit.excess / 2  # of what is named
     # One class has the share CLEAR of the probability of any class, and STRICT in all.
     odds_of_least = _logit(STRICT / CLEAR)
-    slope = prior.slope.at(clips, classes)
+    slope = prior.slope.at(taught)
     return odds_of_least + slope * (closeness - least_closeness)
 
 
@@ -443,15 +447,15 @@ def _confidence(fit: _Fit, records: Records) -> Tensor:
     shares = records.shares(fit.temperature)
     if fit.prior is None:
         return shares
-    closeness = fit.prior.closeness(records.typicality)
-    clips = records.clips.double()
-    odds = _odds(fit, closeness, clips, records.classes)
+    taught = records.taught
+    closeness = fit.prior.closeness(records.typicality, taught.shortage)
+    odds = _odds(fit, closeness, taught)
     if fit.least_apart is not None:
         odds = _limited(odds, records.typicality[:, 2].double(), fit.least_apart)
     return shares * odds.sigmoid()
 
 
-def _shift(prior: Prior, records: Records, clips: float, classes: int) -> float:
+def _shift(prior: Prior, records: Records, taught: Taught) -> float:
     """Return by how much closer images of known classes are than the prior says.
 
     It is the difference between the 15 % quantiles of both, measured in deviations of
@@ -461,21 +465,20 @@ def _shift(prior: Prior, records: Records, clips: float, classes: int) -> float:
         prior: counts as some lessons without a difference.
         records: images of known classes, as they were answered before they were
             learned.
-        clips, classes: mean logarithm of the clips of each class, and number of
-            classes, of now; what the prior expects depends on both.
+        taught: how much was taught by now; what the prior expects depends on it.
     """
     if not len(records.labels):
         return 0.0
-    clips_then = records.clips.double()  # at the time of each record
-    expected = prior.known.at(clips_then, records.classes)
-    expected_deviation = prior.known_deviation.at(clips_then, records.classes)
-    difference = prior.closeness(records.typicality) - expected
+    then = records.taught  # at the time of each record
+    closeness = prior.closeness(records.typicality, then.shortage)
+    difference = closeness - prior.known.at(then)
+    expected_deviation = prior.known_deviation.at(then)
     weights = _weights(records)
     quantile = _quantile(difference / expected_deviation, weights, REFUSED)
     shift = quantile + BELOW_MEAN  # the quantile of the prior is -BELOW_MEAN
     n_lessons = float(weights.sum())
     shift *= n_lessons / (n_lessons + LESSONS_OF_PRIOR)
-    return shift * float(prior.known_deviation.at(clips, classes))
+    return shift * float(prior.known_deviation.at(taught))
 
 
 def _mean_surplus(prior: Prior, records: Records) -> float:
@@ -483,8 +486,9 @@ def _mean_surplus(prior: Prior, records: Records) -> float:
 
     It is the mean over lessons; the prior counts as some without a difference.
     """
-    mean = prior.strange.at(records.clips.double(), records.classes)
-    surplus = prior.closeness(records.typicality) - mean
+    then = records.taught  # at the time of each record
+    closeness = prior.closeness(records.typicality, then.shortage)
+    surplus = closeness - prior.strange.at(then)
     weights = _weights(records)
     return float((weights @ surplus) / (weights.sum() + LESSONS_OF_PRIOR))
 
@@ -502,7 +506,7 @@ def _mixed(expected: float, errs: Tensor, records: Records) -> float:
     return errors / (float(weights.sum()) + LESSONS_OF_RATES)
 
 
-def _expected(fit: _Fit, strict: float, clips: float, classes: int) -> Rates:
+def _expected(fit: _Fit, strict: float, taught: Taught) -> Rates:
     """Return the rates of errors that follow from the prior and what moved it.
 
     Closeness is normally distributed, of known classes and of others. Things that look
@@ -514,20 +518,19 @@ def _expected(fit: _Fit, strict: float, clips: float, classes: int) -> Rates:
     Args:
         fit: what was fitted to the records.
         strict: confidence from which on a class is named, below 1.
-        clips, classes: mean logarithm of the clips of each class, and number of
-            classes; what the prior expects depends on both.
+        taught: how much; what the prior expects depends on it.
     """
     prior = fit.prior
     if prior is None:  # every image is named
         return Rates(refused=0.0, named=1.0, named_alike=1.0)
     # Closeness, relative to the mean of images of known classes.
-    known = NormalDist(0.0, float(prior.known_deviation.at(clips, classes)))
-    apart = float(prior.strange.at(clips, classes) - prior.known.at(clips, classes))
-    strange = NormalDist(apart, float(prior.strange_deviation.at(clips, classes)))
+    known = NormalDist(0.0, float(prior.known_deviation.at(taught)))
+    apart = float(prior.strange.at(taught) - prior.known.at(taught))
+    strange = NormalDist(apart, float(prior.strange_deviation.at(taught)))
     # A number that is added to a NormalDist moves its mean.
     alike = strange + ALIKE * strange.stdev + max(0.0, -fit.shift)
     # Closeness from which on a class is named, beyond the mean of known images.
-    slope = float(prior.slope.at(clips, classes))
+    slope = float(prior.slope.at(taught))
     beyond_quantile = (_logit(strict) - _logit(STRICT / CLEAR)) / slope
     least_closeness = beyond_quantile - BELOW_MEAN * known.stdev
     # All are moved by the shift; by the excess others, and the threshold by half of it.

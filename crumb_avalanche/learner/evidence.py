@@ -7,7 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from crumb_avalanche.learner.prior import Taught
 from crumb_avalanche.methods.closed_form import ClosedForm
+from crumb_avalanche.methods.shortage import shortage
 
 NOT_FINITE = (
     "the statistics of the classes give scores that are not finite; teach anew, or "
@@ -55,6 +57,16 @@ class Evidence(NamedTuple):
         if self.clip_counts is None:
             return 0.0
         return mean_log(self.clip_counts.tolist())
+
+    @property
+    def taught(self) -> Taught:
+        """How much the classes were taught that gave the evidence."""
+        image_counts = self.image_counts.tolist()
+        return Taught(
+            clips=self.mean_log_clips,
+            classes=len(image_counts),
+            shortage=shortage(image_counts),
+        )
 
     @property
     def best(self) -> int:

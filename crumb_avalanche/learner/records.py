@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from crumb_avalanche.learner.evidence import Evidence
+from crumb_avalanche.learner.prior import Taught
 from crumb_avalanche.system.value_types import StateError
 
 # Classes of a record besides the true one; the others add little to a softmax.
@@ -30,6 +31,7 @@ class Records(NamedTuple):
         classes: ``(n,)`` int64, number of classes at that time.
         clips: ``(n,)`` float32, mean logarithm of the clips that each class was learned
             from at that time; see ``Evidence.mean_log_clips``.
+        shortage: ``(n,)`` float32, of images at that time; see ``shortage``.
         typicality: ``(n, 3)`` float32, see ``Evidence``.
         left_out: ``(n, 3)`` float32, the typicality without the true class.
         rivals: ``(n, 16)`` int64, the other classes with the largest scores; -1 for
@@ -43,6 +45,7 @@ class Records(NamedTuple):
     images: Tensor
     classes: Tensor
     clips: Tensor
+    shortage: Tensor
     typicality: Tensor
     left_out: Tensor
     rivals: Tensor
@@ -58,6 +61,7 @@ class Records(NamedTuple):
             images=numbers,
             classes=numbers,
             clips=torch.zeros(0, dtype=torch.float32),
+            shortage=torch.zeros(0, dtype=torch.float32),
             typicality=torch.zeros(0, 3, dtype=torch.float32),
             left_out=torch.zeros(0, 3, dtype=torch.float32),
             rivals=torch.zeros(0, RIVALS, dtype=torch.int64),
@@ -99,12 +103,14 @@ class Records(NamedTuple):
         is_rival = largest.values > -torch.inf
         rivals = torch.where(is_rival, evidence.class_of_column[largest.indices], -1)
         n_missing = RIVALS - largest.values.shape[1]
+        taught = evidence.taught
         return cls(
             labels=torch.full((count,), label),
             lessons=torch.full((count,), lesson),
             images=images,
-            classes=torch.full((count,), len(evidence.class_of_column)),
-            clips=torch.full((count,), evidence.mean_log_clips, dtype=torch.float32),
+            classes=torch.full((count,), taught.classes),
+            clips=torch.full((count,), taught.clips, dtype=torch.float32),
+            shortage=torch.full((count,), taught.shortage, dtype=torch.float32),
             typicality=typicality,
             left_out=left_out,
             rivals=functional.pad(rivals, (0, n_missing), value=-1),
@@ -138,6 +144,11 @@ class Records(NamedTuple):
     def where(self, mask: Tensor) -> "Records":
         """Return those records for which a ``(n,)`` bool is true."""
         return Records(*(values[mask] for values in self))
+
+    @property
+    def taught(self) -> Taught:
+        """How much had been taught at the time of each record."""
+        return Taught(self.clips.double(), self.classes, self.shortage.double())
 
     @property
     def is_of_first_images(self) -> Tensor:

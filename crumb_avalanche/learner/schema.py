@@ -95,6 +95,7 @@ RECORDS = {
         for name in ("lessons", "images", "classes", "labels")
     },
     "clips": array(torch.float32, None, low=0, high=math.log(MOST_CLIPS) + 1e-6),
+    "shortage": array(torch.float32, None, low=0, high=1),
     "typicality": array(torch.float32, None, 3),
     "left_out": array(torch.float32, None, 3),
     "rivals": array(torch.int64, None, RIVALS, low=-1),

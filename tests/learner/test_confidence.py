@@ -224,6 +224,26 @@ def test_more_clips_of_a_class_ask_for_closer_images():
     assert confidence_of(confidence, often) < confidence_of(confidence, once)
 
 
+def test_few_images_of_a_class_ask_for_less_close_images():
+    """One image of each class is short of four by more than one."""
+    prior = PRIOR._replace(known=Line(1.0, by_shortage=-0.2))
+    enough = certain(torch.tensor([[0.0, 0.7, 1]]).double())
+    few = enough._replace(image_counts=torch.ones_like(enough.image_counts))
+    confidence = Confidence(prior)
+    assert confidence_of(confidence, few) > confidence_of(confidence, enough)
+
+
+def test_distances_say_nothing_with_few_images():
+    far = certain(torch.tensor([[-7.0, 0.9, 1]]).double())
+    near = certain(torch.tensor([[0.0, 0.9, 1]]).double())
+    one_image = torch.ones_like(near.image_counts)
+    confidence = Confidence(PRIOR)
+    assert confidence_of(confidence, far) < confidence_of(confidence, near)
+    far = far._replace(image_counts=one_image)
+    near = near._replace(image_counts=one_image)
+    assert confidence_of(confidence, far) == confidence_of(confidence, near)
+
+
 @pytest.fixture
 def single():
     """A confidence with a prior of its own for a single class, half as close."""
@@ -463,7 +483,7 @@ def test_bytes_of_a_record():
     state = observed().state_dict()
     del state["next"]
     sizes = [rows[0].numel() * rows.element_size() for rows in state.values()]
-    assert sum(sizes) == 252
+    assert sum(sizes) == 256
 
 
 def test_more_than_sixteen_rivals():

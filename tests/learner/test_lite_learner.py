@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks_toybox_ilab.datasets.toy_shapes import ToyShapesReader
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.methods.run_header import LearnerError
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.skipif(
     package_of_weights() is None, reason="needs the extra weights"
 )
 SIDE = 64
+SHAPES = ("arrow", "fish", "mug", "tree")
 PATCHES = np.random.default_rng(0).integers(0, 256, (2, 6, 4, 4, 3), np.uint8)
 IMAGES = PATCHES.repeat(16, 2).repeat(16, 3)  # six of each of two classes
 
@@ -28,6 +30,26 @@ def learner():
     learner.teach(IMAGES[0], "a")
     learner.teach(IMAGES[1], "b")
     return learner
+
+
+def views(class_name, sessions):
+    """A view of a rendered shape in each of some sessions."""
+    reader = ToyShapesReader()
+    paths = [f"{class_name}/object0/session{number}/frame00-of5" for number in sessions]
+    return [reader(path) for path in paths]
+
+
+@pytest.mark.parametrize("images", [(1, 1, 1, 1), (1, 2, 1, 2)])
+def test_one_image_of_a_class_is_enough_for_a_name(images):
+    learner = Learner("recommended", "efficientnet_lite0")
+    for class_name, count in zip(SHAPES, images, strict=True):
+        learner.teach(views(class_name, range(count)), class_name)
+    answers = []
+    for class_name in SHAPES:
+        for view in views(class_name, range(2, 6)):
+            answer = learner.predict(view)
+            answers.append(answer.known and answer.label == class_name)
+    assert sum(answers) >= len(answers) / 2
 
 
 def test_the_default_backbone_of_crumb_teach(crumb, clips, tmp_path):

@@ -17,6 +17,7 @@ def test_a_rival_that_becomes_the_true_class_is_none():
         images=number,
         classes=number + 2,
         clips=torch.zeros(1),
+        shortage=torch.zeros(1),
         typicality=torch.zeros(1, 3),
         left_out=torch.zeros(1, 3),
         rivals=rivals,
