@@ -10,7 +10,8 @@ and objects of others; see `named_unknown.py`.
 
 How close the images of both are is fitted to them, by the number of objects and of
 classes, each trial counting once; apart from these for trials of a single class, which
-is compared with no other one. Prints what stands of a network in
+is compared with no other one. What shortage changes is fitted afterwards to trials of
+which lessons have one to three images. Prints what stands of a network in
 `crumb_avalanche/learner/prior.py`, and writes it as `known_prior.csv` to --output.
 """
 
@@ -34,11 +35,14 @@ from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.confidence import LESSONS_OF_PRIOR
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.learner.prior import Line, Prior
+from crumb_avalanche.learner.prior import Line, Prior, Taught, closeness_of
 from crumb_avalanche.runs.run_folder import write_csv
 
 OBJECTS = (1, 2, 4)  # of a class that are taught
 CLASSES = (2, 3, 4, 6, 10)  # that are taught, by seed in turn
+# Images of the lessons of a trial of few images, in turn.
+FEW_IMAGES = ((1,), (2,), (3,), (1, 2), (1, 4))
+OBJECTS_OF_FEW = (1, 2)
 OF_CLASS = 32  # photos of a class of CIFAR-100
 TEMPERATURES = np.linspace(-2, 4, 121)  # logarithms of factors
 # Of `slope_of`: where its search starts, and when it ends.
@@ -51,25 +55,24 @@ class Asked:
     """A trial: how close images were, and what was recorded before.
 
     Attributes:
-        clips, classes: see `Line.at`.
+        taught: how much.
         known: closeness of held-out images of the classes taught.
         strange: closeness of images of other classes.
-        recorded: closeness, mean logarithm of the clips and number of classes of the
-            records of known classes, by lesson.
+        recorded: of each lesson with records of known classes, their mean closeness,
+            and how much had been taught then.
         temperature: logarithm of the factor by which the known images are most likely.
     """
 
-    clips: float
-    classes: int
+    taught: Taught
     known: np.ndarray
     strange: np.ndarray
-    recorded: list[tuple[float, float, int]]
+    recorded: list[tuple[float, Taught]]
     temperature: float
 
     @property
     def circumstances(self) -> list[float]:
-        """What a `Line` multiplies."""
-        return [1.0, self.clips, 1 / self.classes]
+        """What a `Line` multiplies, but for shortage."""
+        return [1.0, self.taught.clips, 1 / self.taught.classes]
 
 
 def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects]:
@@ -105,11 +108,11 @@ def asked(trial: Trial, stream: Objects, empty: Classifier) -> Asked:
     strange = classifier.evidence(stream.features[trial.never_taught])
     numbers = {name: number for number, name in enumerate(classifier.classes.names)}
     labels = torch.tensor([numbers[name] for name, _ in trial.held_out])
+    taught = held_out.taught
     return Asked(
-        clips=held_out.mean_log_clips,
-        classes=len(held_out.class_of_column),
-        known=closeness_of(held_out.typicality),
-        strange=closeness_of(strange.typicality),
+        taught=taught,
+        known=closeness_of(held_out.typicality, taught.shortage).numpy(),
+        strange=closeness_of(strange.typicality, taught.shortage).numpy(),
         recorded=recorded_closeness(classifier),
         temperature=best_temperature(held_out.scores, labels),
     )
@@ -129,29 +132,23 @@ def best_temperature(scores: torch.Tensor, labels: torch.Tensor) -> float:
     return float(TEMPERATURES[int(np.argmin(losses))])
 
 
-def recorded_closeness(classifier: Classifier) -> list[tuple[float, float, int]]:
+def recorded_closeness(classifier: Classifier) -> list[tuple[float, Taught]]:
     """Read how close images of known classes were that lessons recorded.
 
     Returns:
-        Mean closeness of each lesson, the mean logarithm of clips and the number of
-        classes then.
+        Mean closeness of each lesson, and how much had been taught then.
     """
     records = classifier.confidence._records
     records = records.where(~records.is_of_first_images)
-    closeness = closeness_of(records.typicality)
+    closeness = closeness_of(records.typicality, records.taught.shortage).numpy()
     of_lessons = []
     for lesson in records.lessons.unique().tolist():
         is_of_lesson = (records.lessons == lesson).numpy()
         first = int(is_of_lesson.argmax())
         mean_closeness = float(closeness[is_of_lesson].mean())
-        clips = float(records.clips[first])
-        of_lessons.append((mean_closeness, clips, int(records.classes[first])))
+        taught = Taught(*(float(values[first]) for values in records.taught))
+        of_lessons.append((mean_closeness, taught))
     return of_lessons
-
-
-def closeness_of(typicality: torch.Tensor) -> np.ndarray:
-    """Closeness of images, `(N,)`, in units of cosines; see `Prior.closeness`."""
-    return typicality[:, :2].double().sum(1).numpy()
 
 
 def line_of(trials: list[Asked], values: list[float], columns: int = 3) -> Line:
@@ -173,8 +170,8 @@ def shift_of(trial: Asked, known: Line) -> float:
     `LESSONS_OF_PRIOR` lessons count besides, which are as close as the line says.
     """
     surplus = []
-    for closeness, clips, classes in trial.recorded:
-        surplus.append(closeness - float(known.at(clips, classes)))
+    for closeness, taught in trial.recorded:
+        surplus.append(closeness - float(known.at(taught)))
     return sum(surplus) / (len(surplus) + LESSONS_OF_PRIOR)
 
 
@@ -199,7 +196,7 @@ def prior_of_trials(trials: list[Asked], columns: int = 3) -> Prior:
     def deviation_of(line: Line, use: str) -> Line:
         deviations = []
         for trial, shift in zip(trials, shifts, strict=True):
-            mean = float(line.at(trial.clips, trial.classes)) + shift
+            mean = float(line.at(trial.taught)) + shift
             squares = (getattr(trial, use) - mean) ** 2
             deviations.append(float(np.sqrt(squares.mean())))
         return line_of(trials, deviations, columns=2)
@@ -231,15 +228,108 @@ def slope_of(trials: list[Asked], shifts: list[float]) -> Line:
         slope_line = Line(*coefficients[3:])
         total = 0.0
         for trial, shift in zip(trials, shifts, strict=True):
-            threshold = float(threshold_line.at(trial.clips, trial.classes)) + shift
-            slope = float(slope_line.at(trial.clips, trial.classes))
-            total += np.logaddexp(0, -slope * (trial.known - threshold)).mean()
-            total += np.logaddexp(0, slope * (trial.strange - threshold)).mean()
+            threshold = float(threshold_line.at(trial.taught)) + shift
+            slope = float(slope_line.at(trial.taught))
+            total += loss_of(trial, threshold, slope)
         return total / len(trials)
 
     start = np.array(START)
     solution = minimize(mean_loss, start, method="Nelder-Mead", options=SEARCH)
     return Line(*(round(float(value), 4) for value in solution.x[3:]))
+
+
+def loss_of(trial: Asked, threshold: float, slope: float) -> float:
+    """Mean loss of known images and of others by `log p / (1 - p) = s (c - t)`.
+
+    Args:
+        trial: with closeness `c` of both.
+        threshold: `t`.
+        slope: `s`.
+    """
+    of_known = np.logaddexp(0, -slope * (trial.known - threshold)).mean()
+    of_strange = np.logaddexp(0, slope * (trial.strange - threshold)).mean()
+    return float(of_known + of_strange)
+
+
+def with_shortage(prior: Prior, trials: list[Asked]) -> Prior:
+    """Fit what shortage changes in the lines of a prior; the rest of them stays.
+
+    Args:
+        prior: of trials without a shortage of images.
+        trials: with one.
+    """
+    known_means = [float(trial.known.mean()) for trial in trials]
+    known = shortage_line(prior.known, trials, known_means)
+    shifts = [shift_of(trial, known) for trial in trials]
+    unshifted = []
+    for trial, shift in zip(trials, shifts, strict=True):
+        unshifted.append(float(trial.strange.mean() - shift))
+    strange = shortage_line(prior.strange, trials, unshifted)
+
+    def deviation_line(old: Line, mean_line: Line, use: str) -> Line:
+        deviations = []
+        for trial, shift in zip(trials, shifts, strict=True):
+            mean = float(mean_line.at(trial.taught)) + shift
+            squares = (getattr(trial, use) - mean) ** 2
+            deviations.append(float(np.sqrt(squares.mean())))
+        return shortage_line(old, trials, deviations)
+
+    temperatures = [trial.temperature for trial in trials]
+    return prior._replace(
+        known=known,
+        strange=strange,
+        slope=shortage_slope(prior.slope, trials, shifts),
+        known_deviation=deviation_line(prior.known_deviation, known, "known"),
+        strange_deviation=deviation_line(prior.strange_deviation, strange, "strange"),
+        temperature=shortage_line(prior.temperature, trials, temperatures),
+    )
+
+
+def shortage_line(line: Line, trials: list[Asked], values: list[float]) -> Line:
+    """Fit what shortage changes in a line to a value of each trial, by least squares."""
+    shortages = np.array([trial.taught.shortage for trial in trials])
+    expected = np.array([float(line.at(trial.taught)) for trial in trials])
+    by_shortage = shortages @ (np.array(values) - expected) / (shortages @ shortages)
+    return line._replace(by_shortage=round(float(by_shortage), 4))
+
+
+def shortage_slope(line: Line, trials: list[Asked], shifts: list[float]) -> Line:
+    """Fit what shortage changes in the slope; see `slope_of`.
+
+    Args:
+        line: the slope without a shortage.
+        trials: with one.
+        shifts: of each trial; see `shift_of`.
+    """
+
+    def mean_loss(coefficients: np.ndarray) -> float:
+        threshold_line = Line(*coefficients[:3])
+        slope_line = line._replace(by_shortage=coefficients[3])
+        total = 0.0
+        for trial, shift in zip(trials, shifts, strict=True):
+            threshold = float(threshold_line.at(trial.taught)) + shift
+            total += loss_of(trial, threshold, float(slope_line.at(trial.taught)))
+        return total / len(trials)
+
+    start = np.array([1.0, 0.0, 0.0, 0.0])
+    solution = minimize(mean_loss, start, method="Nelder-Mead", options=SEARCH)
+    return line._replace(by_shortage=round(float(solution.x[3]), 4))
+
+
+def few_images(stream: Objects, learner: Learner, seed: int) -> Iterator[Asked]:
+    """Teach and ask trials of few images: of several classes, then of one.
+
+    Args:
+        stream: features of all images.
+        learner: without classes.
+        seed: of what is drawn.
+    """
+    count = CLASSES[seed % len(CLASSES)]
+    for images, objects in itertools.product(FEW_IMAGES, OBJECTS_OF_FEW):
+        for classes in (count, 1):
+            trial = Trial.draw(stream, objects, True, seed, classes)
+            few = trial.with_images(images)
+            yield asked(few, stream, learner._classifier)
 
 
 def main() -> None:
@@ -258,6 +348,7 @@ def main() -> None:
     learner = learner_of(chosen, "rda")
     trials = []
     trials_of_one = []  # of a single class
+    trials_of_few = []  # images, of several classes or one
     for stream in streams_of(learner, chosen):
         for objects, seed in itertools.product(OBJECTS, range(chosen.seeds)):
             count = CLASSES[seed % len(CLASSES)]
@@ -265,11 +356,17 @@ def main() -> None:
             trials.append(asked(trial, stream, learner._classifier))
             trial = Trial.draw(stream, objects, True, seed, count=1)
             trials_of_one.append(asked(trial, stream, learner._classifier))
-    of_one = prior_of_trials(trials_of_one, columns=2)
+        for seed in range(chosen.seeds):
+            trials_of_few += few_images(stream, learner, seed)
+    lacking = [trial for trial in trials_of_few if trial.taught.shortage > 0]
+    of_several = [trial for trial in lacking if trial.taught.classes > 1]
+    several = with_shortage(prior_of_trials(trials), of_several)
+    of_single = [trial for trial in lacking if trial.taught.classes == 1]
+    of_one = with_shortage(prior_of_trials(trials_of_one, columns=2), of_single)
     # There is no other class, so that every temperature gives the same answers.
     of_one = of_one._replace(temperature=Line(0.0))
     lines: list[list[object]] = [["classes", "value", *Line._fields]]
-    for classes, prior in (("several", prior_of_trials(trials)), ("one", of_one)):
+    for classes, prior in (("several", several), ("one", of_one)):
         print(f"{chosen.backbone}, {classes}, {len(trials)} trials")
         for name, value in prior._asdict().items():
             if isinstance(value, Line):

@@ -24,7 +24,7 @@ import copy
 import itertools
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -263,6 +263,19 @@ class Trial:
             never_taught=np.array(_drawn(never_taught, draws), dtype=int),
         )
 
+    def with_images(self, images: Sequence[int]) -> "Trial":
+        """Return the trial with the first images of its lessons alone.
+
+        Args:
+            images: most images of the lessons, in turn.
+        """
+        counts = itertools.cycle(images)
+        lessons = [
+            (name, rows[:count])
+            for (name, rows), count in zip(self.lessons, counts, strict=False)
+        ]
+        return replace(self, lessons=lessons)
+
     def taught_to(self, empty: Classifier, stream: Objects) -> Classifier:
         """Teach a copy of a classifier without classes."""
         names = sorted({name for name, _ in self.lessons})
@@ -457,17 +470,21 @@ HEADER = ["stream", "objects", "asked", "seed"]
 
 
 def rows_of(
-    stream: Objects, empty: Classifier, seeds: int, numbers: Sequence[int]
+    stream: Objects, empty: Classifier, chosen: argparse.Namespace
 ) -> Iterator[tuple[list, Measures]]:
     """Yield what each row of a stream is of, see `HEADER`, and what it measures."""
-    for objects in numbers:
-        for asked, (others_asked, count) in ASKED.items():
-            for seed in range(seeds):
-                trial = Trial.draw(stream, objects, others_asked, seed, count)
-                key = [stream.name, objects, asked, seed]
-                measures = measured(trial, stream, empty)
-                print(*key, measures, file=sys.stderr)
-                yield key, measures
+    rows = itertools.product(
+        chosen.objects, chosen.images, ASKED.items(), range(chosen.seeds)
+    )
+    for objects, images, (asked, (others_asked, count)), seed in rows:
+        trial = Trial.draw(stream, objects, others_asked, seed, count)
+        key = [stream.name, objects, asked, seed]
+        if images:
+            trial = trial.with_images([images])
+            key[2] = f"{asked}, {counted(images, 'image')}"
+        measures = measured(trial, stream, empty)
+        print(*key, measures, file=sys.stderr)
+        yield key, measures
 
 
 def means_of(rows: list[tuple[list, Measures]]) -> list[list[str]]:
@@ -562,6 +579,13 @@ def main() -> None:
         default=OBJECTS,
         help="of each class that are taught",
     )
+    add(
+        "--images",
+        type=int,
+        nargs="+",
+        default=[0],
+        help="most images of an object that are taught; default all",
+    )
     add("--seeds", type=int, default=8, help="trials of each row")
     add("--output", default="runs/named_unknown", help="folder of the tables")
     add_network_options(parser)
@@ -572,7 +596,7 @@ def main() -> None:
     learner = learner_of(chosen, chosen.method)
     rows = []
     for stream in streams_of(learner, chosen):
-        rows += rows_of(stream, learner._classifier, chosen.seeds, chosen.objects)
+        rows += rows_of(stream, learner._classifier, chosen)
     names = [column.name for column in fields(Measures)][:-1]
     cells = []
     for key, measures in rows:
@@ -583,8 +607,9 @@ def main() -> None:
     header = [*HEADER[:3], *names]
     lines = means_of(rows)
     write_csv(output / "named_unknown_means.csv", [header, *lines])
-    write_csv(output / "named_unknown_curve.csv", curve_rows(rows))
-    save(picture(rows), output, "named_unknown_curve")
+    if points_of(rows):  # none of parts of objects
+        write_csv(output / "named_unknown_curve.csv", curve_rows(rows))
+        save(picture(rows), output, "named_unknown_curve")
     print(table(header, lines))
 
 
