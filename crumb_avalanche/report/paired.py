@@ -12,6 +12,7 @@ from scipy import stats
 
 LEAST_UNITS = 5  # runs or splits before a verdict
 LEVEL = 0.05  # of Holm's p-values, for a verdict
+LEVEL_POINTS = 2.0  # within which an interval lies if two methods are level
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,20 @@ class Paired:
         if p_holm >= LEVEL:
             return "not shown"
         return "higher" if self.mean > 0 else "lower"
+
+    @property
+    def standing(self) -> str:
+        """What the comparison shows by itself: its verdict, or ``level``.
+
+        Two methods are level if neither is shown to be higher, and the interval lies
+        within ``LEVEL_POINTS`` either way.
+        """
+        verdict = self.verdict(self.p)
+        if verdict != "not shown":
+            return verdict
+        assert self.interval is not None, "a verdict takes several units"
+        is_level = max(map(abs, self.interval)) <= LEVEL_POINTS
+        return "level" if is_level else "not shown"
 
 
 def paired(

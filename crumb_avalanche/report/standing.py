@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from crumb_avalanche.report.paired import Paired, paired
+from crumb_avalanche.report.paired import LEAST_UNITS, Paired, paired
 from crumb_avalanche.report.runs import Group, Run, Stream, streams_of
 from crumb_avalanche.system.words import counted
 
@@ -64,26 +64,37 @@ def _standing_text(groups: Sequence[Group]) -> str:
 
 
 def _comparison(first: Group, second: Group) -> str:
-    """Say by how much the best group of runs is ahead of the second, and how surely.
+    """Say by how much one of the two best groups is ahead, and how surely.
 
     Args:
         first, second: the groups; their runs of the same number are compared.
     """
-    accuracies = f"{_final_accuracy(first):.1f} % and {_final_accuracy(second):.1f} %"
     # Hash of the table of frames, which runs of one split share, by number of the run.
     splits = {}
     for run in (*second.runs, *first.runs):
         splits[run.result["run"]] = run.result.get("frame_table_sha256")
-    comparison = paired(
-        reference=_final_by_run(second),
-        compared=_final_by_run(first),
-        splits=splits,
-    )
+    comparison = paired(_final_by_run(second), _final_by_run(first), splits)
     if comparison is None:
         return (
-            f"{first.label} and {second.label} end at {accuracies}; they have no run "
-            "number in common, so their difference is not judged."
+            f"{first.label} and {second.label} end at {_final_accuracy(first):.1f} % "
+            f"and {_final_accuracy(second):.1f} %; they have no run number in common, "
+            "so their difference is not judged."
         )
+    if comparison.mean < 0:  # in the common runs, the second is the better one
+        first, second = second, first
+        comparison = paired(_final_by_run(second), _final_by_run(first), splits)
+        assert comparison is not None, "the same runs are compared"
+    common_numbers = comparison.differences.keys()
+    means = []  # over the common runs
+    has_other_runs = False
+    for group in (first, second):
+        finals = _final_by_run(group)
+        mean = fmean(finals[number] for number in common_numbers)
+        means.append(f"{mean:.1f} %")
+        has_other_runs |= finals.keys() != common_numbers
+    accuracies = " and ".join(means)
+    if has_other_runs:
+        accuracies += " in the runs that both have"
     return _difference_text(first.label, second.label, accuracies, comparison)
 
 
@@ -101,31 +112,32 @@ def _difference_text(
     """Say what the difference of two groups of runs shows.
 
     Args:
-        first_label, second_label: of the best group and of the second.
-        accuracies: of both, in words.
-        comparison: of the groups in the runs that both have.
+        first_label, second_label: of the better group and of the other.
+        accuracies: of both in the runs that are compared, in words.
+        comparison: of the groups in these runs.
     """
     points = f"{comparison.mean:.1f} points"
-    n_runs = len(comparison.differences)
-    if comparison.interval is None:
-        return (
-            f"{first_label} is ahead of {second_label} by {points} ({accuracies}) in "
-            f"{counted(n_runs, 'run')}, which is too little to say how surely."
-        )
-    low, high = comparison.interval
     # Runs, or splits of the data where several runs have one.
     n_units = len(comparison.units)
-    units = counted(n_units, "run" if n_units == n_runs else "split")
-    bounds = f"95 % interval {low:.1f} to {high:.1f}, {units}"
-    if low > 0:
+    is_of_runs = n_units == len(comparison.differences)
+    unit = "run" if is_of_runs else "split"
+    bounds = counted(n_units, unit)
+    if comparison.interval is not None:
+        low, high = comparison.interval
+        bounds = f"95 % interval {low:.1f} to {high:.1f}, {bounds}"
+    standing = comparison.standing
+    if standing == "higher":
         return (
             f"{first_label} is ahead of {second_label} by {points} ({accuracies}; "
             f"{bounds})."
         )
-    return (
-        f"{first_label} and {second_label} are level: {accuracies}, a difference of "
-        f"{points} ({bounds})."
-    )
+    difference = f"{accuracies}, a difference of {points} ({bounds})"
+    if standing == "level":
+        return f"{first_label} and {second_label} are level: {difference}."
+    question = f"Whether {first_label} is ahead of {second_label} is {standing}"
+    if standing == "not decided":
+        difference += f"; it takes {LEAST_UNITS} {unit}s"
+    return f"{question}: {difference}."
 
 
 def same_bytes(codes: Run, images: Run) -> str:

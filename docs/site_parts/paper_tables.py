@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from site_parts import csv_tables
 from site_parts.csv_tables import Line
 
-LEVEL = 2.0  # points
+from crumb_avalanche.report.paired import LEVEL_POINTS
+
 AT_LEAST = "at least "  # points that a claim of size expects
 # Head of the first column of claims that the paper does not make, by part.
 COMPARED_WITH = {
@@ -221,7 +222,7 @@ def judged(comparisons: Sequence[Line], expected: str) -> list[str]:
     """Return difference, interval, runs and verdict of a claim.
 
     It holds if all comparisons are as expected; a difference is level if its interval
-    lies within ``LEVEL`` points. It does not hold if one is shown to be otherwise.
+    lies within ``LEVEL_POINTS``. It does not hold if one is shown to be otherwise.
 
     Args:
         comparisons: lines of ``verdicts.csv``.
@@ -253,7 +254,7 @@ def _verdict(comparisons: Sequence[Line], expected: str, ends: list[float]) -> s
         if max(ends) < least:
             return "**does not hold**"
         return "not shown"
-    is_level = expected == "level" and max(map(abs, ends)) <= LEVEL
+    is_level = expected == "level" and max(map(abs, ends)) <= LEVEL_POINTS
     if verdicts == {expected} or is_level:
         return "**holds**"
     if verdicts & {"lower", "higher"} - {expected}:

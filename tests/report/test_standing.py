@@ -21,14 +21,19 @@ def groups_with(folder, finals, **shared):
     return groups_of(runs)
 
 
+def runs_of(finals):
+    """Final accuracies by number of the run."""
+    return dict(enumerate(map(float, finals)))
+
+
 @pytest.mark.parametrize(
     ("finals", "words"),
     [
         ({"crumb": {0: 70.0}}, "crumb ends at 70.0 %."),
         (
             {"crumb": {0: 70.0}, "finetune": {0: 25.0}},
-            "crumb is ahead of finetune by 45.0 points (70.0 % and 25.0 %) in 1 run, "
-            "which is too little to say how surely.",
+            "Whether crumb is ahead of finetune is not decided: 70.0 % and 25.0 %, a "
+            "difference of 45.0 points (1 run); it takes 5 runs.",
         ),
         # Differences of 44, 45, 46: 45 +- 4.303 * 1 / sqrt(3).
         (
@@ -36,19 +41,34 @@ def groups_with(folder, finals, **shared):
                 "crumb": {0: 70.0, 1: 70.0, 2: 70.0},
                 "finetune": {0: 24.0, 1: 25.0, 2: 26.0},
             },
-            "crumb is ahead of finetune by 45.0 points (70.0 % and 25.0 %; 95 % "
-            "interval "
-            "42.5 to 47.5, 3 runs).",
+            "Whether crumb is ahead of finetune is not decided: 70.0 % and 25.0 %, a "
+            "difference of 45.0 points (95 % interval 42.5 to 47.5, 3 runs); it takes "
+            "5 runs.",
         ),
-        # Differences of -10, 0, 13: 1 +- 4.303 * 11.53 / sqrt(3).
+        # Differences of 40, 42, 45, 48, 50: 45 +- 2.776 * 4.123 / sqrt(5).
         (
-            {
-                "crumb": {0: 60.0, 1: 60.0, 2: 73.0},
-                "finetune": {0: 70.0, 1: 60.0, 2: 60.0},
-            },
-            "crumb and finetune are level: 64.3 % and 63.3 %, a difference of 1.0 "
-            "points "
-            "(95 % interval -27.6 to 29.6, 3 runs).",
+            {"crumb": runs_of(5 * [70.0]), "finetune": runs_of([30, 28, 25, 22, 20])},
+            "crumb is ahead of finetune by 45.0 points (70.0 % and 25.0 %; 95 % "
+            "interval 39.9 to 50.1, 5 runs).",
+        ),
+        # Differences of -1, 0, 0, 0, 2: 0.2 +- 2.776 * 1.095 / sqrt(5).
+        (
+            {"crumb": runs_of([59, 60, 60, 60, 62]), "finetune": runs_of(5 * [60.0])},
+            "crumb and finetune are level: 60.2 % and 60.0 %, a difference of 0.2 "
+            "points (95 % interval -1.2 to 1.6, 5 runs).",
+        ),
+        # Differences of -20, 0, 0, 5, 20: 1 +- 2.776 * 14.32 / sqrt(5).
+        (
+            {"crumb": runs_of([40, 60, 60, 65, 80]), "finetune": runs_of(5 * [60.0])},
+            "Whether crumb is ahead of finetune is not shown: 61.0 % and 60.0 %, a "
+            "difference of 1.0 points (95 % interval -16.8 to 18.8, 5 runs).",
+        ),
+        # Only run 0 is of both, and there the second is the better one.
+        (
+            {"crumb": {0: 60.0, 1: 90.0}, "finetune": {0: 65.0}},
+            "Whether finetune is ahead of crumb is not decided: 65.0 % and 60.0 % in "
+            "the runs that both have, a difference of 5.0 points (1 run); it takes 5 "
+            "runs.",
         ),
         (
             {"crumb": {0: 70.0}, "finetune": {1: 25.0}},
