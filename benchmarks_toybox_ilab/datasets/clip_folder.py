@@ -156,11 +156,17 @@ def ClipFolderFrames(
     videos = [clip.path for clip, images in images_of.items() if not images]
     # Images by path of the video; one that cannot be read is not in it.
     extracted = _frames_of_videos(root, videos, fps, bad_videos)
+    class_names = {clip.class_name for clip in images_of}
     for clip, images in list(images_of.items()):
         if not images:
             images_of[clip] = extracted.get(clip.path, [])
         if not images_of[clip]:  # a video that cannot be read
             del images_of[clip]
+    for name in sorted(class_names - {clip.class_name for clip in images_of}):
+        text = (
+            f"no video of class {name!r} can be read, so it is left out; replace them"
+        )
+        warnings.warn(printable(text), stacklevel=1)
     # Chosen again, as videos that cannot be read are no clips now.
     test = _choose_held_out(list(images_of), run, held_out)
     for clip in test.divided:  # only clips of their class, whose last fifth is tested

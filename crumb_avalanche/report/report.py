@@ -43,6 +43,7 @@ from crumb_avalanche.runs.tables import (
     ledger_table,
     matrix_table,
     print_budget,
+    print_left_out,
     table,
     usage_of,
 )
@@ -229,6 +230,7 @@ def print_run(group: Group) -> None:
     print(matrix_table(run.matrix, run.result["accuracy_after"], run.joint))
     print(ledger_table(run.ledger))
     print_budget(run.ledger, run.result)
+    print_left_out(run.result)
 
 
 def print_comparison(groups: Sequence[Group], summary: Table) -> None:

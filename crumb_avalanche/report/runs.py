@@ -28,6 +28,7 @@ from crumb_avalanche.runs.tables import (
     LEDGER_SECONDS,
     budget_text,
     cell,
+    left_out_text,
 )
 from crumb_avalanche.system.value_types import check, each, real, record, whole
 
@@ -503,11 +504,23 @@ def notes_on(groups: Sequence[Group]) -> list[str]:
         if above_budget:
             notes.append(f"{group.label}: {above_budget}")
         notes += _notes_on_repeats(group)
+        notes += _notes_on_left_out(group)
     if len({frozenset(group.numbers) for group in groups}) > 1:
         notes.append(
             "groups have different run numbers, so their orders of classes differ"
         )
     return notes
+
+
+def _notes_on_left_out(group: Group) -> Iterator[str]:
+    """Yield a note on the images that runs of a group could not read, each once."""
+    runs_by_text: dict[str, list[str]] = {}
+    for run in group.runs:
+        text = left_out_text(run.result)
+        if text:
+            runs_by_text.setdefault(text, []).append(str(run.result["run"]))
+    for text, numbers in runs_by_text.items():
+        yield f"{group.label}, run {', '.join(numbers)}: {text}"
 
 
 def _notes_on_repeats(group: Group) -> Iterator[str]:

@@ -192,6 +192,8 @@ def run_result(plan: RunPlan, session: Session, resume: Resume) -> dict[str, Any
         "feature_scale": float(session.model.feature_scale),
         "bad_frames_skipped": len(stream.bad_frames),
         "bad_frames": stream.bad_frames,
+        "bad_videos_skipped": stream.bad_videos,
+        "emptied_classes": stream.emptied_classes,
         "frame_table_sha256": stream.table.content_hash(),
         "seconds": resume.seconds,
         "versions": versions(),

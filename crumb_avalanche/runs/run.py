@@ -28,6 +28,7 @@ from crumb_avalanche.runs.tables import (
     matrix_table,
     mean_text,
     print_budget,
+    print_left_out,
     usage_of,
 )
 from crumb_avalanche.system.folder_lock import locked
@@ -240,6 +241,7 @@ def _do_steps_of_run(
         print(matrix_table(progress.matrix, progress.accuracy_after, joint=joint))
         print(ledger_table(ledger))
         print_budget(ledger, result)
+        print_left_out(result)
     if finished is not None:
         finished(folder, plan, stream)
     return result

@@ -69,6 +69,9 @@ RESULT_SCHEMA = record(
         "classes_per_experience?": each(whole()),
         "mem_size?": maybe(whole()),
         "budget_bytes?": maybe(whole()),
+        "images?": table(text(), whole()),
+        "bad_videos_skipped?": whole(),
+        "emptied_classes?": each(str),
     },
 )
 SETTINGS_SCHEMA = record(

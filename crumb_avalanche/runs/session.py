@@ -48,6 +48,8 @@ class Stream:
         table: the frames, without those left out.
         benchmark: the Avalanche benchmark.
         bad_frames: messages of the frames and videos left out.
+        bad_videos: number of videos among them.
+        emptied_classes: names of the classes of which no frame is left.
         images_keys: of each look, key of the images and their transform in the feature
             cache; changes if a file changes.
     """
@@ -56,6 +58,8 @@ class Stream:
     table: FrameTable
     benchmark: Any
     bad_frames: list[str]
+    bad_videos: int
+    emptied_classes: list[str]
     images_keys: tuple[str, ...]
 
 
@@ -84,10 +88,21 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         bad_videos=bad_frames if skips_bad_frames else None,
         new_class=plan.new_class,
     )
+    n_bad_videos = len(bad_frames)
+    emptied_classes: list[str] = []
     if skips_bad_frames:
         bad_rows = table.bad_rows(partial(progress_bar, show=plan.progress))
+        classes = table.classes
         table = table.without([row for row, _ in bad_rows])
+        emptied_classes = [name for name in classes if name not in table.classes]
         bad_frames += [message for _, message in bad_rows]
+    if emptied_classes:
+        warnings.warn(
+            f"no image of {listed(emptied_classes, 10)} can be read, so the run goes "
+            f"without: {bad_frames[n_bad_videos]}; mend the images, or leave out "
+            "--on-bad-frame skip to stop at the first one",
+            stacklevel=2,
+        )
     interpolation = preprocessing_of(plan.backbone).interpolation
     # A method may look at several parts of an image: as a whole, and its middle.
     looks = LookTransform(looks_of_plan(plan), plan.image_size, interpolation)
@@ -110,6 +125,8 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         benchmark.frame_table,  # with the labels of the benchmark
         benchmark,
         bad_frames,
+        n_bad_videos,
+        emptied_classes,
         images_keys=tuple(f"{key} {look_transform!r}" for look_transform in transforms),
     )
 

@@ -128,6 +128,22 @@ def test_a_frame_that_cannot_be_read(ran, refused, tiny, root, tmp_path):
     )
 
 
+def test_a_class_that_cannot_be_read(done, ran, tiny, root, tmp_path):
+    images = sorted((root / "cup").rglob("*.png"))
+    for image in images:
+        image.write_bytes(b"no picture")
+    settings = ["--dataset-root", root, "--strategy", "ncm", "--on-bad-frame", "skip"]
+    with pytest.warns(UserWarning, match="no image of cup can be read"):
+        result, out = ran(tmp_path / "a", *settings)
+    words = (
+        "30 of 120 images could not be read and were left out; of cup no image is left"
+    )
+    assert words in out
+    assert result["emptied_classes"] == ["cup"]
+    assert words in done("report", tmp_path / "a")
+    assert words in (tmp_path / "a" / "report.html").read_text()
+
+
 def test_a_bad_frame_late_in_the_stream(crumb, ran, refused, tiny, root, tmp_path):
     run = ["--dataset-root", root, "--strategy", "ncm"]
     last_class = ran(tmp_path / "good", *run)[0]["classes_order"][-1]

@@ -403,6 +403,14 @@ def test_bad_videos_are_listed(damaged):
     assert "bad2.AVI cannot" in second
 
 
+def test_a_class_of_bad_videos_is_told(damaged):
+    (damaged / "pot").mkdir()
+    (damaged / "pot" / "bad3.mp4").write_bytes(b"no video")
+    with pytest.warns(UserWarning, match="no video of class 'pot' can be read"):
+        table = ClipFolderFrames(damaged, bad_videos=[])
+    assert table.classes == ("cup", "mug")
+
+
 def test_bad_videos_are_as_if_they_were_not_there(damaged):
     skipped = ClipFolderFrames(damaged, bad_videos=[])
     times = frame_times(damaged)
