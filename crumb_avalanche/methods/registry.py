@@ -505,9 +505,21 @@ def get_strategy(name: str) -> Entry:
     """
     if name not in STRATEGIES:
         raise ValueError(
-            f"strategy {name!r} is unknown; known are {', '.join(STRATEGIES)}"
+            f"strategy {name!r} is unknown; known are {', '.join(sorted(STRATEGIES))}; "
+            "a method of your own is known where the file that registers it was "
+            "imported: let that file end with a call of crumb_avalanche.cli.main, and "
+            "write python FILE.py instead of crumb; or put it into "
+            "crumb_avalanche/methods"
         )
     return STRATEGIES[name]
+
+
+def is_own(name: str) -> bool:
+    """Return whether a method is a user's, which a file outside this folder registers.
+
+    Such a method is unknown to a command that does not import the file.
+    """
+    return name not in _modules()
 
 
 def build_strategy(

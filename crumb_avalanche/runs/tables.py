@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks_toybox_ilab.tables.text import printable
+from crumb_avalanche.methods.registry import is_own
+from crumb_avalanche.system.words import counted, listed
 
 # Entry of the ledger -> label.
 LEDGER_BYTES = {
@@ -189,6 +191,40 @@ def print_budget(ledger: dict[str, float], result: dict[str, Any]) -> None:
         print(text)
 
 
+def left_out_text(result: dict[str, Any]) -> str:
+    """Say how many images of a run could not be read, and of which class none is left.
+
+    Args:
+        result: of the run, as ``result.json`` holds it.
+
+    Returns:
+        A sentence; ``""`` if all could be read.
+    """
+    n_videos = result.get("bad_videos_skipped", 0)
+    n_images = len(result["bad_frames"]) - n_videos
+    parts = []
+    if n_images:
+        n_read = sum(result.get("images", {}).values())
+        parts.append(f"{n_images:,} of {counted(n_images + n_read, 'image')}")
+    if n_videos:
+        parts.append(counted(n_videos, "video"))
+    if not parts:
+        return ""
+    verb = "was" if n_images + n_videos == 1 else "were"
+    text = f"{' and '.join(parts)} could not be read and {verb} left out"
+    emptied_classes = result.get("emptied_classes", [])
+    if emptied_classes:
+        text += f"; of {listed(emptied_classes, 10)} no image is left"
+    return text
+
+
+def print_left_out(result: dict[str, Any]) -> None:
+    """Print how many images could not be read, if any; see ``left_out_text``."""
+    text = left_out_text(result)
+    if text:
+        print(text)
+
+
 def _reasons_above_budget(
     ledger: dict[str, float], result: dict[str, Any]
 ) -> Iterator[str]:
@@ -230,11 +266,21 @@ TEACHABLE = ("rda", "slda", "ncm", "ranpac")
 
 
 def usage_of(folder: Path, strategy: str) -> list[str]:
-    """Return the commands that ask the learner of a run and, if they can, teach it."""
+    """Return the commands that ask the learner of a run and, if they can, teach it.
+
+    A method of a user's is known to a script that imports the file which registers it,
+    and not to ``crumb``.
+    """
     file = folder / LEARNER
     if not file.exists():
         return []
-    lines = [f"ask it: crumb predict {shlex.quote(str(folder))} photo.jpg"]
+    arguments = f"predict {shlex.quote(str(folder))} photo.jpg"
+    if is_own(strategy):
+        return [
+            f"ask it: python FILE.py {arguments}, where FILE.py registers {strategy}, "
+            "or imports the file that does, and calls crumb_avalanche.cli.main"
+        ]
+    lines = [f"ask it: crumb {arguments}"]
     if strategy in TEACHABLE:
         lines.append(
             f"teach a copy: cp {shlex.quote(str(file))} mine.safetensors, then crumb "

@@ -49,8 +49,7 @@ def root(clips, tmp_path):
         ("--dataset-root nowhere", "nowhere.*<class>/<object>/<clip>"),
         (
             "--strategy crumbs",
-            "'crumbs' is unknown; known are aanets, bic, finetune, offline, chance, "
-            "cope",
+            "'crumbs' is unknown; known are aanets, acil, bic, chance, cope",
         ),
         ("--codebook-init zeros", "known are matched"),
         ("--budget-image 3", "[Uu]nrecognized"),

@@ -518,6 +518,11 @@ def test_an_unknown_name_is_told():
         get_strategy("ewk")
 
 
+def test_known_names_are_sorted():
+    with pytest.raises(ValueError, match=r"aanets, acil, bic, .*python FILE.py"):
+        get_strategy("my_er")
+
+
 def test_a_name_is_taken_once(one_file):
     add = register("er", summary="toy", source="here", stores="means")
     words = "'er' is the method of methods/er.py; register ToyMeans by another name"

@@ -110,6 +110,14 @@ def test_every_learner_can_be_asked(folder, strategy):
     assert first == f"ask it: crumb predict '{folder}' photo.jpg"
 
 
+def test_an_own_method_is_asked_by_its_file(folder):
+    (line,) = usage_of(folder, "my_cos")
+    assert line.startswith(
+        f"ask it: python FILE.py predict '{folder}' photo.jpg, where"
+    )
+    assert "registers my_cos" in line
+
+
 @pytest.mark.parametrize(("strategy", "lines"), [("rda", 2), ("ncm", 2), ("er", 1)])
 def test_closed_forms_can_be_taught(folder, strategy, lines):
     assert len(usage_of(folder, strategy)) == lines
