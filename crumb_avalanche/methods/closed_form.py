@@ -276,13 +276,23 @@ class ClosedForm(BudgetedStatistics):
 
         Raises:
             ValueError: the shape does not fit, or a feature is not finite or too large.
+            TypeError: ``_answers`` of a subclass returns another number of classes.
         """
         self._check_features(features)
         seen = self.image_counts > 0  # (n_classes,) bool, classes with images
         scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
         if seen.any():
             classifier = self.solution()  # solved for, or cached
-            scores[:, seen] = classifier(features)
+            answers = classifier(features)
+            expected_shape = (len(features), int(seen.sum()))
+            if answers.shape != expected_shape:
+                raise TypeError(
+                    f"{type(self).__name__}._answers returns scores of the shape "
+                    f"{tuple(answers.shape)}, not {expected_shape}: a column for each "
+                    "class with images, as _solve gets them in seen; take these rows "
+                    "alone, as self.sums[seen]"
+                )
+            scores[:, seen] = answers
         return scores
 
     def solution(self) -> Scores:

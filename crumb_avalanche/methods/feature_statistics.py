@@ -101,6 +101,19 @@ class FeatureStatistics(ABC):
         self.settings = {**arguments, **declared_settings}
         vars(self).update(declared_settings)
         self._allocate(**arguments)
+        self._check_allocated()
+
+    def _check_allocated(self) -> None:
+        """Raise TypeError unless ``_allocate`` made all tensors of the class."""
+        try:
+            self.named_tensors()
+            _ = self.image_counts
+        except AttributeError as error:
+            raise TypeError(
+                f"{type(self).__name__}._allocate makes no tensor {error.name}, which "
+                f"the class names in by_class or shared: set self.{error.name} there, "
+                "or take the name out"
+            ) from error
 
     @abstractmethod
     def _allocate(self, n_classes: int, length: int) -> None:

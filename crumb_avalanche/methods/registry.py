@@ -416,14 +416,42 @@ def plugin_settings(plugin: type) -> type:
     """Make the dataclass of a method's settings from the plugin of the method.
 
     They are the keyword-only arguments of its constructor.
+
+    Raises:
+        TypeError: one of them has no type or no default.
     """
     constructor: Any = plugin.__init__  # type: ignore[misc]
     hints = ranges.hints_of(constructor)
     members: list[Any] = []  # name, type and default of each setting
     for name, parameter in inspect.signature(constructor).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            _check_is_setting(plugin, parameter, hints)
             members.append((name, hints[name], parameter.default))
     return _settings_class(plugin, members)
+
+
+def _check_is_setting(
+    plugin: type, parameter: inspect.Parameter, hints: dict[str, Any]
+) -> None:
+    """Raise TypeError for a setting of a plugin without a type or without a default.
+
+    Args:
+        plugin: of the method.
+        parameter: of its constructor, keyword-only.
+        hints: types of the parameters, by name.
+    """
+    missing = []
+    if parameter.name not in hints:
+        missing.append("type")
+    if parameter.default is inspect.Parameter.empty:
+        missing.append("default")
+    if missing:
+        raise TypeError(
+            f"{plugin.__name__}.__init__ takes the setting {parameter.name} without a "
+            f"{' and a '.join(missing)}; a keyword-only argument is a setting, so "
+            f"write it as {parameter.name}: Positive = 0.5, with a type of "
+            "crumb_avalanche.system.setting_ranges"
+        )
 
 
 def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
@@ -434,7 +462,16 @@ def _fields_of_form(form: "type[ClosedForm]") -> dict[str, Any]:
 
     Args:
         form: class of statistics that are updated without a gradient.
+
+    Raises:
+        TypeError: its ``by_class`` lacks ``counts``.
     """
+    if "counts" not in form.by_class:
+        raise TypeError(
+            f"{form.__name__}.by_class names {', '.join(form.by_class) or 'nothing'}, "
+            "but answers need the images of each class: add 'counts', a tensor "
+            "(n_classes,) of torch.int32 that _allocate makes and add_counts updates"
+        )
     from crumb_avalanche.methods.looks import parts_of
 
     def build(recipe: Recipe) -> "StreamStrategy":

@@ -8,6 +8,7 @@ import pkgutil
 import re
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass, fields
 from functools import cache
 
@@ -538,6 +539,52 @@ def test_odd_arguments_of_a_form_are_told(one_file):
         odd(2, 3)
 
 
+class UntypedPlugin:
+    def __init__(self, recipe, *, weight=0.5):
+        self.weight = weight
+
+
+class NoDefaultPlugin:
+    def __init__(self, recipe, *, weight: float):
+        self.weight = weight
+
+
+@pytest.mark.parametrize(
+    ("plugin", "missing"), [(UntypedPlugin, "type"), (NoDefaultPlugin, "default")]
+)
+def test_a_setting_that_lacks_something_is_told(one_file, plugin, missing):
+    words = (
+        f"{plugin.__name__}.__init__ takes the setting weight without a {missing}; .*"
+        "weight: Positive = 0.5"
+    )
+    with pytest.raises(TypeError, match=words):
+        register("odd", summary="toy", source="here", stores="nothing")(plugin)
+
+
+def test_a_form_that_names_no_counts_is_told(one_file):
+    odd = type("Odd", (one_file.ToyMeans,), {"by_class": ("means",)})
+    with pytest.raises(TypeError, match=r"Odd.by_class names means, .*add 'counts'"):
+        register("odd", summary="toy", source="here", stores="means")(odd)
+
+
+def test_a_form_without_a_tensor_is_told(one_file):
+    members = {"by_class": ("means", "counts", "sums")}
+    odd = type("Odd", (one_file.ToyMeans,), members)
+    with pytest.raises(TypeError, match=r"Odd._allocate makes no tensor sums"):
+        odd(2, 3)
+
+
+def test_answers_for_classes_not_seen_are_told(one_file):
+    def answers(self, features, solution):
+        return torch.zeros(len(features), 5)
+
+    form = type("Odd", (one_file.ToyMeans,), {"_answers": answers})(5, 3)
+    form.update(torch.ones(2, 3), torch.tensor([0, 3]))
+    words = r"Odd._answers returns scores of the shape \(4, 5\), not \(4, 2\)"
+    with pytest.raises(TypeError, match=words):
+        form.scores(torch.ones(4, 3))
+
+
 def test_settings_follow_from_the_class(one_file):
     means = STRATEGIES["toy_means"]
     assert [setting.name for setting in fields(means.settings)][-1] == "scale"
@@ -627,6 +674,8 @@ def test_a_run_takes_a_toy(one_file, crumb, tiny, tmp_path, name, setting, value
     code, _, err = crumb(*tiny, "--strategy", name, option, value, "--output", run)
     assert code == 0, err
     assert f"{setting}: {value}" in (run / "config.yaml").read_text()
-    learner = Learner.load(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as Avalanche's of no loggers
+        learner = Learner.load(run)
     assert learner.method == name
     assert len(learner.classes) > 1
