@@ -1,5 +1,6 @@
 """The protocols by name, the keywords of a stream, and the orders drawn from a seed."""
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypedDict
 
@@ -317,6 +318,13 @@ def class_counts(
     remaining = total - sum(fixed_counts.values())  # classes
     if n_experiences is None:
         size = whole_number("classes_per_experience", size, 1)
+        if size > remaining > 1:
+            warnings.warn(
+                f"classes_per_experience is {size}, but there are {remaining} classes, "
+                "so one experience has all of them; give a smaller number for a stream "
+                "of several",
+                stacklevel=2,
+            )
         free_counts = [size] * (remaining // size)
         if remaining % size:
             free_counts.append(remaining % size)

@@ -95,6 +95,7 @@ class Range:
 
 
 Number = Annotated[int, Range(0)]
+EvalEvery = Annotated[int, Range(-1)]  # epochs; Avalanche's -1 is never
 Count = Annotated[int, Range(1)]
 NotNegative = Annotated[float, Range(0)]
 Positive = Annotated[float, Range(0, above=True)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from crumb_avalanche.memory.buffers import MemoryBuffer
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
-from crumb_avalanche.system.setting_ranges import check_count
+from crumb_avalanche.system.setting_ranges import EvalEvery, Number, check_count
 from crumb_avalanche.training.avalanche_fixes import (
     check_strategy,
     group_frozen_weights,
@@ -80,7 +80,8 @@ class StreamStrategy(SupervisedTemplate):
         base_kwargs: all others, as for Avalanche's ``SupervisedTemplate``.
 
     Raises:
-        TypeError: the model is not a ``SplitModel``.
+        TypeError: the model is not a ``SplitModel``, or a count is no whole number.
+        ValueError: a count is out of its range.
 
     Attributes:
         frames_in_order: whether batches come in the order of the experience's data set.
@@ -108,6 +109,8 @@ class StreamStrategy(SupervisedTemplate):
     ):
         check_split_model(model, type(self).__name__)
         check_count("train_mb_size", train_mb_size)
+        check_count("train_epochs", train_epochs, Number)
+        check_count("eval_every", eval_every, EvalEvery)
         self.seen_classes = SeenClassesPlugin()
         self.memory = memory
         self.frames_in_order = False

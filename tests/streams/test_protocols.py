@@ -581,3 +581,9 @@ def test_sessions_that_are_experiences_are_not_divided(keyword, value):
         plan_stream(
             make_table(), "table", classes_per_experience=None, **{keyword: value}
         )
+
+
+def test_more_classes_an_experience_than_there_are_is_told():
+    words = "classes_per_experience is 9, but there are 5 classes, so one experience"
+    with pytest.warns(UserWarning, match=words):
+        make_benchmark(make_table(), classes_per_experience=9)

@@ -53,6 +53,25 @@ def test_a_count_of_zero_is_an_error(name):
         build(**{name: 0})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "error", "words"),
+    [
+        ("train_epochs", -1, ValueError, "train_epochs is -1; give 0 or more"),
+        ("train_epochs", 1.5, TypeError, r"train_epochs is 1.5; give a whole number"),
+        ("eval_every", -5, ValueError, "eval_every is -5; give -1 or more"),
+        ("eval_every", "1", TypeError, "eval_every is '1'; give a whole number"),
+    ],
+)
+def test_counts_of_epochs_are_checked(name, value, error, words):
+    with pytest.raises(error, match=words):
+        build(**{name: value})
+
+
+def test_no_evaluation_in_training_is_a_choice():
+    build(eval_every=-1)
+    build(eval_every=0)
+
+
 @pytest.mark.parametrize("limit", [0, math.nan])
 def test_a_limit_is_above_zero(limit):
     words = f"clamp_gradients is {limit}; give a number above 0, or None"
