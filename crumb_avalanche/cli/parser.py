@@ -66,6 +66,7 @@ PATHS = frozenset(
         "weights",
     ]
 )
+UNRECOGNIZED = "unrecognized arguments: "  # begins an error of argparse
 TERMINAL_WIDTH = 100  # at most, of the list of commands
 
 
@@ -74,7 +75,22 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print what is wrong with the arguments and end with exit code 2."""
+        near_flags = []
+        if message.startswith(UNRECOGNIZED):
+            near_flags = self._near_flags(message.removeprefix(UNRECOGNIZED).split())
+        if near_flags:
+            message += f"; did you mean {' and '.join(near_flags)}?"
         self.exit(2, f"{self.prog}: {printable(message)}\n")
+
+    def _near_flags(self, words: list[str]) -> list[str]:
+        """Return the flags of this command that are spelled like unknown ones."""
+        known = list(self._option_string_actions)
+        near_flags = []
+        for word in words:
+            flag, _, _ = word.partition("=")
+            if flag.startswith("--"):
+                near_flags += difflib.get_close_matches(flag, known, n=1, cutoff=0.7)
+        return near_flags
 
 
 def parser(name: str, every_flag: bool = True) -> Parser:

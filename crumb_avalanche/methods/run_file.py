@@ -8,6 +8,7 @@ The file holds all that it needs: not the run's settings, weight files or images
 
 import json
 import os
+import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,16 +136,19 @@ def _build_strategy(header: LearnerHeader, device: str) -> Any:
     model = split_backbone(weights=None, codebook=codebook, **header.network)
     model = model.to(device)
     model.set_precision(header.precision)
-    strategy = build_strategy(
-        header.strategy,
-        model,
-        settings=LearningSettings(**header.learning),
-        mem_size=header.mem_size,
-        seed=header.seed,
-        device=device,
-        method=header.method,
-        evaluator=EvaluationPlugin(loggers=[]),
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "No loggers specified")
+        evaluator = EvaluationPlugin(loggers=[])
+        strategy = build_strategy(
+            header.strategy,
+            model,
+            settings=LearningSettings(**header.learning),
+            mem_size=header.mem_size,
+            seed=header.seed,
+            device=device,
+            method=header.method,
+            evaluator=evaluator,
+        )
     model.quantized_evaluation = header.evaluate_quantized
     return strategy
 

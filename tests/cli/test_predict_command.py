@@ -49,6 +49,16 @@ def answers(predict):
     return asked
 
 
+def test_a_folder_of_runs_is_told(refused, tmp_path):
+    for number in range(2):
+        run = tmp_path / "runs" / f"run{number}"
+        run.mkdir(parents=True)
+        (run / "learner.safetensors").touch()
+    words = r"folder of 2 runs and has no learner.safetensors .*such as .*run0"
+    refused(words, "predict", tmp_path / "runs", "photo.jpg")
+    refused(words, "export", tmp_path / "runs")
+
+
 # Forms of answers
 
 
