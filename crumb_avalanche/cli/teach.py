@@ -306,6 +306,8 @@ def print_lesson(lesson: Lesson, learner: Learner, path: Path) -> None:
         print(f"could not read {bad}")
     for note in lesson.notes:
         print(f"budget of {learner.budget_bytes:,} bytes is full: {note}")
+    if lesson.repeated:
+        print(lesson.repeated_note)
     if lesson.answered:
         clips = counted(lesson.answered, "clip")
         percent = f"{100 * lesson.right / lesson.answered:.0f} %"

@@ -60,7 +60,9 @@ def _stored_name(name: str) -> None:
 NAME = text(LONGEST_NAME, _stored_name)
 LESSON = record(
     images=table(NAME, IMAGES),
-    **dict.fromkeys(("clips", "answered", "right", "unknown", "nothing"), IMAGES),
+    **dict.fromkeys(
+        ("clips", "repeated", "answered", "right", "unknown", "nothing"), IMAGES
+    ),
     when=text(40),
     unread=each(str, 0),
     notes=each(text(1000), most=10**5),
@@ -228,8 +230,9 @@ def check_header(header: dict[str, Any]) -> None:
 def _check_lesson(lesson: dict[str, Any], names: list[str], path: str) -> None:
     """Check the counts and the doubts of a lesson."""
     told_apart = lesson["right"] + lesson["unknown"]
-    counts = [told_apart, lesson["answered"], lesson["clips"]]
-    rule = "right + unknown <= answered <= clips"
+    asked = lesson["answered"]
+    counts = [told_apart, asked, asked + lesson["repeated"], lesson["clips"]]
+    rule = "right + unknown <= answered <= clips - repeated"
     require(counts == sorted(counts), path, rule)
     doubts = lesson["doubts"]
     labels = [doubt["label"] for doubt in doubts]

@@ -12,6 +12,7 @@ from crumb_avalanche.learner.lesson_features import (
     observations_state,
 )
 from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.learner.taught_images import TaughtImages
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 MOST_KEPT = 16_000_000  # bytes of features of the last lessons
@@ -117,8 +118,10 @@ class History:
             assert before_recent is not None
             if not are_observed:
                 keep_looks_of(before_recent, recent)
+            taught = TaughtImages(before_recent.looks.views, self.room)
             for lesson_features in recent[:n_dropped]:
-                lesson_features.repeat(before_recent)  # learns them again, in place
+                # It learns them again, in place.
+                lesson_features.repeat(before_recent, taught)
         return History(self.room, lessons, before_recent, tuple(recent[n_dropped:]))
 
     def with_merged(self, lessons: Iterable[Lesson]) -> "History":
@@ -188,12 +191,19 @@ class History:
         classifier = copy.deepcopy(self.classifier_before)
         assert classifier is not None
         lessons = list(self.lessons[: self._first])  # which cannot be taken back
+        views = classifier.looks.views
+        taught = TaughtImages(views, self.room)  # before the lesson learned next
+        gone = TaughtImages(views)  # which the changed lesson was the first to have
         features_of_lessons: list[LessonFeatures | None] = []
         is_before_change = True
         recent = zip(self.lessons[self._first :], self.features, strict=True)
         for lesson, lesson_features in recent:
             if lesson is changed:
                 is_before_change = False
+                if lesson_features is not None:
+                    lesson_features.add_new_to(gone)
+                    # Of its images, these are taught without it, too.
+                    lesson_features.add_repeated_to(taught)
                 lesson_features = features
                 keep_looks_of(classifier, self.features)
             if lesson_features is None:
@@ -201,10 +211,12 @@ class History:
             if is_before_change:
                 # The classifier is as it was then: no clip that was observed is
                 # predicted anew.
-                features_of_lessons.append(lesson_features.repeat(classifier))
+                features_of_lessons.append(lesson_features.repeat(classifier, taught))
                 lessons.append(lesson)
             else:
-                relearned = lesson_features.learn(classifier)
+                if lesson is not changed:
+                    lesson_features.add_repeated_to(taught, gone)
+                relearned = lesson_features.learn(classifier, taught)
                 lessons.append(lesson.learned_again(relearned.lesson))
                 features_of_lessons.append(relearned.features)
         classifier_before = None
@@ -214,6 +226,18 @@ class History:
             self.room, tuple(lessons), classifier_before, tuple(features_of_lessons)
         )
         return RelearnedLessons(history, classifier)
+
+    def taught_images(self, views: int) -> TaughtImages:
+        """Return the images of the lessons whose features are kept.
+
+        Args:
+            views: number of views of an image that features are of.
+        """
+        taught = TaughtImages(views, self.room)
+        for lesson_features in self.features:
+            if lesson_features is not None:
+                lesson_features.add_to(taught)
+        return taught
 
     def without_picture_of(self, lesson: Lesson, image: int) -> "History":
         """Return the history in which the picture of a lesson lacks an image.

@@ -402,6 +402,7 @@ class Learner(ChangeableLearner):
                 unread,
                 progress,
                 on_piece=recorder.record,
+                taught=state.history.taught_images(classifier.looks.views),
             )
             check_not_empty(lesson)  # raises
             picture = strip.picture()

@@ -1,4 +1,4 @@
-"""Lessons: each clip is predicted before it is learned, at most 64 frames at a time."""
+"""Lessons: clips are predicted before they are learned, at most 64 frames at a time."""
 
 import os
 from collections import Counter
@@ -15,6 +15,7 @@ from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.lesson_record import Doubt, Lesson
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.prediction import Observation, Prediction
+from crumb_avalanche.learner.taught_images import TaughtImages
 from crumb_avalanche.system.words import counted
 
 FRAMES_AT_A_TIME = 64  # of a clip that are learned at once
@@ -39,12 +40,14 @@ class ClipPiece:
         features: ``(n, V * D)`` float32.
         observation: what was recorded of the clip when it was predicted, with its first
             piece; ``None`` with others, and for a clip that was not predicted.
+        repeated: ``(n,)`` bool, which frames were learned before as the same class.
     """
 
     label: str
     index: int
     features: Tensor
     observation: Observation | None
+    repeated: Tensor
 
 
 class Guess(NamedTuple):
@@ -65,6 +68,7 @@ class _Tally:
 
     images: Counter[str] = field(default_factory=Counter)
     clips: int = 0
+    repeated: int = 0
     answered: int = 0
     right: int = 0
     unknown: int = 0
@@ -119,6 +123,7 @@ class _Tally:
         return Lesson(
             images=dict(self.images),
             clips=self.clips,
+            repeated=self.repeated,
             answered=self.answered,
             right=self.right,
             unknown=self.unknown,
@@ -136,11 +141,14 @@ def learn(
     unread: list[BadImage],
     progress: Progress | None = None,
     on_piece: Callable[[ClipPiece], object] = lambda piece: None,
+    taught: TaughtImages | None = None,
 ) -> Lesson:
     """Learn clips as one lesson, which may be empty.
 
     A long clip is learned in pieces of its frames, of which the first one is also
-    predicted before.
+    predicted before. If all images of that one were learned before as the same class,
+    the clip is no evidence: it is learned, but neither predicted nor counted as a clip
+    of its class.
 
     Args:
         classifier: learns them, in place.
@@ -148,11 +156,14 @@ def learn(
         unread: files that could not be read; filled while ``clips`` are read.
         progress: called with the number of images after each batch.
         on_piece: called with each piece after it is learned.
+        taught: images that were learned before, to which these are added; default none.
 
     Returns:
         The lesson: numbers of images and clips, answers before learning, and doubts.
     """
     tally = _Tally()  # counts images and predictions
+    if taught is None:
+        taught = TaughtImages(classifier.looks.views)
     classifier.begin_lesson()
     for label, batches in clips:
         pieces = _features_of_pieces(batches, progress)
@@ -161,29 +172,43 @@ def learn(
             if is_first:
                 tally.clips += 1
             observation = None  # what was recorded of the clip before it was learned
+            repeated = torch.zeros(len(features), dtype=torch.bool)
             if label == NOTHING:
                 classifier.learn_nothing(features)
                 tally.nothing += len(features)
             else:
-                observation = _learn_piece(classifier, tally, label, features, is_first)
-            on_piece(ClipPiece(label, index, features, observation))
+                repeated = taught.among(label, features)
+                is_repeated_clip = is_first and bool(repeated.all())
+                tally.repeated += is_repeated_clip
+                is_evidence = is_first and not is_repeated_clip
+                observation = _learn_piece(
+                    classifier, tally, label, features, is_evidence
+                )
+                taught.learned(label, features)
+            on_piece(ClipPiece(label, index, features, observation, repeated))
     classifier.end_lesson()
     return tally.lesson(unread)
 
 
 def _learn_piece(
-    classifier: Classifier, tally: _Tally, label: str, features: Tensor, is_first: bool
+    classifier: Classifier,
+    tally: _Tally,
+    label: str,
+    features: Tensor,
+    is_evidence: bool,
 ) -> Observation | None:
     """Predict a clip by the first piece of its frames, and learn the piece.
 
-    Later pieces are learned alone: they would be predicted from their own clip.
+    Later pieces are learned alone: they would be predicted from their own clip. So are
+    those of a clip that was learned before.
 
     Args:
         classifier: learns the piece.
         tally: counts the prediction and the images.
         label: name of the class.
         features: of the piece, a row for each frame.
-        is_first: whether it is the first piece of its clip.
+        is_evidence: whether it is the first piece of a clip that was not learned
+            before.
 
     Returns:
         What was recorded of the clip; ``None`` without a prediction.
@@ -193,7 +218,7 @@ def _learn_piece(
     number, note = classifier.ensure_class(label)
     if note:
         tally.notes.append(note)
-    if is_first:
+    if is_evidence:
         prediction = classifier.predict_before_learning(features, number)
         if prediction is not None:
             if prediction.has_column_of(number):  # not of a new class
@@ -201,7 +226,7 @@ def _learn_piece(
                     label, number, prediction, classifier.classes.names
                 )
             observation = prediction.observation
-    classifier.learn(features, number, is_first)
+    classifier.learn(features, number, is_evidence)
     tally.images[label] += len(features)
     return observation
 

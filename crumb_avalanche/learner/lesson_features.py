@@ -15,6 +15,7 @@ from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.prediction import Observation
 from crumb_avalanche.learner.records import Records
+from crumb_avalanche.learner.taught_images import TaughtImages
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 
@@ -27,11 +28,34 @@ class ClipFeatures:
         pieces: ``(n, V * D)`` float32 each, as they were learned, in order.
         observation: what was recorded when the clip was predicted; ``None`` if it was
             not.
+        repeated: ``(n,)`` bool of each piece, which images were learned before as the
+            same class; empty if none were.
     """
 
     label: str
     pieces: tuple[Tensor, ...]
     observation: Observation | None = None
+    repeated: tuple[Tensor, ...] = ()
+
+    @property
+    def masks(self) -> tuple[Tensor, ...]:
+        """``repeated``, also where it is empty."""
+        if self.repeated:
+            return self.repeated
+        return tuple(torch.zeros(len(piece), dtype=torch.bool) for piece in self.pieces)
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether the clip is no evidence, as all images of its first piece are old."""
+        return bool(self.masks[0].all())
+
+    def repeated_images(self) -> Tensor:
+        """Return the features of those images that were learned before it."""
+        return torch.cat(self.pieces)[torch.cat(self.masks)]
+
+    def new_images(self) -> Tensor:
+        """Return the features of the other images."""
+        return torch.cat(self.pieces)[~torch.cat(self.masks)]
 
 
 @dataclass(frozen=True)
@@ -74,34 +98,82 @@ class LessonFeatures:
         """Return the features of all pieces of all clips, in order."""
         return [piece for clip in self.clips for piece in clip.pieces]
 
-    def repeat(self, classifier: Classifier) -> "LessonFeatures":
+    def repeat(self, classifier: Classifier, taught: TaughtImages) -> "LessonFeatures":
         """Let a classifier learn the lesson as it was learned before.
 
         The classifier has to be in the state of then: its clips are not predicted,
         which takes most of the time, but recorded as they were. Those of an unobserved
         lesson are predicted.
 
+        Args:
+            classifier: learns it, in place.
+            taught: images that were learned before, to which these are added.
+
         Returns:
             The lesson, with what is observed of it.
         """
         if not self.observed:
-            return self.learn(classifier).features
+            self.add_repeated_to(taught)
+            return self.learn(classifier, taught).features
         for clip in self.clips:
             for index, piece in enumerate(clip.pieces):
                 _repeat_piece(classifier, clip, piece, is_first=index == 0)
+                taught.add(clip.label, piece)
         classifier.end_lesson()
         return self
 
-    def learn(self, classifier: Classifier) -> Relearned:
+    def learn(self, classifier: Classifier, taught: TaughtImages) -> Relearned:
         """Let a classifier learn the lesson anew, in the same pieces.
 
         Its clips are predicted anew, and what is observed of them is recorded.
+
+        Args:
+            classifier: learns it, in place.
+            taught: images that were learned before, to which these are added.
         """
         recorder = FeatureRecorder(self.bytes)
-        lesson = learn(classifier, self.batches(), [], on_piece=recorder.record)
+        lesson = learn(
+            classifier,
+            self.batches(),
+            [],
+            on_piece=recorder.record,
+            taught=taught,
+        )
         features = recorder.recorded()
         assert features is not None
         return Relearned(lesson, features)
+
+    def add_repeated_to(
+        self, taught: TaughtImages, gone: TaughtImages | None = None
+    ) -> None:
+        """Add those images that were learned before this lesson as the same class.
+
+        The features of the lesson that was the first to have them may be kept no more.
+
+        Args:
+            taught: gets them.
+            gone: images that are left out; default none.
+        """
+        # A clip may repeat another one of the lesson, which was new.
+        new = TaughtImages(taught.views)
+        self.add_new_to(new)
+        for clip in self.clips:
+            images = clip.repeated_images()
+            images = images[~new.among(clip.label, images)]
+            if gone is not None:
+                images = images[~gone.among(clip.label, images)]
+            taught.add(clip.label, images)
+
+    def add_new_to(self, images: TaughtImages) -> None:
+        """Add those images that were learned in this lesson for the first time."""
+        for clip in self.clips:
+            images.add(clip.label, clip.new_images())
+
+    def add_to(self, images: TaughtImages) -> None:
+        """Add all images of the lesson."""
+        for clip in self.clips:
+            for piece in clip.pieces:
+                images.add(clip.label, piece)
 
     def batches(self) -> Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]:
         """Yield what ``lesson.learn`` takes; the paths of frames are not known."""
@@ -134,14 +206,17 @@ class LessonFeatures:
         start = 0  # number of the first image of a piece
         for clip in self.clips:
             pieces = []
-            for piece in clip.pieces:
+            masks = []
+            for piece, mask in zip(clip.pieces, clip.masks, strict=True):
                 end = start + len(piece)
                 is_other_image = torch.arange(start, end) != number
                 start = end
                 if is_other_image.any():
                     pieces.append(piece[is_other_image])
+                    masks.append(mask[is_other_image])
             if pieces:
-                clips.append(replace(clip, pieces=tuple(pieces)))
+                clip = replace(clip, pieces=tuple(pieces), repeated=tuple(masks))
+                clips.append(clip)
         return LessonFeatures(tuple(clips)).unobserved()
 
     def unobserved(self) -> "LessonFeatures":
@@ -165,18 +240,22 @@ class LessonFeatures:
         piece of each clip, as they were learned. ``records`` are numbers of the images
         of each clip whose answer before learning was recorded, 0 for a clip that was
         not predicted; what was recorded is in ``observations``. ``observed`` says
-        whether what was predicted of the clips still holds.
+        whether what was predicted of the clips still holds, and ``repeated`` which
+        images were learned before as the same class.
         """
         pieces = self.pieces()
         if pieces:
             features = torch.cat(pieces)
+            repeated = torch.cat([mask for clip in self.clips for mask in clip.masks])
         else:
             features = torch.zeros(0, 1, dtype=torch.float32)
+            repeated = torch.zeros(0, dtype=torch.bool)
         return {
             "labels": [clip.label for clip in self.clips],
             "pieces": [list(map(len, clip.pieces)) for clip in self.clips],
             "features": features,
             "observed": self.observed,
+            "repeated": repeated,
             "records": [_number_of_records(clip) for clip in self.clips],
         }
 
@@ -189,25 +268,30 @@ class LessonFeatures:
         Args:
             state: of each clip ``labels``, ``pieces`` (number of frames of each piece)
                 and ``records`` (number of images whose answer before learning was
-                recorded); ``features`` of all frames; and ``observed``.
+                recorded); ``features`` of all frames, and which of them are
+                ``repeated``; and ``observed``.
             observations: what was recorded of each clip that was predicted before it
                 was learned, in their order; an iterator may go on with those of other
                 lessons.
         """
         frames_of_pieces = list(itertools.chain.from_iterable(state["pieces"]))
         pieces = iter(state["features"].split(frames_of_pieces))
+        masks = iter(state["repeated"].split(frames_of_pieces))
         next_observations = iter(observations)
-        # `pieces` and `next_observations` hold those of all clips in one row; each clip
-        # takes as many as it has.
+        # `pieces`, `masks` and `next_observations` hold those of all clips in one row;
+        # each clip takes as many as it has.
         clips = []
         for label, frames_of_clip, number_of_records in zip(
             state["labels"], state["pieces"], state["records"], strict=True
         ):
             pieces_of_clip = tuple(next(pieces) for _ in frames_of_clip)
+            masks_of_clip = tuple(next(masks) for _ in frames_of_clip)
             observation = None
             if number_of_records:
                 observation = next(next_observations)
-            clips.append(ClipFeatures(label, pieces_of_clip, observation))
+            clips.append(
+                ClipFeatures(label, pieces_of_clip, observation, masks_of_clip)
+            )
         return cls(tuple(clips), state["observed"])
 
 
@@ -231,7 +315,7 @@ def _repeat_piece(
     number, _ = classifier.ensure_class(clip.label)
     if is_first and clip.observation is not None:
         classifier.observe(clip.observation)
-    classifier.learn(piece, number, is_first)
+    classifier.learn(piece, number, is_first and not clip.is_repeated)
 
 
 def _number_of_records(clip: ClipFeatures) -> int:
@@ -296,11 +380,17 @@ class FeatureRecorder:
             self._clips = []
             return
         if piece.index == 0:
-            clip = ClipFeatures(piece.label, (piece.features,), piece.observation)
+            clip = ClipFeatures(
+                piece.label, (piece.features,), piece.observation, (piece.repeated,)
+            )
             self._clips.append(clip)
             return
         clip = self._clips[-1]
-        self._clips[-1] = replace(clip, pieces=(*clip.pieces, piece.features))
+        self._clips[-1] = replace(
+            clip,
+            pieces=(*clip.pieces, piece.features),
+            repeated=(*clip.repeated, piece.repeated),
+        )
 
     def recorded(self) -> LessonFeatures | None:
         """Return the features; ``None`` if they took more than the room."""

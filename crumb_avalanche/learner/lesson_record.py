@@ -50,6 +50,9 @@ class Lesson:
     Attributes:
         images: number of images learned by class name.
         clips: number of clips.
+        repeated: those of them whose images had all been learned before as the same
+            class; they were learned, and not asked, as the answer says nothing of new
+            images.
         answered: clips that were predicted before they were learned.
         right: those of them that were recognised: their class was named, and explained
             them.
@@ -85,6 +88,7 @@ class Lesson:
     pictured: tuple[int, ...] = field(default=(), compare=False, repr=False)
     nothing: int = 0
     id: int = field(default=0, compare=False)
+    repeated: int = 0
 
     def renamed(self, old: str, new: str) -> "Lesson":
         """Return the lesson with another name of a class.
@@ -128,12 +132,21 @@ class Lesson:
         return replace(
             self,
             images=relearned.images,
+            repeated=relearned.repeated,
             answered=relearned.answered,
             right=relearned.right,
             unknown=relearned.unknown,
             notes=relearned.notes,
             doubts=relearned.doubts,
         )
+
+    @property
+    def repeated_note(self) -> str:
+        """What is said of clips that were taught before; empty without any."""
+        if not self.repeated:
+            return ""
+        clips = counted(self.repeated, "clip")
+        return f"{clips} taught before: not counted as asked"
 
     @property
     def has_images(self) -> bool:

@@ -63,6 +63,7 @@ KEPT = record(
     pieces=each(each(whole(1, MOST_IMAGES))),
     features=VALUES,
     observed=bool,
+    repeated=array(torch.bool, None),
     records=each(whole(0, PER_LESSON)),
 )
 # Settings of a closed form, by name; others are any plain values that are not large.
@@ -281,6 +282,7 @@ def _check_features(
     rows, columns = features["features"].shape
     is_right = rows == sum(counts.values())
     require(is_right, f"{path}.features", "one per image")
+    require(len(features["repeated"]) == rows, f"{path}.repeated", "one per image")
     is_allowed = not rows or (columns % views == 0 and columns >= views * length)
     rule = f"of {length} columns or more for each of {views} views"
     require(is_allowed, f"{path}.features", rule)

@@ -98,6 +98,14 @@ class OfLesson(BaseModel):
         dict[str, int], Field(description="number of images by class name")
     ]
     nothing: Annotated[int, Field(description="images that show nothing")]
+    repeated: Annotated[
+        int,
+        Field(
+            description=(
+                "clips that were taught before: learned, but not counted as asked"
+            )
+        ),
+    ]
     doubts: Annotated[
         list[Doubted],
         Field(description="what speaks against the label; at most one for each class"),

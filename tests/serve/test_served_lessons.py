@@ -2,7 +2,7 @@
 
 import pytest
 from http_lessons import form, names, post, teach
-from photos import opened
+from photos import opened, photo
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
@@ -27,7 +27,28 @@ def test_lessons_are_listed(three_lessons):
     assert first["picture"] and first["can_undo"]
     assert second["source"] == "4 images"
     assert "\x1b" not in third["source"]
-    assert third["answered"] == third["right"] == 1
+    # The third one shows the photos of the first one again.
+    assert (third["repeated"], third["answered"]) == (1, 0)
+
+
+def test_a_lesson_that_was_asked(taught):
+    # Given a learner of red and green
+    # When other photos of red are taught
+    files = [("image", (f"{seed}.png", photo("red", seed))) for seed in (7, 8)]
+    taught.post("/teach", params={"label": "red"}, files=files)
+    # Then they were asked before
+    last = taught.get("/lessons").json()[-1]
+    assert (last["repeated"], last["answered"], last["right"]) == (0, 1, 1)
+
+
+def test_the_same_photos_again(taught):
+    # Given a learner of red and green
+    rates = taught.get("/classes").json()["rates"]
+    # When the same photos are taught again
+    answer = teach(taught, "red")
+    # Then the answer says so, and they are no evidence
+    assert answer["repeated"] == 1
+    assert taught.get("/classes").json()["rates"] == rates
 
 
 def test_a_lesson_has_a_picture(three_lessons):

@@ -22,6 +22,7 @@ def test_a_form_is_a_lesson(client):
         "number": 1,
         "images": {"red": 5},
         "nothing": 0,
+        "repeated": 0,
         "notes": [],
         "doubts": [],
         "version": 1,

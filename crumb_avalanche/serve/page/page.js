@@ -540,7 +540,8 @@ async function learnPart(name, { source, blobs }) {
     refresh();
   });
   const [[label, count]] = Object.entries(done.images);
-  const news = () => [text("learned", { images: counted(count, "image"), name: label }), ...done.notes].join(" ");
+  const again = () => (done.repeated ? [counted(done.repeated, "repeated")] : []);
+  const news = () => [text("learned", { images: counted(count, "image"), name: label }), ...again(), ...done.notes].join(" ");
   await changed("teach", news, done.version);
   for (const doubt of done.doubts) await settle(news, doubt, done);
 }
@@ -718,13 +719,14 @@ function sourceOf({ source }) {
 }
 
 function lessonOf(lesson, name) {
-  const { number, answered, images } = lesson;
+  const { number, answered, images, repeated } = lesson;
   const when = new Date(lesson.when).toLocaleString([language], { dateStyle: "medium", timeStyle: "short" });
   const count = counted(images[name] ?? lesson.nothing, "image");
   const source = sourceOf(lesson);
   const others = Object.keys(images).filter((one) => one !== name);
   const said = [made("p", [source, count, when].filter(Boolean).join(" · "))];
   if (others.length) said.push(made("p", text("also_of", { names: others.join(", ") }), { class: "faint" }));
+  if (repeated) said.push(made("p", counted(repeated, "repeated"), { class: "faint" }));
   if (answered) said.push(made("p", before(lesson), { class: "faint" }));
   said.push(...lesson.doubts.map((doubt) => made("p", questionOf(doubt), { class: "wrong" })));
   const row = made("div", "", { class: "row" });
