@@ -496,7 +496,10 @@ def _opened_video(video: Path, threads: int) -> Iterator[tuple[Any, Any]]:
     if not video.is_file():
         raise VideoError(f"there is no video file {video}; restore it.")
     if not video.stat().st_size:
-        raise video_error(video, "is empty (0 bytes)")
+        raise VideoError(
+            f"video {video} is empty (0 bytes). Copy it again from its source, or "
+            "remove it."
+        )
     av = load_av()
     options: dict[str, str] = {}
     if int(av.__version__.split(".")[0]) < 19:  # PyAV 19 lacks the argument

@@ -33,6 +33,11 @@ from crumb_avalanche.system.words import counted, error_rates
 MOST_NAMES = 3  # of folders, in what is said about them
 WORK_OF_SHARDS = "crumb_avalanche.learner.shards"
 SHARDS_ON_A_CLUSTER = 16
+# What to do where a folder of photos stands in the place of the learner's file.
+FILE_FIRST = (
+    "the first argument is the learner's file, which is made if there is none, and "
+    "what it learns comes after it, as in: crumb teach mine.safetensors clips"
+)
 
 
 def main(settings: TeachSettings) -> None:
@@ -44,13 +49,13 @@ def main(settings: TeachSettings) -> None:
     if not given_sources(settings):
         change_strict(settings)
         return
+    path = Path(settings.model)
+    refuse_folder(path, FILE_FIRST)  # before the sources, which may be the file
     engine = engine_of_settings(settings)
     check_sources(settings)  # raises before the network is loaded, which takes a while
     keep_freed_memory()  # for the next batch of maps, which is faster
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    path = Path(settings.model)
-    refuse_folder(path)
     with locked_file(path):
         learner = open_or_make_learner(settings, path)
         weights = includes_weights(settings, path)
@@ -97,7 +102,7 @@ def change_strict(settings: TeachSettings) -> None:
         FileNotFoundError: there is no file.
     """
     path = Path(settings.model)
-    refuse_folder(path)
+    refuse_folder(path, FILE_FIRST)
     if not path.exists():
         raise FileNotFoundError(
             f"there is no learner {path} whose --strict could be changed; check the "

@@ -56,6 +56,8 @@ ENOUGH_FRAMES = 20
 AT_A_TIME = 8  # images that are decoded and pass the network at once
 _MOST_NAMED = 5  # class folders without images that a warning names
 _READABLE = "files that Pillow (JPEG, PNG ...) or PyAV (MP4 ...) can read"
+# What to do with a file that gives no image, where it could be left out instead.
+_SKIP = "Restore or replace the file, or pass on_bad='skip' to leave it out."
 _RULE = (
     "an array must be (H, W, C) or (N, H, W, C), a tensor (C, H, W) or (N, C, H, W), "
     "of 3 channels or 4 with alpha, uint8, uint16 or floating-point from 0 to 1, and "
@@ -69,6 +71,7 @@ def clips_of(
     *,
     on_bad: OnBad = "raise",
     report: Callable[[BadImage], object] = warn_of_bad_image,
+    cure: str = _SKIP,
 ) -> Iterator[Clip]:
     """Yield the clips of a source, in natural order (frame2 before frame10).
 
@@ -94,6 +97,7 @@ def clips_of(
             out. The frames before the damage of a video are used.
         report: Called with each file that is left out; `bad.append` collects them in a
             list.
+        cure: What errors at a file say is to be done with it, as a sentence.
 
     Raises:
         FileNotFoundError: If the path does not exist.
@@ -109,7 +113,7 @@ def clips_of(
         raise ValueError(f"on_bad is {on_bad!r}, but must be 'raise' or 'skip'.")
     if label is not None:
         label = check_name(label)
-    reader = _ClipReader(on_bad == "skip", report)
+    reader = _ClipReader(on_bad == "skip", report, cure)
     # `with_final_check` raises at the end if there was no clip.
     if not isinstance(source, str | os.PathLike):
         clips = reader.clips_of_source(source, label, "source")
@@ -181,15 +185,19 @@ class _ClipReader:
     Args:
         skip: leave bad files out instead of raising.
         report: called with each file that is left out.
+        cure: what errors say is to be done with a bad file.
 
     Attributes:
         ignored: number of files that are neither photo nor video, by extension.
         empty_classes: names of class folders without photos and videos.
     """
 
-    def __init__(self, skip: bool, report: Callable[[BadImage], object]) -> None:
+    def __init__(
+        self, skip: bool, report: Callable[[BadImage], object], cure: str
+    ) -> None:
         self.skip = skip
         self.report = report
+        self.cure = cure
         self.ignored: Counter[str] = Counter()
         self.empty_classes: list[str] = []
 
@@ -418,8 +426,8 @@ class _ClipReader:
         """
         bad_image = BadImage(str(path), reason)
         if not self.skip:
-            cure = "Restore or replace the file, or pass on_bad='skip' to leave it out."
-            raise BadFrameError(f"{str(bad_image).rstrip('.')}. {cure}") from error
+            problem = str(bad_image).rstrip(".")
+            raise BadFrameError(f"{problem}. {self.cure}") from error
         self.report(bad_image)
 
 

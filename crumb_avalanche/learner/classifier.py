@@ -596,8 +596,9 @@ class Classifier:
             )
         if other.features != self.features:
             raise ValueError(
-                f"a learner of features {vars(other.features)} cannot be merged into "
-                f"one of {vars(self.features)}: teach its images to this one"
+                "a learner of other features cannot be merged into this one "
+                f"({_differences(self.features, other.features)}): teach its images to "
+                "this one"
             )
 
     def merge(self, other: "Classifier") -> list[str]:
@@ -683,3 +684,17 @@ class Classifier:
         self.confidence.load_state_dict(state["confidence"])
         self.nothing = NothingFeatures.of_state(state["nothing"], self.forms.used)
         self._earlier_forms.forget()
+
+
+def _differences(mine: FeatureMoments, theirs: FeatureMoments) -> str:
+    """Return which settings of features differ, such as ``power is 1 here, 0.5 there``.
+
+    Args:
+        mine, theirs: settings of two classifiers.
+    """
+    differences = []
+    for name, value in vars(mine).items():
+        other = getattr(theirs, name)
+        if other != value:
+            differences.append(f"{name} is {value} here, {other} there")
+    return "; ".join(differences)

@@ -181,13 +181,23 @@ def count_pictures(path: str | os.PathLike) -> int:
     return sum(name.startswith("pictures.") for name in names)
 
 
-def refuse_folder(path: Path) -> None:
-    """Raise ValueError for the folder of a run, which is not to be changed."""
-    if path.is_dir():
+def refuse_folder(
+    path: Path, cure: str = "give the file of a learner, such as mine.safetensors"
+) -> None:
+    """Raise ValueError for a folder: that of a run, which is not to be changed, or any.
+
+    Args:
+        path: where the file of a learner belongs.
+        cure: what to do if it is a folder without a learner.
+    """
+    if not path.is_dir():
+        return
+    if (path / LEARNER).exists():
         raise ValueError(
             f"{path} is a folder, which can be asked but not changed: copy "
             f"{path / LEARNER} to a file of your own, and give that"
         )
+    raise ValueError(f"{path} is a folder without a learner: {cure}")
 
 
 def cannot_be_taught(header: LearnerHeader) -> str:

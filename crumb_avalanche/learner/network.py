@@ -173,15 +173,21 @@ class FrozenNetwork:
         if self.arguments == other.arguments and self.sha256 == other.sha256:
             return
         raise NetworkError(
-            f"the learners have different networks: {self._described}, and "
+            f"the learners have different networks, {self._described} and "
             f"{other._described}; only learners with the same network can be merged: "
             "teach one of them again with the network of the other"
         )
 
     @property
     def _described(self) -> str:
-        """What tells the network from others, for errors."""
-        return f"{self.arguments} with weights {self.sha256[:12]}..."
+        """What tells the network from others, in words."""
+        cut = ""
+        if "cut_layer" in self.arguments:
+            cut = f", cut at {self.arguments['cut_layer']},"
+        return (
+            f"{self.backbone} for images of {self.image_size} pixels{cut} with "
+            f"{self.source} (SHA-256 {self.sha256[:12]}...)"
+        )
 
     @property
     def bytes(self) -> int:

@@ -453,7 +453,10 @@ class Predictor:
         for ranking, path in zip(rankings[:-1], paths, strict=True):
             frames.append(answer_of(ranking, path, clip.label))
         if len(frames) == 1:
-            return _ClipAnswers(frames=tuple(frames), together=frames[0])
+            together = frames[0]
+            if clip.files == (clip.path,):  # of a video, and not of its frame at 0 s
+                together = replace(together, path=clip.path)
+            return _ClipAnswers(frames=tuple(frames), together=together)
         together = answer_of(rankings[-1], clip.path, clip.label)
         together = replace(together, frames=tuple(frames))
         return _ClipAnswers(frames=tuple(frames), together=together)

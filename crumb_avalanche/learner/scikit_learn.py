@@ -20,6 +20,8 @@ from crumb_avalanche.methods.registry import get_strategy
 
 BUDGET = 2_940_000  # bytes; as a learner on SqueezeNet
 AT_A_TIME = 64  # images of an update
+# What to do with a file that gives no image: methods of scikit-learn leave none out.
+CURE = "Restore or replace the file, or leave it out of the list."
 
 
 class CrumbClassifier(ClassifierMixin, BaseEstimator):
@@ -185,7 +187,7 @@ class ImageFeatures(TransformerMixin, BaseEstimator):
         resized = PixelTransform(network.image_size, network.interpolation)
         images = X if getattr(X, "ndim", 0) == 4 else list(X)
         features = []
-        for clip in clips_of(images):
+        for clip in clips_of(images, cure=CURE):
             for _, pixels in batches(clip.frames, AT_A_TIME, resized):
                 features.append(moments(network.model, pixels))
         return torch.cat(features).numpy()

@@ -143,6 +143,17 @@ def video(tmp_path):
     return write_video(tmp_path / "clip.mp4")
 
 
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_video_is_named_by_its_file(answers, tmp_path, frames):
+    # Given a video of so many frames
+    pytest.importorskip("av")
+    path = write_video(tmp_path / "clip.mp4", seconds=frames / 10)
+    # When it is asked about
+    (answer,) = answers(path)
+    # Then the answer is of the file, also if it has a single frame
+    assert answer["path"] == str(path)
+
+
 def test_watch_answers_each_frame(answers, video):
     frames = answers("--watch", video)
     assert len(frames) == 30

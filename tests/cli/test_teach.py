@@ -541,8 +541,13 @@ def other_learners(place, tmp_path, other_weights, done):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("others", "different networks.*teach one of them again"),
-        ("squeezenet", "small_cnn.*squeezenet1_0.*same network"),
+        (
+            "others",
+            r"different networks, small_cnn for images of 32 pixels with the file "
+            r"weights\.safetensors \(SHA-256 \w+\.\.\.\) and small_cnn [^{}]*: "
+            "teach one of them again",
+        ),
+        ("squeezenet", "small_cnn.*squeezenet1_0[^{}]*same network"),
         ("slda", "slda cannot be merged into one of rda.*method=rda"),
         ("bare", r"no weights.*SHA-256 \w{12}.*--weights"),
     ],
@@ -576,3 +581,29 @@ def test_weights_of_another_network(
     cure = "SHA-256.*was taught with.*give the weight file"
     assert refused(cure, *words, "--weights", other_weights).count("\n") == 1
     assert [mine.read_bytes(), paths["bare"].read_bytes()] == before
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "teach {photos} {mine}",
+        "teach {photos} absent.safetensors",
+        "teach {photos} {empty} --label cup",
+        "teach {photos} --strict 0.9",
+    ],
+)
+def test_a_folder_in_the_place_of_the_file(fill, refused, command):
+    # Given a folder of photos, which is no run
+    # When it comes first
+    # Then the order of the arguments is said, and no file that does not exist
+    err = refused("first argument is the learner's file", *fill(command))
+    assert "learner.safetensors" not in err
+
+
+def test_a_folder_that_is_to_be_changed(place, refused):
+    refused(
+        "tree is a folder without a learner: give the file of a learner",
+        "learner",
+        "undo",
+        place / "tree",
+    )

@@ -137,6 +137,17 @@ def test_a_file_that_is_no_video(tmp_path, name, content, reason):
     assert reason in bad[0].reason
 
 
+def test_an_empty_video_cannot_be_repaired(tmp_path):
+    # Given a video of 0 bytes
+    path = write_bad(tmp_path, "empty.mp4", b"")
+    # When it is read
+    bad = []
+    frame_numbers(path, on_bad="skip", report=bad.append)
+    # Then no program is advised that would repair it
+    reason = "is empty (0 bytes). Copy it again from its source, or remove it."
+    assert bad[0].reason == reason
+
+
 def test_bad_videos_are_left_out(video, cut_video):
     folder = cut_video.parent
     write_bad(folder, "empty.mov", b"")

@@ -318,9 +318,22 @@ def other_network(make):
     return Learner("rda", "small_cnn", None, SIZE)
 
 
+def other_features(make):
+    usual = make()
+    learner = Learner.__new__(Learner)
+    moments = {**vars(usual._classifier.features), "power": 0.25}
+    learner._set_up("rda", usual.network, usual.budget_bytes, moments)
+    return learner
+
+
 @pytest.mark.parametrize(
     ("make_other", "error", "line"),
     [
+        (
+            other_features,
+            ValueError,
+            r"other features cannot be .*\(power is [\d.]+ here, 0\.25 there\): teach",
+        ),
         (
             lambda make: make("slda"),
             ValueError,

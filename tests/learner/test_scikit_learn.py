@@ -9,6 +9,7 @@ from sklearn.datasets import make_blobs
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import check_estimator
 
+from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from crumb_avalanche.learner.scikit_learn import CrumbClassifier, ImageFeatures
 from crumb_avalanche.methods.budgeted_statistics import BudgetError
 
@@ -70,3 +71,20 @@ def test_images_pass_the_frozen_network():
     assert (pipeline.predict(images) == bright).all()
     listed = pipeline[0].transform(list(images))
     np.testing.assert_array_equal(listed, pipeline[0].transform(images))
+
+
+def test_a_bad_photo_of_a_list(tmp_path):
+    # Given a pipeline, and a file that is no image
+    images = np.zeros((4, 8, 8, 3), np.uint8)
+    images[:2] = 255
+    pipeline = make_pipeline(ImageFeatures("small_cnn", None, 32), CrumbClassifier())
+    pipeline.fit(images, [0, 0, 1, 1])
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"no image")
+    # When it is asked about it
+    with pytest.raises(
+        BadFrameError, match=r"a\.jpg: .*leave it out of the list\.$"
+    ) as error:
+        pipeline.predict([path])
+    # Then nothing is advised that scikit-learn does not take
+    assert "on_bad" not in str(error.value)
