@@ -116,7 +116,7 @@ def test_a_run_tells_separate_classes_and_unknown_ones(method, make):
     )
     opened = run_stream(empty, table, features, (1, 4), 0)
     assert opened.auroc > 0.9 and opened.unknown_rejected > opened.known_rejected
-    assert not empty.names, "the one without classes stays"
+    assert not empty.classes.names, "the one without classes stays"
 
 
 def test_novelty_along_a_stream(make):
