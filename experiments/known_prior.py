@@ -188,18 +188,11 @@ def prior_of_trials(trials: list[Asked], columns: int = 3) -> Prior:
     known_means = [float(trial.known.mean()) for trial in trials]
     known = line_of(trials, known_means, columns)
     shifts = [shift_of(trial, known) for trial in trials]
-    unshifted = []
-    for trial, shift in zip(trials, shifts, strict=True):
-        unshifted.append(float(trial.strange.mean() - shift))
+    unshifted = unshifted_means(trials, shifts)
     strange = line_of(trials, unshifted, columns)
 
     def deviation_of(line: Line, use: str) -> Line:
-        deviations = []
-        for trial, shift in zip(trials, shifts, strict=True):
-            mean = float(line.at(trial.taught)) + shift
-            squares = (getattr(trial, use) - mean) ** 2
-            deviations.append(float(np.sqrt(squares.mean())))
-        return line_of(trials, deviations, columns=2)
+        return line_of(trials, deviations_from(line, trials, shifts, use), columns=2)
 
     return Prior(
         known=known,
@@ -209,6 +202,33 @@ def prior_of_trials(trials: list[Asked], columns: int = 3) -> Prior:
         strange_deviation=deviation_of(strange, "strange"),
         temperature=line_of(trials, [trial.temperature for trial in trials], columns=2),
     )
+
+
+def unshifted_means(trials: list[Asked], shifts: list[float]) -> list[float]:
+    """Mean closeness of images of other classes in each trial, without its shift."""
+    means = []
+    for trial, shift in zip(trials, shifts, strict=True):
+        means.append(float(trial.strange.mean() - shift))
+    return means
+
+
+def deviations_from(
+    line: Line, trials: list[Asked], shifts: list[float], use: str
+) -> list[float]:
+    """Root mean square difference of closeness from a line, of each trial.
+
+    Args:
+        line: of the mean, to which the shift of a trial is added.
+        trials: with closeness of images.
+        shifts: of each trial; see `shift_of`.
+        use: `known` or `strange`, the images.
+    """
+    deviations = []
+    for trial, shift in zip(trials, shifts, strict=True):
+        mean = float(line.at(trial.taught)) + shift
+        squares = (getattr(trial, use) - mean) ** 2
+        deviations.append(float(np.sqrt(squares.mean())))
+    return deviations
 
 
 def slope_of(trials: list[Asked], shifts: list[float]) -> Line:
@@ -261,17 +281,11 @@ def with_shortage(prior: Prior, trials: list[Asked]) -> Prior:
     known_means = [float(trial.known.mean()) for trial in trials]
     known = shortage_line(prior.known, trials, known_means)
     shifts = [shift_of(trial, known) for trial in trials]
-    unshifted = []
-    for trial, shift in zip(trials, shifts, strict=True):
-        unshifted.append(float(trial.strange.mean() - shift))
+    unshifted = unshifted_means(trials, shifts)
     strange = shortage_line(prior.strange, trials, unshifted)
 
     def deviation_line(old: Line, mean_line: Line, use: str) -> Line:
-        deviations = []
-        for trial, shift in zip(trials, shifts, strict=True):
-            mean = float(mean_line.at(trial.taught)) + shift
-            squares = (getattr(trial, use) - mean) ** 2
-            deviations.append(float(np.sqrt(squares.mean())))
+        deviations = deviations_from(mean_line, trials, shifts, use)
         return shortage_line(old, trials, deviations)
 
     temperatures = [trial.temperature for trial in trials]
