@@ -554,9 +554,8 @@ class Classifier:
         """
         source = self.classes.find(old)
         target = self.classes.find(new)
-        new_of_old = {
-            number: number for number in self.classes.numbers
-        }  # numbers of classes
+        # Numbers of classes: each keeps its own, but for the one that moves.
+        new_of_old = {number: number for number in self.classes.numbers}
         new_of_old[source] = target
         forms = self.forms.relabelled(new_of_old)
         confidence = self._empty_confidence()
@@ -694,7 +693,7 @@ def _differences(mine: FeatureMoments, theirs: FeatureMoments) -> str:
     """
     differences = []
     for name, value in vars(mine).items():
-        other = getattr(theirs, name)
-        if other != value:
-            differences.append(f"{name} is {value} here, {other} there")
+        their_value = getattr(theirs, name)
+        if their_value != value:
+            differences.append(f"{name} is {value} here, {their_value} there")
     return "; ".join(differences)

@@ -75,12 +75,13 @@ class TaughtImages:
         """
         table = self._table_of(label)
         rows = features.unflatten(1, (self.views, -1))
-        found = torch.zeros(len(rows), dtype=torch.bool)
+        mask = torch.zeros(len(rows), dtype=torch.bool)
         if table is None:
-            return found
+            return mask
+        projections = _projections(rows)
         for number, row in enumerate(rows):
-            found[number] = _is_among(row, table)
-        return found
+            mask[number] = _is_among(row, projections[number], table)
+        return mask
 
     def _table_of(self, label: str) -> _ImagesOfClass | None:
         """Return the images of a class, with those that were added since."""
@@ -109,13 +110,19 @@ def _projections(rows: Tensor) -> Tensor:
     return rows.float() @ (direction / direction.norm())
 
 
-def _is_among(row: Tensor, images: _ImagesOfClass) -> bool:
-    """Whether an image is one of a class, by ``(V, D)`` features."""
+def _is_among(row: Tensor, projection: Tensor, images: _ImagesOfClass) -> bool:
+    """Whether an image is one of a class.
+
+    Args:
+        row: its features, ``(V, D)``.
+        projection: of these, ``(V,)``; see ``_projections``.
+        images: of the class.
+    """
     limit = ROUNDING * row.norm(dim=1)  # of each view
     is_computed = limit > 0
     # A projection of 0 is that of a view that was not computed.
     is_comparable = is_computed & (images.projections != 0)
-    gaps = (images.projections - _projections(row)).abs()
+    gaps = (images.projections - projection).abs()
     is_far = is_comparable & (gaps > limit)
     is_candidate = is_comparable.any(1) & ~is_far.any(1)
     for number in is_candidate.nonzero().flatten().tolist():
