@@ -350,13 +350,11 @@ def export(settings: ExportSettings) -> None:
     """
     import torch
 
-    from crumb_avalanche.cli.open_learner import check_is_one_run
     from crumb_avalanche.learner.export import export_onnx, is_export
     from crumb_avalanche.learner.learner import Learner
 
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    check_is_one_run(settings.model)
     learner = Learner.load(settings.model, settings.weights)
     learner.check_teachable()  # raises if it can only be asked
     usual_path = Path(settings.model).with_suffix(f".{settings.to}")

@@ -10,9 +10,7 @@ from crumb_avalanche.images.clips import Clip
 from crumb_avalanche.learner.confidence import STRICT
 from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.methods.look_shares import shares_of, text_of
-from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.models.backbone_names import full_name
-from crumb_avalanche.system.words import counted
 
 
 def open_or_make_learner(settings: NewLearnerSettings, path: Path) -> Learner:
@@ -53,23 +51,6 @@ def open_or_make_learner(settings: NewLearnerSettings, path: Path) -> Learner:
     network = learner.network
     print(f"new learner with {network.backbone}, {network.source}", file=sys.stderr)
     return learner
-
-
-def check_is_one_run(path: str) -> None:
-    """Raise ValueError for a folder of several runs, where that of one is needed.
-
-    Args:
-        path: of a learner file, or of the folder of a run.
-    """
-    folder = Path(path)
-    if not folder.is_dir() or (folder / LEARNER).exists():
-        return
-    files = sorted(folder.glob(f"*/{LEARNER}"))
-    if files:
-        raise ValueError(
-            f"{folder} is a folder of {counted(len(files), 'run')} and has no "
-            f"{LEARNER} of its own; give the folder of a run, such as {files[0].parent}"
-        )
 
 
 def looks_of(text: str) -> tuple[float, ...]:

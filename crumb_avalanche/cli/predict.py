@@ -15,7 +15,7 @@ from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
 from benchmarks_toybox_ilab.tables.text import ListedError, printable
-from crumb_avalanche.cli.open_learner import check_is_one_run, start_runtime
+from crumb_avalanche.cli.open_learner import start_runtime
 from crumb_avalanche.cli.settings import PredictSettings
 from crumb_avalanche.images.clips import BadImage, Clip
 from crumb_avalanche.learner.answer import Answer
@@ -163,15 +163,14 @@ def load_learner(settings: PredictSettings) -> Learner:
 
     Raises:
         DamagedRunError: a file of the run's folder was changed.
-        LearnerError: the file is no learner, is damaged or needs weights.
-        ValueError: ``--strict`` is given, and the learner names a class always; or the
-            folder is that of several runs.
+        LearnerError: the file is no learner, is damaged or needs weights; or the folder
+            is not that of a run.
+        ValueError: ``--strict`` is given, and the learner names a class always.
     """
     if (Path(settings.model) / "result.json").exists():
         from crumb_avalanche.runs.run_folder import read_result
 
         read_result(Path(settings.model))  # which checks the files of the run
-    check_is_one_run(settings.model)
     learner = Learner.load(settings.model, settings.weights)
     if learner.note:
         print(f"{learner.method}: {learner.note}", file=sys.stderr)

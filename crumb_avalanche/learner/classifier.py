@@ -501,9 +501,8 @@ class Classifier:
         views_of_looks = []  # number of views of each look
         for look, form in forms.by_look.items():
             views_of_look = self.looks.views_of([look])
-            is_computed = (
-                views_of_look[0] in views
-            )  # all views of the look are, or none
+            # All views of a look are computed, or none.
+            is_computed = views_of_look[0] in views
             if is_computed:
                 rows = self._rows_of(features, views_of_look)
                 nothing = self.nothing.of_look(look)

@@ -44,6 +44,7 @@ from crumb_avalanche.system.value_types import (
     text,
     whole,
 )
+from crumb_avalanche.system.words import counted
 
 FORMAT = "crumb-learner-1"
 MOST_FEATURES = 10**6  # more make every answer slower
@@ -118,8 +119,28 @@ HEADER = record(
 
 
 def file_of(path: str | os.PathLike) -> Path:
-    """Return the learner file of a path, which may be the folder of a run."""
-    return Path(path) / LEARNER if os.path.isdir(path) else Path(path)
+    """Return the learner file of a path, which may be the folder of a run.
+
+    Raises:
+        LearnerError: the path is another folder, such as that of several runs.
+    """
+    path = Path(path)
+    file = path / LEARNER
+    if not path.is_dir():
+        return path
+    if file.exists():
+        return file
+    files_of_runs = sorted(path.glob(f"*/{LEARNER}"))
+    if files_of_runs:
+        raise LearnerError(
+            f"{path} is a folder of {counted(len(files_of_runs), 'run')} and has no "
+            f"{LEARNER} of its own; give the folder of a run, such as "
+            f"{files_of_runs[0].parent}"
+        )
+    raise LearnerError(
+        f"{path} is a folder without a learner: give a learner file, such as "
+        "mine.safetensors, or the folder of a run"
+    )
 
 
 def read_header(path: str | os.PathLike) -> LearnerHeader | dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Refuse requests whose address has a parameter that its path does not take.
+"""Refuse requests whose address has a parameter that its path does not take, or twice.
 
 A parameter that is ignored changes what a request means: ``/undo?lessons=2`` would take
 the last lesson back.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -53,28 +53,44 @@ class KnownParameters:
         taken = self._parameters_of(path, scope["method"].lower())
         if taken is None:
             return None
-        for name in QueryParams(scope["query_string"]):
+        parameters = QueryParams(scope["query_string"])
+        for name in parameters:
             if name not in taken:
                 return unknown_parameter(path, name, taken)
+            count = len(parameters.getlist(name))
+            if count > 1 and not _is_list(taken[name]):
+                return f"parameter {name} came {count} times; {path} takes it once"
         return None
 
-    def _parameters_of(self, path: str, method: str) -> list[str] | None:
+    def _parameters_of(self, path: str, method: str) -> dict[str, Any] | None:
         """Return the parameters that a path takes; ``None`` if there is no such path.
 
         Args:
             path: of the address.
             method: in lower case.
+
+        Returns:
+            The JSON schema of each parameter, by name.
         """
         if path in UNDESCRIBED.get(method, ()):
-            return []
+            return {}
         operations = self.describe()["paths"].get(path, {})
         if method not in operations:
             return None
-        parameters = operations[method].get("parameters", [])
-        return [each["name"] for each in parameters if each["in"] == "query"]
+        schemas = {}
+        for parameter in operations[method].get("parameters", []):
+            if parameter["in"] == "query":
+                schemas[parameter["name"]] = parameter["schema"]
+        return schemas
 
 
-def unknown_parameter(path: str, name: str, taken: Sequence[str]) -> str:
+def _is_list(schema: Mapping[str, Any]) -> bool:
+    """Whether a parameter takes several values, or several or none."""
+    alternatives = schema.get("anyOf", [schema])
+    return any(each.get("type") == "array" for each in alternatives)
+
+
+def unknown_parameter(path: str, name: str, taken: Collection[str]) -> str:
     """Say that a path does not take a parameter, what it takes, and which one is near.
 
     Args:
@@ -84,7 +100,7 @@ def unknown_parameter(path: str, name: str, taken: Sequence[str]) -> str:
     """
     takes = ", ".join(taken) or "none"
     suggestion = ""
-    for near in get_close_matches(name.lower(), taken, n=1):
+    for near in get_close_matches(name.lower(), list(taken), n=1):
         suggestion = f" (did you mean {near}?)"
     shown = printable(name)[:MOST_SHOWN]
     return f"unknown parameter {shown}; {path} takes {takes}{suggestion}"

@@ -59,6 +59,13 @@ def test_a_folder_of_runs_is_told(refused, tmp_path):
     refused(words, "export", tmp_path / "runs")
 
 
+@pytest.mark.parametrize("command", ["predict", "export", "learner show"])
+def test_a_folder_without_a_learner_is_told(refused, tmp_path, command):
+    words = "is a folder without a learner: give a learner file, .* folder of a run"
+    source = ["photo.jpg"] if command == "predict" else []
+    refused(words, *command.split(), tmp_path, *source)
+
+
 # Forms of answers
 
 

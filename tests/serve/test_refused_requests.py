@@ -133,13 +133,20 @@ def test_a_bad_request_changes_nothing(served, path, options, status, words):
         ("GET", "/health?x=1", "unknown parameter x; /health takes none"),
         ("GET", "/openapi.json?x=1", "unknown parameter x; /openapi.json takes none"),
         ("GET", "/?tokens=1", "unknown parameter tokens; / takes token"),
+        (
+            "POST",
+            "/teach?label=red&label=green",
+            "parameter label came 2 times; /teach takes it once",
+        ),
     ],
 )
-def test_an_unknown_parameter_changes_nothing(served, method, address, words):
+def test_an_unknown_or_repeated_parameter_changes_nothing(
+    served, method, address, words
+):
     # Given a learner of two classes
     client, _, file = served
     content = file.read_bytes()
-    # When a parameter is not one that the path takes
+    # When a parameter is not one that the path takes, or comes twice
     response = client.request(method, address, content=photo("red"))
     # Then it is named, with those that the path takes, and nothing was done
     assert response.status_code == 400
