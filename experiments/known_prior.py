@@ -33,9 +33,9 @@ from support.open_set import add_network_options, features_of, learner_of
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.confidence import LESSONS_OF_PRIOR
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.prior import Line, Prior, Taught, closeness_of
+from crumb_avalanche.learner.record_fit import LESSONS_OF_PRIOR
 from crumb_avalanche.runs.run_folder import write_csv
 
 OBJECTS = (1, 2, 4)  # of a class that are taught

@@ -47,9 +47,10 @@ from support.pictures import curves
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.learner.calibration_error import expected_calibration_error
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.confidence import Rates, expected_calibration_error
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.learner.rates import Rates
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.tables import number, table

@@ -7,8 +7,8 @@ from typing import Any
 from benchmarks_toybox_ilab.tables.folders import is_video
 from crumb_avalanche.cli.settings import NewLearnerSettings
 from crumb_avalanche.images.clips import Clip
-from crumb_avalanche.learner.confidence import STRICT
 from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.methods.look_shares import shares_of, text_of
 from crumb_avalanche.models.backbone_names import full_name
 

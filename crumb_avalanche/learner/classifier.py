@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.images.looks import looks_of
-from crumb_avalanche.learner.confidence import STRICT, Confidence, Rates
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import (
     Evidence,
     evidence,
@@ -27,6 +27,8 @@ from crumb_avalanche.learner.prediction import (
     rank,
 )
 from crumb_avalanche.learner.prior import PRIORS
+from crumb_avalanche.learner.rates import Rates
+from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.learner.records import Records
 from crumb_avalanche.learner.taught_classes import TaughtClasses
 from crumb_avalanche.methods.closed_form import ClosedForm

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.text import now
 from crumb_avalanche import __version__
-from crumb_avalanche.learner.confidence import STRICT, Confidence
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.header import (
     FORMAT,
     cannot_be_taught,
@@ -29,6 +29,7 @@ from crumb_avalanche.learner.header import (
 from crumb_avalanche.learner.history import History
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredNetwork
+from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.learner.records import PER_LESSON
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.schema import check_state

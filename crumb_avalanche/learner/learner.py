@@ -27,7 +27,6 @@ from crumb_avalanche.images.clips import (
 from crumb_avalanche.images.sources import clips_of
 from crumb_avalanche.learner.changes import ChangeableLearner
 from crumb_avalanche.learner.classifier import Classifier, form_of
-from crumb_avalanche.learner.confidence import STRICT
 from crumb_avalanche.learner.file import read_learner, write_learner
 from crumb_avalanche.learner.header import CLOSED_FORMS
 from crumb_avalanche.learner.history import History
@@ -38,6 +37,7 @@ from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork, StoredNetwork
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.picture_strip import PictureStrip
+from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.methods.features import FeatureMoments

@@ -28,11 +28,11 @@ from crumb_avalanche.images.sources import (
 )
 from crumb_avalanche.learner.answer import Answer, ClassInfo
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.confidence import Rates
 from crumb_avalanche.learner.explanation import explanation
 from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
 from crumb_avalanche.learner.network import FrozenNetwork
 from crumb_avalanche.learner.prediction import RUNNERS_UP, Ranking
+from crumb_avalanche.learner.rates import Rates
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.learner.watch import (

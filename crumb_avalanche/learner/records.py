@@ -155,6 +155,17 @@ class Records(NamedTuple):
         """Whether each record is of the first images of its class: ``(n,)`` bool."""
         return self.images == 0
 
+    @property
+    def of_known_classes(self) -> "Records":
+        """The records of classes that were known at their time."""
+        return self.where(~self.is_of_first_images)
+
+    @property
+    def weights(self) -> Tensor:
+        """Weights with which each lesson counts once, ``(n,)`` float64."""
+        _, lessons, sizes = self.lessons.unique(return_inverse=True, return_counts=True)
+        return 1 / sizes.double()[lessons]
+
     def left_out_alone(self) -> "Records":
         """Return how all images looked to the other classes: as strange ones.
 

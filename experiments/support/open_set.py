@@ -15,8 +15,8 @@ from support.common_options import QUICK
 from torch import Tensor
 
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
+from crumb_avalanche.learner.calibration_error import expected_calibration_error
 from crumb_avalanche.learner.classifier import Classifier
-from crumb_avalanche.learner.confidence import expected_calibration_error
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import LOOKS, Learner
 

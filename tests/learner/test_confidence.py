@@ -8,16 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from crumb_avalanche.learner.confidence import (
-    CLEAR,
-    DEVIATION,
-    REFUSED,
-    STRICT,
-    Confidence,
-    expected_calibration_error,
-)
+from crumb_avalanche.learner.calibration_error import expected_calibration_error
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.prior import Line, Prior
+from crumb_avalanche.learner.record_fit import CLEAR, DEVIATION, REFUSED, STRICT
 from crumb_avalanche.learner.records import PER_LESSON, RIVALS
 from crumb_avalanche.system.value_types import StateError
 
@@ -132,7 +127,7 @@ def test_temperature_by_hand(lessons):
 def test_temperature_of_the_largest_posterior(lessons):
     """No temperature of a fine grid has a larger one, each computed alone."""
     confidence = observed(range(lessons))
-    records = confidence._of_known
+    records = confidence._records.of_known_classes
     gaps = records.gaps.double().tolist()
     weight = 1 / 12  # of each of the images of a lesson
 
@@ -316,8 +311,8 @@ def test_rates_of_records(known, strange, refused, named):
     """With a prior that is not moved: what is refused or named of them."""
     confidence = moved(known, strange, lessons=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crumb_avalanche.learner.confidence.LESSONS_OF_PRIOR", 1e9)
-        patch.setattr("crumb_avalanche.learner.confidence.LESSONS_OF_RATES", 0.0)
+        patch.setattr("crumb_avalanche.learner.record_fit.LESSONS_OF_PRIOR", 1e9)
+        patch.setattr("crumb_avalanche.learner.rates.LESSONS_OF_RATES", 0.0)
         rates = confidence.rates(0.8, {0: 10, 1: 10, 2: 10}, 0.0)
     assert rates[:2] == pytest.approx((refused, named), abs=0.01)
     assert rates.named <= rates.named_alike

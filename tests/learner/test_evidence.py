@@ -10,7 +10,7 @@ from closed_form_cases import discriminant
 from small_lessons import SIZE, images, same, taught
 from torch.nn import functional
 
-from crumb_avalanche.learner.confidence import STRICT, Confidence
+from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import evidence
 from crumb_avalanche.learner.explanation import attributed_to_layers
 from crumb_avalanche.learner.learner import Learner
@@ -22,6 +22,7 @@ from crumb_avalanche.learner.nothing import (
     usual_threshold,
 )
 from crumb_avalanche.learner.predictor import NothingTaughtError
+from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.ranpac import FOAL, RandomProjection
 from crumb_avalanche.methods.slda import StreamingLDA

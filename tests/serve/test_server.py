@@ -8,7 +8,7 @@ from PIL import Image
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx")
 
-from crumb_avalanche.learner.confidence import STRICT
+from crumb_avalanche.learner.record_fit import STRICT
 
 
 def test_nothing_was_taught(client):
