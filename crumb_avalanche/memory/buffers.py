@@ -67,6 +67,7 @@ class MemoryBuffer(ABC):
     """
 
     extracts: ClassVar[bool] = False
+    class_numbers: ClassVar[tuple[str, ...]] = ("labels",)  # entries of the state
 
     def __init__(self, mem_size: int, rule: SelectionRule | None = None, seed: int = 0):
         if is_whole_number(mem_size) and mem_size < 1:

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from crumb_avalanche.memory.slots import Slots
 
@@ -25,12 +26,17 @@ class SelectionRule(ABC):
             there may not be more classes than slots.
         needs_image_counts: whether it stores no image of a class that
             ``begin_experience`` did not announce.
+        groups_are_classes: whether the groups of ``Slots`` are classes.
+        class_numbers: fields that hold class numbers: lists, sets, or dictionaries by
+            class.
     """
 
     second_pass = False
     evenly_spread = True
     every_class_holds_one = True
     needs_image_counts = False
+    groups_are_classes = True
+    class_numbers: ClassVar[tuple[str, ...]] = ()
 
     def check_room(
         self, capacity: int, classes: int, when: str = "seen so far"
@@ -140,6 +146,7 @@ class EveryJth(SelectionRule):
     """
 
     needs_image_counts = True
+    class_numbers = ("coming", "offered", "past")
     coming: dict[int, int] = field(default_factory=dict)
     offered: dict[int, int] = field(default_factory=dict)
     past: dict[int, int] = field(default_factory=dict)
@@ -270,6 +277,7 @@ class ClassBalancedReservoir(SelectionRule):
         full: classes that were once the largest of a full buffer.
     """
 
+    class_numbers = ("seen", "full")
     seen: dict[int, int] = field(default_factory=dict)
     full: set[int] = field(default_factory=set)
 
@@ -342,6 +350,7 @@ class ReferenceRule(SelectionRule):
 
     second_pass = True
     evenly_spread = False
+    class_numbers = ("expected",)
     quota: int = 0
     stride: int = 1
     expected: list[int] = field(default_factory=list)

@@ -267,6 +267,7 @@ class AANetsPlugin(HerdingPlugin):
     """
 
     state_names = ("random", "old_classes", "_steps", "_branch_bytes", "old_network")
+    class_numbers = ("old_classes",)
 
     def __init__(
         self,

@@ -64,6 +64,7 @@ class SplitExemplars(SelectionRule):
 
     evenly_spread = False
     every_class_holds_one = False
+    class_numbers = ("quotas", "stored", "held", "offered")
 
     share: float = 0.1
     quotas: dict[int, int] = field(default_factory=dict)
@@ -297,6 +298,7 @@ class BiCPlugin(ImageMemoryPlugin):
     """
 
     state_names = ("old_classes", "old_network")
+    class_numbers = ("old_classes",)
     answer_state_names = ("alpha", "beta")
 
     def __init__(

@@ -43,6 +43,7 @@ class ExperienceShares(SelectionRule):
     """
 
     every_class_holds_one = False
+    groups_are_classes = False
 
     experience: int = -1
     share: int = 0

@@ -59,6 +59,7 @@ class ICaRLPlugin(HerdingPlugin):
     """
 
     state_names = ("old_classes", "old_network")
+    class_numbers = ("old_classes",)
 
     def __init__(self, recipe: Recipe):
         super().__init__(recipe)

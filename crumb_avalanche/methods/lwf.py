@@ -34,6 +34,7 @@ class StreamLwF(BatchPlugin):
     """
 
     state_names = ("old_classes", "old_network")
+    class_numbers = ("old_classes",)
 
     def __init__(
         self,

@@ -19,6 +19,8 @@ CONFIDENCE = "confidence"  # column of float32, from 0 to 1
 class PredictionsPlugin(StatefulPlugin):
     """Record labels, answers and probabilities of the latest evaluation, in order."""
 
+    class_numbers = ("labels", "answers")
+
     def __init__(self) -> None:
         super().__init__()
         self.labels: list[int] = []

@@ -5,9 +5,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import PERCENT, RESUME
 from crumb_avalanche.runs.settings import result_settings
@@ -31,25 +28,12 @@ from crumb_avalanche.training.checkpoint import (
     Position,
 )
 from crumb_avalanche.training.lr_search import Trial
+from crumb_avalanche.training.stateful import class_numbers_in
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 SECONDS = real(0, 1e12)
 TRIAL = record(learning_rate=real(0, 1e12), accuracy=PERCENT, loss=float)
 SERIES = record(steps=each(whole()), values=each(float))  # of a metric
-# Entries of a strategy's state that hold class numbers: of tensors and lists each
-# value, -1 where there is none, and of dictionaries each key.
-CLASS_NUMBERS = (
-    "labels",
-    "answers",
-    "seen",
-    "classes",
-    "old",
-    "old_classes",
-    "by_class",
-    "coming",
-    "offered",
-    "quotas",
-)
 
 
 @dataclass
@@ -225,7 +209,7 @@ class Resume:
         """
         try:
             state = checkpoint.state["strategy"]
-            check_class_numbers(state, strategy.model.n_classes)
+            check_class_numbers(strategy, state)
             strategy.load_state_dict(state)
             set_rng_state(checkpoint.state["random"])
             self._check_clock(strategy)
@@ -304,40 +288,21 @@ def _restore_metrics(strategy: StreamStrategy, metrics: dict[str, dict]) -> None
         latest[name] = series["values"][-1]
 
 
-def check_class_numbers(state: Any, n_classes: int) -> None:
+def check_class_numbers(strategy: StreamStrategy, state: dict[str, Any]) -> None:
     """Raise ValueError if a strategy's state has a class number that the stream lacks.
 
     A file whose checksums fit may hold any numbers; those of classes are indices of the
     network's outputs, which the loss would look up in the middle of an experience.
 
     Args:
-        state: nested state; entries named as in ``CLASS_NUMBERS`` are looked at.
-        n_classes: classes of the stream.
+        strategy: whose network has an output for each class of the stream.
+        state: of the strategy, before it is loaded.
     """
-    if isinstance(state, list | tuple):
-        for inner_state in state:
-            check_class_numbers(inner_state, n_classes)
-    if not isinstance(state, dict):
-        return
-    for name, entry in state.items():
-        if name not in CLASS_NUMBERS:
-            check_class_numbers(entry, n_classes)
-            continue
-        for number in _class_numbers(entry):
-            if not -1 <= number < n_classes:
+    n_classes = strategy.model.n_classes
+    for name, numbers in class_numbers_in(strategy, state):
+        for number in numbers:
+            if not -1 <= number < n_classes:  # -1 where there is none
                 raise ValueError(
                     f"{name} holds the class {number}, but the stream has the classes "
                     f"0 to {n_classes - 1}"
                 )
-
-
-def _class_numbers(entry: Any) -> list[int]:
-    """Return the class numbers in an entry of a strategy's state.
-
-    They are the values of a tensor or list, or the keys of a dictionary.
-    """
-    if entry is None:
-        return []
-    if isinstance(entry, torch.Tensor | np.ndarray):
-        return entry.reshape(-1).tolist()
-    return list(entry)

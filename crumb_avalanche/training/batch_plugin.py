@@ -170,6 +170,13 @@ class StoringPlugin(BatchPlugin):
         returning_expected: whether nothing more is warned of classes that return.
     """
 
+    # Of the state, whose names are those of attributes, which a subclass does not have.
+    class_numbers: ClassVar[tuple[str, ...]] = (
+        "_offered_counts",
+        "_classes",
+        "_earlier_classes",
+    )
+
     def __init__(
         self, storage_policy: MemoryBuffer, seen: SeenClassesPlugin | None = None
     ):
@@ -307,19 +314,19 @@ class StoringPlugin(BatchPlugin):
         """Return the classes so far and what was offered, besides the position."""
         return {
             **super().state_dict(),
-            "offered": dict(self._offered_counts),
-            "classes": sorted(self._classes),
-            "earlier": sorted(self._earlier_classes),
-            "experience": self._experience,
+            "_offered_counts": dict(self._offered_counts),
+            "_classes": sorted(self._classes),
+            "_earlier_classes": sorted(self._earlier_classes),
+            "_experience": self._experience,
         }
 
     def load_state_dict(self, state):
         """Load what ``state_dict`` returned."""
         super().load_state_dict(state)
-        self._offered_counts = Counter(state["offered"])
-        self._classes = set(state["classes"])
-        self._earlier_classes = set(state["earlier"])
-        self._experience = state["experience"]
+        self._offered_counts = Counter(state["_offered_counts"])
+        self._classes = set(state["_classes"])
+        self._earlier_classes = set(state["_earlier_classes"])
+        self._experience = state["_experience"]
 
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` logits, if there is a mask."""

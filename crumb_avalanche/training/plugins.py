@@ -91,6 +91,8 @@ class SeenClassesPlugin(StatefulPlugin):
             a class, or a label is below 0.
     """
 
+    class_numbers = ("seen",)
+
     def __init__(self):
         super().__init__()
         self.seen: list[int] = []

@@ -33,25 +33,21 @@ class StatefulPlugin(SupervisedPlugin):
             with a state of their own.
         answer_state_names: attributes that evaluation needs, too, besides the model and
             the classes seen.
+        class_numbers: entries of ``state_dict`` that hold class numbers, which
+            ``class_numbers_in`` gives; no others are taken for such.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
     answer_state_names: ClassVar[tuple[str, ...]] = ()
+    class_numbers: ClassVar[tuple[str, ...]] = ()
 
     def _all_state_names(self) -> list[str]:
         """Return what this class and its bases list in both attributes."""
-        names: list[str] = []
-        for cls in type(self).__mro__:
-            names += vars(cls).get("state_names", ())
-            names += vars(cls).get("answer_state_names", ())
-        return names
+        return _names_listed(self, "state_names", "answer_state_names")
 
     def _all_answer_state_names(self) -> list[str]:
         """Return what this class and its bases list in ``answer_state_names``."""
-        names: list[str] = []
-        for cls in type(self).__mro__:
-            names += vars(cls).get("answer_state_names", ())
-        return names
+        return _names_listed(self, "answer_state_names")
 
     @property
     def statistics_bytes(self) -> int:
@@ -60,13 +56,13 @@ class StatefulPlugin(SupervisedPlugin):
         return tensor_bytes(tensors_of(state))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state, by names of attributes without leading underscore."""
+        """Return the state, by names of attributes."""
         return self._attribute_states(self._all_state_names())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned."""
         for name in self._all_state_names():
-            _load_attribute(self, name, state[name.lstrip("_")])
+            _load_attribute(self, name, state[name])
 
     def answer_state(self, strategy) -> dict[str, Any]:
         """Return the part of the state that evaluation needs."""
@@ -75,14 +71,25 @@ class StatefulPlugin(SupervisedPlugin):
     def load_answer_state(self, state: dict[str, Any]) -> None:
         """Load what ``answer_state`` returned; training cannot resume from it."""
         for name in self._all_answer_state_names():
-            _load_attribute(self, name, state[name.lstrip("_")])
+            _load_attribute(self, name, state[name])
 
     def _attribute_states(self, names: list[str]) -> dict[str, Any]:
-        """Return the states of attributes, by name without leading underscore."""
-        states = {}
-        for name in names:
-            states[name.lstrip("_")] = _attribute_state(getattr(self, name))
-        return states
+        """Return the states of attributes, by name."""
+        return {name: _attribute_state(getattr(self, name)) for name in names}
+
+
+def _names_listed(owner: Any, *attributes_with_names: str) -> list[str]:
+    """Return the names that the class of an object and its bases list, its own first.
+
+    Args:
+        owner: the object.
+        attributes_with_names: class attributes, each a tuple of names.
+    """
+    names: list[str] = []
+    for cls in type(owner).__mro__:
+        for attribute in attributes_with_names:
+            names += vars(cls).get(attribute, ())
+    return names
 
 
 def _attribute_state(attribute: Any) -> Any:
@@ -156,6 +163,51 @@ def buffers(strategy: Any) -> list[Any]:
         if hasattr(policy, "state_dict"):
             policies.append(policy)
     return policies
+
+
+def class_numbers_in(
+    strategy: Any, state: dict[str, Any]
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield the class numbers in a state of a strategy, entry by entry, with its name.
+
+    Plugins, buffers and selection rules say in ``class_numbers`` which of their entries
+    hold such. An entry of the same name of another class may hold anything.
+
+    Args:
+        strategy: built from the settings of the one that the state is of.
+        state: what ``strategy_state`` returned, of as many buffers.
+    """
+    plugins = _plugins_with("state_dict", strategy)
+    for name in state["plugins"].keys() & plugins.keys():
+        yield from _class_numbers_of(plugins[name], state["plugins"][name])
+    for policy, policy_state in zip(buffers(strategy), state["buffers"]):
+        yield from _class_numbers_of(policy, policy_state)
+        rule = getattr(policy, "rule", None)  # storage policies of a user have none
+        if rule is None:
+            continue
+        yield from _class_numbers_of(rule, policy_state["rule"])
+        if rule.groups_are_classes:
+            yield "by_class", list(policy_state["by_class"])
+
+
+def _class_numbers_of(
+    owner: Any, state: dict[str, Any]
+) -> Iterator[tuple[str, list[int]]]:
+    """Yield the class numbers in the state of a plugin, a buffer or a selection rule.
+
+    They are each value of a tensor or a list, and each key of a dictionary. A subclass
+    may keep something else by that name, which is passed over.
+
+    Args:
+        owner: whose state it is; its class and the bases say which entries.
+        state: what its ``state_dict`` returned.
+    """
+    for name in _names_listed(owner, "class_numbers"):
+        entry = state.get(name)
+        if isinstance(entry, torch.Tensor | np.ndarray):
+            yield name, entry.reshape(-1).tolist()
+        elif isinstance(entry, list | dict):
+            yield name, list(entry)
 
 
 STATE_PARTS = (

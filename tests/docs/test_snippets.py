@@ -1,8 +1,7 @@
 """The Python of pages, run, and docstrings of the names that the packages export."""
 
 import ast
-import contextlib
-import io
+import copy
 import re
 from dataclasses import dataclass
 from functools import cache
@@ -10,15 +9,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from avalanche.training.plugins import EvaluationPlugin
 from fake_data import values_of
 from page_commands import ROOT, blocks
-from PIL import Image
+from resumed import restore_as_a_run
 from site_parts import reference
-from small_lessons import SIZE, images
 
-from crumb_avalanche.learner.export import export_onnx
-from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.methods.registry import STRATEGIES, LearningSettings, Recipe
+from crumb_avalanche.methods.registry import (
+    STRATEGIES,
+    LearningSettings,
+    Recipe,
+    build_strategy,
+)
 from crumb_avalanche.models.initialisers import init_normal_
 
 
@@ -67,32 +69,13 @@ def test_a_pipeline_has_the_classes(for_scikit_learn):
     assert for_scikit_learn["pipeline"].classes_.tolist() == ["cup", "dog"]
 
 
-# An exported learner without this library
-
-
-def test_plain_onnx_runtime_answers_as_the_learner(weights_file, tmp_path, monkeypatch):
-    pytest.importorskip("onnxruntime")
-    learner = Learner(backbone="small_cnn", weights=weights_file, image_size=SIZE)
-    for number in range(3):
-        learner.teach(images(number), f"c{number}")
-    monkeypatch.chdir(tmp_path)
-    export_onnx(learner, tmp_path / "mine.onnx")
-    Image.fromarray(images(1, 1, seed=3)[0]).save("photo.jpg")
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        run_blocks("robots.md", blocks_of("robots.md")[-1:])
-    label, share = printed.getvalue().split()
-    answer = learner.predict("photo.jpg")
-    assert label == answer.label
-    assert float(share) == pytest.approx(answer.confidence, abs=1e-3)
-
-
 # Adding a method, a data set and a buffer
 
 
 @pytest.fixture(scope="module")
 def names():
     """What the examples of adding things define; their methods are removed again."""
+    list(STRATEGIES.values())  # imports the package's, which stay afterwards
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(STRATEGIES, "_entries", dict(STRATEGIES._entries))
         yield run_blocks("extend.md", blocks_of("extend.md"))
@@ -158,6 +141,21 @@ def test_the_entry_counts_its_memories(make_model):
     channels, height, width = model.map_shape
     budget = 10 * 2 * channels * height * width
     assert STRATEGIES["clipped_replay"].memories_in_budget(model, budget, 4) == 10
+
+
+@pytest.mark.parametrize("method", ["clipped_replay", "scaled_means"])
+def test_an_interrupted_run_of_it_resumes(names, method, tmp_path):
+    def built():
+        model = copy.deepcopy(names["model"])
+        evaluator = EvaluationPlugin(loggers=[])
+        return build_strategy(method, model, mem_size=8, evaluator=evaluator)
+
+    trained = built()
+    fresh = built()
+    trained.train(names["benchmark"].train_stream[0])
+    restore_as_a_run(trained, fresh, tmp_path)
+    assert fresh.clock.train_exp_counter == 1
+    assert fresh.seen_classes.seen == trained.seen_classes.seen
 
 
 def test_the_closed_form_learns(names):

@@ -19,6 +19,7 @@ SETTINGS = dict(learning_rate=0.02, batch_size=5, eval_batch_size=8, first_epoch
 # Strategies with settings that make another learner of them.
 READOUTS = ("closed_form", "closed_form_stock")
 VARIANTS = {f"crumb {readout}": ("crumb", {"readout": readout}) for readout in READOUTS}
+VARIANTS["er reservoir"] = ("er", {"ring_below": 0})
 
 
 def entry_of(name: str) -> tuple[Entry, dict]:

@@ -18,6 +18,7 @@ import small_models
 import torch
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import SupervisedPlugin
+from resumed import restore_as_a_run
 from site_parts.result_tables import methods
 from small_models import same_tensors
 from watched import SIX, VARIANTS, Answers, built, entry_of, outputs_of
@@ -309,6 +310,12 @@ def assert_loaded_goes_on_alike(name, path):
     assert_goes_on_alike(name, fresh.strategy, fresh.stream)
 
 
+def assert_resumed_goes_on_alike(name, folder):
+    fresh = built_anew(name)
+    restore_as_a_run(pickle.loads(continued(name).pickled), fresh.strategy, folder)
+    assert_goes_on_alike(name, fresh.strategy, fresh.stream)
+
+
 @each_learner
 def test_repeated_it_is_the_same(name):
     assert_same(state(learned(name).strategy), continued(name).state)
@@ -328,6 +335,11 @@ def test_a_pickled_one_goes_on_alike(name):
 @each_learner
 def test_a_loaded_one_goes_on_alike(name, tmp_path):
     assert_loaded_goes_on_alike(name, tmp_path / "state.safetensors")
+
+
+@each_learner
+def test_a_resumed_run_goes_on_alike(name, tmp_path):
+    assert_resumed_goes_on_alike(name, tmp_path)
 
 
 ANSWERING = [name for name in STREAM_LEARNERS if name != "chance"]
@@ -458,7 +470,7 @@ def test_a_class_beyond_the_head_is_told(name, make_model, make_stream):
 TOY = """
 from crumb_avalanche.methods.ncm import ClassMeans
 from crumb_avalanche.methods.registry import register
-from crumb_avalanche.methods.replay import ImageMemoryPlugin, draw
+from crumb_avalanche.methods.replay import ImageMemoryPlugin, Reservoir, draw
 from crumb_avalanche.system.setting_ranges import Positive
 
 @register("toy_means", summary="toy", source="here", stores="means")
@@ -470,9 +482,22 @@ class ToyMeans(ClassMeans):
 
 @register("toy_replay", summary="toy", source="here", stores="images")
 class ToyPlugin(ImageMemoryPlugin):
+    rule = Reservoir
+    state_names = ("classes", "labels", "offered", "old", "position")
+
     def __init__(self, recipe, *, weight: Positive = 0.5):
         super().__init__(recipe)
         self.weight = weight
+        self.classes = 0
+        self.labels = [900]
+        self.offered = {901: 902}
+        self.old = 903
+        self.position = 904
+
+    def after_training_exp(self, strategy, **kwargs):
+        super().after_training_exp(strategy, **kwargs)
+        self.classes += len(strategy.experience.classes_in_this_experience)
+        self.position += 1
 
     def before_backward(self, strategy, **kwargs):
         slots = draw(self.storage_policy, len(strategy.mb_y))
@@ -636,6 +661,21 @@ def test_a_pickled_toy_goes_on_alike(one_file, name):
 @each_toy
 def test_a_loaded_toy_goes_on_alike(one_file, name, tmp_path):
     assert_loaded_goes_on_alike(name, tmp_path / "state.safetensors")
+
+
+@each_toy
+def test_a_resumed_run_of_a_toy_goes_on_alike(one_file, name, tmp_path):
+    assert_resumed_goes_on_alike(name, tmp_path)
+
+
+def test_own_state_may_have_any_name(one_file, tmp_path):
+    fresh = built_anew("toy_replay").strategy
+    trained = pickle.loads(continued("toy_replay").pickled)
+    restore_as_a_run(trained, fresh, tmp_path)
+    assert fresh.memory.classes == 4  # two experiences of two
+    assert fresh.memory.position == 906
+    n_offered = trained.memory.storage_policy.rule.seen
+    assert fresh.memory.storage_policy.rule.seen == n_offered > 6
 
 
 def test_bytes_of_toy_replay(one_file):

@@ -147,6 +147,18 @@ def test_a_resumed_run_has_the_same_bits(resumed, whole):
     assert bits(folder) == bits(whole)
 
 
+@pytest.mark.parametrize(
+    "method", [{"strategy": "der"}, {"strategy": "er", "method.ring_below": 0}]
+)
+def test_a_run_with_a_reservoir_resumes(done, tiny, tmp_path, method):
+    command = [*tiny, *flags(method, mem_size=8)]
+    cut_off(IN_THE_SECOND, *command, "--output", tmp_path / "cut")
+    done(*command, "--output", tmp_path / "whole")
+    out = done(*command, "--output", tmp_path / "cut")
+    assert "resuming: 1 of 2 experiences are finished\n" in out
+    assert bits(tmp_path / "cut") == bits(tmp_path / "whole")
+
+
 def test_finished_experiences_are_not_repeated(resumed):
     _, out = resumed
     assert "resuming: 1 of 2 experiences are finished\n" in out
