@@ -129,7 +129,7 @@ class Penalty(StatefulPlugin):
         device = "cpu"
         for anchor in self.anchors:
             for importance in anchor.importance.values():
-                device = importance.device.type
+                device = str(importance.device)
         anchors = list(map(tuple, self.anchors))
         return super().state_dict() | {"anchors": anchors, "device": device}
 

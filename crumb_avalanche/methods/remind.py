@@ -599,8 +599,11 @@ class RemindPlugin(StoringPlugin):
             super().after_forward(strategy, **kwargs)
 
     def offers(self, strategy: Any) -> bool:
-        """Return whether batches are stored: once the quantizer is fitted."""
-        return self.storage_policy.quantizer.fitted
+        """Return whether a batch is stored: once the quantizer is fitted.
+
+        Images are stored in the last epoch alone, each once.
+        """
+        return self.storage_policy.quantizer.fitted and super().offers(strategy)
 
     def after_training_exp(self, strategy, **kwargs):
         """Fit the quantizer after the first experience, and store images of it."""

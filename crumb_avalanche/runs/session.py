@@ -317,6 +317,8 @@ class Session:
             plugins, evaluator: Avalanche's, of the strategy.
             trials: of an earlier tuning, the chosen one first.
         """
+        # Before the trials of rates, which copy the model.
+        self.model.quantized_evaluation = self.plan.evaluate_quantized
         start = time.perf_counter()
         self.trials = rate_trials(self) if trials is None else trials
         if self.trials:
@@ -324,7 +326,6 @@ class Session:
             self.plan = replace(self.plan, learning_rate=rate)
             self.tuning_seconds = time.perf_counter() - start
         self.strategy = self.new_strategy(self.plan, self.model, plugins, evaluator)
-        self.model.quantized_evaluation = self.plan.evaluate_quantized
 
     def new_strategy(
         self,

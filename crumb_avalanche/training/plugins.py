@@ -308,8 +308,6 @@ class DivergenceGuard(StatefulPlugin):
         # One bool for each loss, still on the GPU.
         are_finite = torch.stack([loss.isfinite().all() for loss in losses])
         if not are_finite.all():
-            # The steps were taken, so momenta are not finite either.
-            _clear_nonfinite_state(strategy.optimizer)
             first_wrong = are_finite.tolist().index(False)
             self._restore_and_raise(strategy, losses[first_wrong])
         # The copies change places: the memory of the older one is used again.
@@ -360,6 +358,9 @@ class DivergenceGuard(StatefulPlugin):
     def _restore_and_raise(self, strategy, loss: Tensor) -> None:
         """Put the weights back to those with a finite loss; raise for this loss.
 
+        Momenta that are not finite are cleared: a step may have been taken with this
+        loss, or with an earlier one whose gradients were infinite.
+
         Args:
             strategy: its weights are changed, if there is a copy of them.
             loss: the scalar that is NaN or infinite, for the message.
@@ -368,8 +369,11 @@ class DivergenceGuard(StatefulPlugin):
             TrainingDivergedError: always.
         """
         weights = _changing_tensors(strategy.model)
-        if len(self._good_weights) == len(weights):
-            torch._foreach_copy_(weights, self._good_weights)
+        # In the first iteration on a GPU, the copy from before it is the only one.
+        last_copy = self._good_weights or self._latest_weights
+        if len(last_copy) == len(weights):
+            torch._foreach_copy_(weights, last_copy)
+        _clear_nonfinite_state(strategy.optimizer)
         clock = strategy.clock
         raise TrainingDivergedError(
             f"the loss became {float(loss)} in experience {clock.train_exp_counter}, "

@@ -25,9 +25,11 @@ PLAIN = dict(crop_scale=1.0, mixup_alpha=0.0)
 BUDGET = 15 * 3 * 224**2  # bytes
 
 
-def learn(experiences=3, mem_size=24, **method):
+def learn(experiences=3, mem_size=24, epochs=1, **method):
     """A strategy after some experiences of 20 images of two classes, and the stream."""
-    settings = dict(learning_rate=RATE, eval_batch_size=128, first_epochs=3)
+    settings = dict(
+        learning_rate=RATE, eval_batch_size=128, first_epochs=3, epochs=epochs
+    )
     return taught(
         "remind", experiences, SIX, mem_size=mem_size, settings=settings, method=method
     )
@@ -47,8 +49,9 @@ def codes_of(buffer, model, images):
     return codes.permute(0, 2, 3, 1).flatten(1)
 
 
-def test_a_memory_is_the_code_of_an_image():
-    strategy, stream = learn(mem_size=30)
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_memory_is_the_code_of_an_image(epochs):
+    strategy, stream = learn(mem_size=30, epochs=epochs)
     buffer = strategy.storage_policy
     images = torch.cat(list(map(images_of, stream.train_stream)))
     labels = torch.cat(list(map(labels_of, stream.train_stream)))

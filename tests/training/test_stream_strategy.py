@@ -339,6 +339,48 @@ def test_a_diverged_training_goes_back_to_the_last_good_weights(
         assert not all(map(torch.equal, weights, fault.weights[iteration]))
 
 
+def test_momenta_of_infinite_gradients_are_cleared(make_model, make_stream):
+    # Given a strategy whose gradients are infinite once, after a finite loss
+    class InfiniteGradients(SupervisedPlugin):
+        def before_update(self, strategy, **kwargs):
+            if strategy.clock.train_exp_iterations == 1:
+                for weight in trainable(strategy.model).values():
+                    weight.grad.fill_(float("inf"))
+
+    model = make_model(codebook=False)
+    strategy = make(StreamStrategy, model, InfiniteGradients())
+    experience = make_stream().train_stream[0]
+    # When the training stopped at the next loss
+    with pytest.raises(TrainingDivergedError, match="iteration 2"):
+        strategy.train(experience)
+    # Then no step that follows has these momenta
+    for state in strategy.optimizer.state.values():
+        assert state["momentum_buffer"].isfinite().all()
+
+
+def test_a_first_loss_on_a_gpu_goes_back_to_the_weights_before_it(make_model):
+    # Given a guard that reads losses at the end of an iteration, as on a GPU
+    model = make_model()
+    strategy = SimpleNamespace(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
+        clock=SimpleNamespace(train_exp_counter=0, train_exp_iterations=0),
+    )
+    guard = DivergenceGuard()
+    weights = list(trainable(model).values())
+    before = [weight.detach().clone() for weight in weights]
+    guard.before_training_iteration(strategy)
+    guard._latest_weights = before
+    guard._unread_losses = [torch.tensor(float("nan"))]
+    # When the first step was taken with a loss that is NaN
+    for weight in weights:
+        weight.data.fill_(float("nan"))
+    with pytest.raises(TrainingDivergedError):
+        guard.after_training_iteration(strategy)
+    # Then the weights are those before it
+    assert all(map(torch.equal, weights, before))
+
+
 def test_a_replay_loss_stops_the_training_too(model, make_stream):
     class Fault(SupervisedPlugin):
         def on_replay_loss(self, strategy, **kwargs):
@@ -362,7 +404,8 @@ def test_running_statistics_go_back_too(make_model):
     model.plastic_layers.add_module("norm", nn.BatchNorm1d(4))
     model.train()
     clock = SimpleNamespace(train_exp_counter=0, train_exp_iterations=1)
-    strategy = SimpleNamespace(model=model, clock=clock)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    strategy = SimpleNamespace(model=model, clock=clock, optimizer=optimizer)
     guard = DivergenceGuard()
     model.plastic_layers(torch.rand(6, *model.map_shape))
     guard.check_loss(strategy, torch.tensor(1.0))
