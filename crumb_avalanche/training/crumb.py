@@ -212,9 +212,12 @@ class CRUMBPlugin(StoringPlugin):
 
         ``Z`` are the feature maps, ``Z~`` those decoded from codes, and P the plastic
         layers. Before, ``strategy.loss`` is that of ``P(Z~)``, or of ``P(Z)`` if beta
-        is 0.
+        is 0. What other plugins have added to it, such as a penalty, is not weighted.
         """
         self._observe_first_experience(strategy)  # to test it on these later
+        loss_of_others = self._loss_of_others(strategy)
+        if loss_of_others is not None:
+            strategy.loss = strategy.loss - loss_of_others
         if self.codebook_weight == 0:
             strategy.loss = self.direct_weight * strategy.loss
         else:
@@ -228,8 +231,19 @@ class CRUMBPlugin(StoringPlugin):
             strategy.loss = strategy.loss * self.balanced.share_of_new(
                 self.current, self.storage_policy
             )
+        if loss_of_others is not None:
+            strategy.loss = strategy.loss + loss_of_others
         if self.fused:  # one step for new images and memories
             self._add_replay_losses(strategy)
+
+    def _loss_of_others(self, strategy: Any) -> Tensor | None:
+        """Return what earlier plugins added to the loss; ``None`` if none can have."""
+        plugins = strategy.plugins
+        earlier_plugins = plugins[: plugins.index(self)]
+        if not any(map(_may_change_loss, earlier_plugins)):
+            return None
+        own_loss = strategy._criterion(strategy.mb_output, strategy.mb_y)
+        return strategy.loss - own_loss
 
     def _observe_first_experience(self, strategy: Any) -> None:
         """Keep maps of the first experience, on which the network is tested after it.
@@ -337,6 +351,12 @@ class CRUMBPlugin(StoringPlugin):
 def _in_first_task(strategy) -> bool:
     """Return whether t = 1: the first experience, after which replay begins."""
     return strategy.clock.train_exp_counter == 0
+
+
+def _may_change_loss(plugin: Any) -> bool:
+    """Return whether a plugin does anything before the backward pass."""
+    method = getattr(plugin.before_backward, "__func__", None)
+    return method is not SupervisedPlugin.before_backward
 
 
 def _check_plugins_beside(strategy, buffer: MemoryBuffer) -> None:

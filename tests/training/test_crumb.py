@@ -400,6 +400,33 @@ def test_without_memories_the_batch_is_drawn(make_model):
     assert labels.tolist() == [2] * REPLAYED
 
 
+def test_the_loss_of_another_plugin_is_not_weighted(make_model, make_stream):
+    # Given a plugin that adds to the loss, before CRUMB with half of its own loss
+    class Adds(SupervisedPlugin):
+        def before_backward(self, strategy, **kwargs):
+            self.own_loss = strategy.loss.detach().clone()
+            strategy.loss = strategy.loss + 7
+
+    class Watch(SupervisedPlugin):
+        def before_backward(self, strategy, **kwargs):
+            self.loss = strategy.loss.detach()
+
+    adds = Adds()
+    watch = Watch()
+    strategy = make(
+        CRUMBStrategy,
+        make_model(),
+        adds,
+        storage_policy=CodeBuffer(8),
+        codebook_weight=0.5,
+    )
+    strategy.plugins.append(watch)
+    # When it learns
+    strategy.train(make_stream().train_stream[0])
+    # Then only its own loss is halved
+    torch.testing.assert_close(watch.loss, 0.5 * adds.own_loss + 7)
+
+
 def test_the_new_batch_weighs_its_share_of_the_classes(make_model, make_stream):
     stream, model = make_stream(), make_model()
     strategy = make(
