@@ -167,6 +167,8 @@ def settings_of(preset: str, root: Path, options: argparse.Namespace) -> RunSett
         settings |= dict(preset="paper", strategy=preset)
     if preset == "offline":
         settings["first_epochs"] = OFFLINE_EPOCHS
+    if preset == "recommended":  # the whole image alone, as the others
+        settings["method"] = {"looks": "1"}
     if options.quick:
         settings |= dict(backbone="small_cnn", image_size=32)
     else:

@@ -158,7 +158,7 @@ class TeachSettings(NewLearnerSettings):
         resources: of engine slurm or ray: YAML file of what a shard needs: partition,
             gpus, time, cpus, memory.
         shards: parts of the clips that workers compute; default 16 on a cluster, else
-            two for each process.
+            one for each process.
     """
 
     model: str

@@ -290,7 +290,7 @@ def test_installed_extras_exist(texts, page, extras):
 @pytest.fixture(scope="module")
 def known_flags():
     """Flags of `crumb`, of the experiments, of methods, and of programs of others."""
-    flags = FOREIGN_FLAGS | {"--method.NAME"}
+    flags = FOREIGN_FLAGS | {"--method.NAME", "--help-all"}
     for parser in command_pages.subparsers().values():
         for action in parser._actions:
             flags.update(command_pages.names_of(action))

@@ -47,11 +47,13 @@ def commands(text: str) -> Iterator[list[str]]:
     variables: dict[str, str] = {}
 
     def filled(line: str) -> str:
+        line = re.sub(r'"\$\{(\w+)\[@\]\}"', r"$\1", line)  # all words of an array
         return re.sub(r"\$(\w+)", lambda match: variables.get(match[1], match[0]), line)
 
     for code in blocks(text, "bash"):
         for line in code.replace("\\\n", " ").splitlines():
-            if assigned := re.fullmatch(r'\s*(\w+)="(.*)"', line):
+            array = re.fullmatch(r"\s*(\w+)=\((.*)\)", line)
+            if assigned := array or re.fullmatch(r'\s*(\w+)="(.*)"', line):
                 variables[assigned[1]] = filled(assigned[2])
                 continue
             if loop := re.match(r"\s*for (\w+) in (\S+) ?[^;]*; do", line):
