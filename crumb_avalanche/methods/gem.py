@@ -4,7 +4,7 @@ Lopez-Paz and Ranzato, "Gradient Episodic Memory for Continual Learning", NeurIP
 The loss is measured on a few images of each past experience.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,12 +68,7 @@ class ExperienceShares(SelectionRule):
         """
         experience = self.experience + 1  # counted from 0
         n_experiences = experience + 1
-        if n_experiences > slots.capacity:
-            raise ValueError(
-                f"mem_size={slots.capacity} cannot hold a memory of each of "
-                f"{n_experiences} experiences; raise mem_size (or the budget) to at "
-                f"least {n_experiences}, or put more classes into an experience"
-            )
+        check_room_for_experiences(slots.capacity, n_experiences)
         self.experience = experience
         self.offered = 0
         self.share = slots.capacity // n_experiences
@@ -111,6 +106,16 @@ class ExperienceShares(SelectionRule):
             for experience, members in slots.by_class.items()
             if members and experience != self.experience
         ]
+
+
+def check_room_for_experiences(capacity: int, n_experiences: int) -> None:
+    """Raise ValueError for less than a memory of each experience."""
+    if n_experiences > capacity:
+        raise ValueError(
+            f"mem_size={capacity} cannot hold a memory of each of "
+            f"{n_experiences} experiences; raise mem_size (or the budget) to at "
+            f"least {n_experiences}, or put more classes into an experience"
+        )
 
 
 def dual_solution(
@@ -209,6 +214,21 @@ class GEMPlugin(ImageMemoryPlugin):
         self.shares = ExperienceShares()
         super().__init__(recipe, self.shares)
         self.margin = margin
+
+    def after_train_dataset_adaptation(self, strategy, **kwargs):
+        """Raise ValueError for more experiences than memories, before any is learned.
+
+        The stream says how many come, if it has a length.
+        """
+        super().after_train_dataset_adaptation(strategy, **kwargs)
+        stream = getattr(strategy.experience, "origin_stream", None)
+        if isinstance(stream, Sized):
+            check_room_for_experiences(self.storage_policy.max_size, len(stream))
+
+    def before_training_exp(self, strategy, **kwargs):
+        """Begin an experience, also one that begins again after a stop or an error."""
+        self.shares.experience = strategy.clock.train_exp_counter - 1
+        super().before_training_exp(strategy, **kwargs)
 
     def after_backward(self, strategy, **kwargs):
         """Turn the gradient so that the loss of no earlier experience increases.

@@ -5,6 +5,7 @@ Imports neither torch nor Avalanche.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -135,8 +136,9 @@ class RunPlan(RunSettings):
 
         Raises:
             ValueError: benchmark, strategy or backbone is unknown, settings of the
-                method are out of range, or settings of SqueezeNet's head come with
-                another backbone.
+                method are out of range, settings of SqueezeNet's head come with
+                another backbone, or the method has its own momentum or weight decay
+                and another one is given for all methods.
         """
         preset = settings.preset or _default_preset(settings)
         defaults = preset_settings(preset)  # by name, for what the user left out
@@ -166,6 +168,8 @@ class RunPlan(RunSettings):
         values |= settings_of_backbone(settings, values, strategy_entry.codebook)
         method = strategy_entry.method_settings({**method_defaults, **settings.method})
         values["method"] = asdict(method)
+        for name in ("momentum", "weight_decay"):
+            _check_has_effect(name, settings, defaults, values)
         budget_bytes = _budget_bytes(settings, values["image_size"])
         return cls(**values, budget=budget_bytes)
 
@@ -249,6 +253,30 @@ def _check_head(settings: RunSettings, values: dict[str, Any]) -> None:
         f"of {source} are for the last convolution of SqueezeNet, and "
         f"{values['backbone']} ends in a linear layer: give --relu-logits false "
         "--head-kernel 1"
+    )
+
+
+def _check_has_effect(
+    name: str,
+    settings: RunSettings,
+    defaults: Mapping[str, Any],
+    values: Mapping[str, Any],
+) -> None:
+    """Raise ValueError for a setting of all methods that a method has of its own.
+
+    Args:
+        name: of the setting.
+        settings: as the user gave them.
+        defaults: of what the user left out.
+        values: of all settings; ``method`` has those of the method.
+    """
+    given = getattr(settings, name)
+    if name not in values["method"] or given in (None, defaults.get(name)):
+        return
+    flag = name.replace("_", "-")
+    raise ValueError(
+        f"--{flag} {given} has no effect on {values['strategy']}, which has its own: "
+        f"give --method.{name} {given}"
     )
 
 

@@ -318,6 +318,9 @@ class LedgerMetric(PluginMetric[dict]):
         self.images = state["images"]
         self._part_seconds = dict(state["parts"])
         self._stopwatch_at_start = dict(state["before"])
+        is_training = self._counted_until is not None
+        if is_training:  # what was read again before the state does not count
+            self._counted_until = time.perf_counter()
 
 
 def _codebook_tensors(model: nn.Module) -> list[torch.Tensor]:

@@ -158,6 +158,38 @@ def test_too_many_experiences_are_told():
         ExperienceShares(experience=0).begin_experience(Slots(1), {}, 1)
 
 
+def test_too_many_experiences_are_told_before_the_first(make_model, make_stream):
+    model = make_model(n_classes=6, codebook=False)
+    strategy = built("gem", model, 2)
+    first = make_stream(classes=SIX).train_stream[0]  # of three
+    with pytest.raises(ValueError, match="a memory of each of 3 experiences"):
+        strategy.train(first)
+    assert strategy.clock.train_iterations == 0
+
+
+def test_an_experience_that_begins_again_counts_once(make_model, make_stream):
+    # Given a strategy whose second experience was stopped by an error
+    strategy = built("gem", make_model(n_classes=6, codebook=False), 12)
+    first, second, _ = make_stream(classes=SIX).train_stream
+    strategy.train(first)
+
+    class Stop(SupervisedPlugin):
+        def before_backward(self, strategy, **kwargs):
+            raise KeyboardInterrupt
+
+    stop = Stop()
+    strategy.plugins.append(stop)
+    with pytest.raises(KeyboardInterrupt):
+        strategy.train(second)
+    strategy.plugins.remove(stop)
+    # When it is learned again
+    strategy.train(second)
+    # Then there are two experiences, which share the memory
+    buffer = strategy.storage_policy
+    assert buffer.rule.experience == 1
+    assert len(buffer.rule.past_slots(buffer.slots)) == 1
+
+
 class Watch(SupervisedPlugin):
     """Products of each corrected gradient with those of past experiences."""
 

@@ -55,6 +55,18 @@ def test_heads_of_squeezenet_alone(backbone, settings, source):
         plan_of(backbone=backbone, **settings)
 
 
+@pytest.mark.parametrize(
+    ("strategy", "name", "value"),
+    [("remind", "weight_decay", 0.0), ("stable_sgd", "momentum", 0.5)],
+)
+def test_a_setting_that_a_method_has_of_its_own(strategy, name, value):
+    words = f"--{name.replace('_', '-')} {value} has no effect on {strategy}"
+    with pytest.raises(ValueError, match=f"{words}.*give --method.{name} {value}"):
+        plan_of(strategy=strategy, **{name: value})
+    plan = plan_of(strategy=strategy, method={name: value})
+    assert plan.method[name] == value
+
+
 def test_the_usual_head_of_another_backbone():
     plan = plan_of(
         preset="reference", backbone="resnet18", relu_logits=False, head_kernel=1
