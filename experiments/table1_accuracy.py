@@ -8,8 +8,8 @@ r"""Table 1 of the paper: all methods, benchmarks and protocols, at equal bytes.
 The rows are in `rows/table1.yaml`. With --family fair (default), all methods train on
 the same frozen features with the same bytes and tune their learning rate on the first
 experience. With --family paper, each has the network, resolution and rate of the
-paper's authors; only these results are comparable with the paper's numbers as they are.
-Image sets have no class-instance protocol. The offline bound trains on all classes at
+paper's authors, as far as `docs/methods.md` says: these results compare best with the
+paper's numbers. Image sets have no class-instance protocol. The offline bound trains on all classes at
 once, so that one set of runs serves both protocols. `fig3_curves.py` plots the same
 runs. Writes the table as `.csv` and `.md`, its picture, `table1_runs.csv` with every
 run, and a folder for each run to --output.

@@ -81,9 +81,10 @@ class ICaRLPlugin(HerdingPlugin):
         return size
 
     def before_training_exp(self, strategy, **kwargs):
-        """Note the classes of earlier experiences."""
-        # Lists are cut after the experience (paper, algorithm 2), so begin_experience
-        # is called then.
+        """Note the classes of earlier experiences.
+
+        Nothing begins in the buffer: lists are cut after the experience (algorithm 2).
+        """
         self._loaded_means = None
         coming = set(labels_of(strategy.experience.dataset))
         seen = strategy.seen_classes.seen

@@ -357,8 +357,9 @@ class RainbowPlugin(ImageMemoryPlugin):
         """Choose the memories of the buffer after an experience (paper, algorithm 1).
 
         Candidates are the memories so far and frames of the experience. Of each class
-        equally many are chosen, evenly spread from low to high uncertainty. Slots that
-        are left are filled with other candidates at random.
+        equally many are chosen, evenly spread from low to high uncertainty, also after
+        the first experience, where the authors' code chooses at random. Slots that are
+        left are filled with other candidates at random.
 
         Args:
             strategy: its network tells uncertainties, its experience has the frames.

@@ -409,10 +409,9 @@ class RemindStrategy(StreamStrategy):
     def forward(self):
         """Return the logits ``(B, classes)`` of the batch's images from quantized maps.
 
-        In training they pass the plastic layers together with mixtures of memories,
-        whose logits are kept for ``criterion``; labels, maps and codes are kept for the
-        plugin that stores memories. Before the quantizer is fitted, in experience 1,
-        maps are not quantized.
+        In training, labels, maps and codes are held for the plugin that stores
+        memories. Before the quantizer is fitted, in experience 1, maps are not
+        quantized.
         """
         model = self.model
         quantizer = self.remind.storage_policy.quantizer
@@ -423,14 +422,30 @@ class RemindStrategy(StreamStrategy):
             codes = quantizer.encode(maps)
         if not self.is_training:
             return model.classify(quantizer.decode(codes))
-        with model.stopwatch.measure("replay"):
-            new_maps = self._crop(quantizer.decode(codes))
-            memories = self._mixed_memories(len(new_maps))
-        logits = model.classify(torch.cat([new_maps, memories.maps]))
-        # For the plugin, which stores codes; ``refuse_pixels`` raises ValueError.
+        # What is stored is the codes; ``refuse_pixels`` raises ValueError.
         self.remind.batch = StreamBatch(
             labels=self.mb_y, feature_map=maps, codes=codes, pixels=refuse_pixels
         )
+        return self._logits_beside_memories(codes)
+
+    def _logits_beside_memories(self, codes: Tensor) -> Tensor:
+        """Return the logits of new images, and keep those of memories for the loss.
+
+        Decoded maps of the new images pass the plastic layers together with mixtures of
+        memories, whose logits ``criterion`` takes.
+
+        Args:
+            codes: of the new images, as the quantizer encodes them.
+
+        Returns:
+            ``(B, classes)`` of the new images.
+        """
+        model = self.model
+        with model.stopwatch.measure("replay"):
+            decoded = self.remind.storage_policy.quantizer.decode(codes)
+            new_maps = self._crop(decoded)
+            memories = self._mixed_memories(len(new_maps))
+        logits = model.classify(torch.cat([new_maps, memories.maps]))
         self._replayed_logits = ReplayedLogits(
             logits=self.seen_classes.mask(logits[len(new_maps) :]),
             targets=memories.targets,

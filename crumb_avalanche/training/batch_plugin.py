@@ -429,7 +429,7 @@ def pixel_reader(
         if not in_order:
             raise ValueError(
                 "images can be stored beside a feature cache only in frame order: "
-                "train with shuffle=False, or without the cache"
+                "train a StreamStrategy with shuffle=False, or without the cache"
             )
         frame_positions = [positions[index] for index in positions_in_batch]
         return read_frames(strategy, frame_positions)

@@ -121,9 +121,9 @@ class CRUMBPlugin(StoringPlugin):
     Raises:
         TypeError: when training starts, the model is not a ``SplitModel``.
         ValueError: both loss weights are zero, a value is out of its range, or
-            ``replay_compute`` comes with ``fused``; when training starts, the plugins
-            do not fit together, the model lacks the codebook that it needs, or the
-            buffer has less room than classes come.
+            ``replay_compute`` comes with ``fused`` or ``replay_limit``; when training
+            starts, the plugins do not fit together, the model lacks the codebook that
+            it needs, or the buffer has less room than classes come.
     """
 
     def __init__(
