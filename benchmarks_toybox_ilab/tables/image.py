@@ -62,6 +62,10 @@ _HDR_TRANSFERS = (16, 18)
 _NO_CACHE = 0x40
 
 
+# Entry of `PIL.Image.Image.info`: by how much the sides of a JPEG were reduced.
+REDUCTION = "reduced_by"
+
+
 class TooManyPixelsError(ValueError):
     """An image is too large to be decoded."""
 
@@ -239,6 +243,7 @@ def _set_decoded_size(image: Image.Image, most_pixels: int) -> None:
             break
     if reduction > 1:
         image.draft(None, (width // reduction, height // reduction))  # JPEG alone
+        image.info[REDUCTION] = width / image.width
     if image.width * image.height > most_pixels:
         raise TooManyPixelsError(
             f"it has {width} x {height} pixels, {_too_large_in_words(most_pixels)}"
@@ -365,6 +370,8 @@ def _as_rgb(image: Image.Image, upright: bool) -> Image.Image:
         if transform is not None:
             # It returns nothing only where it is asked to change the image itself.
             rgb = cast(Image.Image, ImageCms.applyTransform(rgb, transform))
+    if REDUCTION in image.info:
+        rgb.info[REDUCTION] = image.info[REDUCTION]
     if upright:
         return _upright(rgb, decoded.getexif().get(_ORIENTATION, _UPRIGHT))
     return rgb

@@ -46,7 +46,7 @@ def main(settings: ServeSettings) -> None:
     secure = is_reachable or settings.certificate is not None
     listener, origins = listen(settings.host, settings.port, secure)
     path = Path(settings.model)
-    with listener, shared_learner(settings) as shared:
+    with listener, shared_learner(settings, pictures=True) as shared:
         token = token_of(path)  # that requests must have; kept beside the file
         certificate = settings.certificate
         if secure and certificate is None:
@@ -89,7 +89,7 @@ def print_address(address: str, settings: ServeSettings, is_reachable: bool) -> 
 
 @contextmanager
 def shared_learner(
-    settings: ConnectSettings | ServeSettings,
+    settings: ConnectSettings | ServeSettings, pictures: bool
 ) -> Iterator[SharedLearner]:
     """Yield a learner that several ask and change, in a ``with`` block.
 
@@ -97,6 +97,7 @@ def shared_learner(
 
     Args:
         settings: ``model`` is the file; others are for a new learner.
+        pictures: whether the file keeps a picture of each lesson.
     """
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -107,7 +108,9 @@ def shared_learner(
         learner.use_runtime(settings.runtime)
         if not path.exists():
             learner.save(path, locked=True)  # by this block
-        shared = SharedLearner(learner, path, weights=holds_weights(path))
+        shared = SharedLearner(
+            learner, path, weights=holds_weights(path), pictures=pictures
+        )
         try:
             yield shared
         finally:
@@ -126,7 +129,7 @@ def connect(settings: ConnectSettings) -> None:
             "and #"
         )
     address = address_of(settings)
-    with shared_learner(settings) as shared:
+    with shared_learner(settings, pictures=False) as shared:
         bridge = mqtt.Bridge(
             shared,
             journal=Path(f"{settings.model}.answers"),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from benchmarks_toybox_ilab.tables.image import REDUCTION
 from crumb_avalanche.images.clips import Clip, Frames
 
 # Left, top, right and bottom in pixels, of the image upright.
@@ -108,11 +109,14 @@ def cut_out(image: Image.Image, box: Box, margin: float = MARGIN) -> Image.Image
     Raises:
         ValueError: the box lies outside the image.
     """
-    left, top, right, bottom = box
+    # A large JPEG is decoded at a half of its sides or less; a box counts all pixels.
+    reduction = image.info.get(REDUCTION, 1.0)
+    left, top, right, bottom = (edge / reduction for edge in box)
     if right <= 0 or bottom <= 0 or left >= image.width or top >= image.height:
+        width = round(reduction * image.width)
+        height = round(reduction * image.height)
         raise ValueError(
-            f"box {box} lies outside the image of {image.width} x {image.height} "
-            f"pixels; {_RULE}"
+            f"box {box} lies outside the image of {width} x {height} pixels; {_RULE}"
         )
     longer_side = max(right - left, bottom - top)
     side = max(1, round((1 + 2 * margin) * longer_side))  # of the square, in pixels

@@ -5,7 +5,7 @@ from numbers import Integral, Real
 from benchmarks_toybox_ilab.tables.names import check_near
 from crumb_avalanche.images.clips import check_label
 from crumb_avalanche.learner.lesson_record import Lesson
-from crumb_avalanche.learner.network import NetworkError
+from crumb_avalanche.learner.network import NetworkError, are_same
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.methods.run_header import LearnerError
@@ -282,7 +282,7 @@ class ChangeableLearner(Predictor):
         Raises:
             NetworkError: the network is another one.
         """
-        if other.network.header() != self.network.header():
+        if not are_same(self.network, other.network):
             raise NetworkError("the learners have different networks")
         with self._lock:
             self._replace_state(self._state, other._state)

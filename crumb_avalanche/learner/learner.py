@@ -13,7 +13,7 @@ from torch import Tensor
 
 import crumb_avalanche
 from benchmarks_toybox_ilab.tables.names import check_near
-from crumb_avalanche.images.boxes import in_box
+from crumb_avalanche.images.boxes import boxes_of, in_box
 from crumb_avalanche.images.clips import (
     BadImage,
     Clip,
@@ -230,11 +230,17 @@ class Learner(ChangeableLearner):
             LearnerError: see ``check_teachable``.
             TypeError: the source is none of the above.
             ValueError: there is nothing to learn, a name is not allowed, an array has
-                another shape or other values, a box is none of the images, or a class
-                more does not fit into the budget. After any error, the learner is as it
-                was.
+                another shape or other values, a box is none of the images, several
+                boxes come with ``on_bad="skip"``, or a class more does not fit into the
+                budget. After any error, the learner is as it was.
         """
         self.check_teachable()  # raises if it can only be asked
+        if box is not None and on_bad == "skip" and len(boxes_of(box)) > 1:
+            raise ValueError(
+                "on_bad is 'skip' beside a box for each image: an image that is left "
+                "out would give its box to the next one; leave on_bad out, or teach "
+                "the images one by one"
+            )
 
         def labelled_clips(
             names: Sequence[str | None], report: Report

@@ -113,12 +113,19 @@ class Lesson:
         return replace(self, images=dict(images), doubts=tuple(doubts))
 
     def without(self, name: str) -> "Lesson":
-        """Return the lesson without a class."""
+        """Return the lesson without a class.
+
+        The picture of a lesson that showed the class goes, too. Numbers of clips still
+        count those of the class.
+        """
+        lesson = self
+        if name in self.images:
+            lesson = replace(self, picture=b"", pictured=())
         images = {label: n for label, n in self.images.items() if label != name}
         doubts = (
             doubt for doubt in self.doubts if name not in (doubt.label, doubt.other)
         )
-        return replace(self, images=images, doubts=tuple(doubts))
+        return replace(lesson, images=images, doubts=tuple(doubts))
 
     def without_picture_of(self, image: int) -> "Lesson":
         """Return the lesson whose picture lacks one of its images, by its number."""
@@ -132,6 +139,7 @@ class Lesson:
         return replace(
             self,
             images=relearned.images,
+            clips=relearned.clips,
             repeated=relearned.repeated,
             answered=relearned.answered,
             right=relearned.right,

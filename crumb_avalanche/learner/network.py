@@ -170,7 +170,7 @@ class FrozenNetwork:
 
     def check_same(self, other: "FrozenNetwork") -> None:
         """Raise NetworkError if another network is not the same to the bit."""
-        if self.arguments == other.arguments and self.sha256 == other.sha256:
+        if are_same(self, other):
             return
         raise NetworkError(
             f"the learners have different networks, {self._described} and "
@@ -299,3 +299,12 @@ def _built_model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
         for weight in head.parameters():
             weight.zero_()
     return model.eval()
+
+
+def are_same(
+    one: FrozenNetwork | StoredNetwork, other: FrozenNetwork | StoredNetwork
+) -> bool:
+    """Return whether two networks are the same to the bit, wherever they are from."""
+    first = one.header()
+    second = other.header()
+    return all(first[name] == second[name] for name in ("arguments", "weights_sha256"))

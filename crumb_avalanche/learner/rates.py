@@ -45,7 +45,8 @@ def mixed(expected: float, errs: Tensor, records: Records) -> float:
     """
     weights = records.weights
     errors = float(weights @ errs.double()) + LESSONS_OF_RATES * expected
-    return errors / (float(weights.sum()) + LESSONS_OF_RATES)
+    # At most 1, which two sums that are rounded may exceed.
+    return min(1.0, errors / (float(weights.sum()) + LESSONS_OF_RATES))
 
 
 def expected_rates(fit: RecordFit, strict: float) -> Rates:

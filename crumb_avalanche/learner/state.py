@@ -123,6 +123,9 @@ class State:
 
     def renamed(self, old: str, new: str) -> "State":
         """Return the state with another name of a class: ``TaughtClasses.rename``."""
+        if new == old:
+            self.classifier.classes.find(old)  # raises if there is none
+            return self
         classifier = copy.deepcopy(self.classifier)
         classifier.classes.rename(old, new)
         return State(classifier, self.history.renamed(old, new))

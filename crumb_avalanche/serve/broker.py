@@ -6,6 +6,7 @@ whether the broker kept the session. Its network runs in a thread.
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ except ImportError as error:
 SECONDS = 10.0  # for what a broker confirms
 # Delivered until it is acknowledged, and perhaps again.
 AT_LEAST_ONCE = 1
+MOST_WAITING = 32  # messages that the broker sends at most once
 
 
 class BrokerError(OSError):
@@ -86,8 +88,9 @@ class Broker:
         self._lost: asyncio.Future[str] = loop.create_future()
         # Refusal of each call that waits, by number of its packet; empty if confirmed.
         self._refusals: dict[int, asyncio.Future[str]] = {}
-        # Messages that arrived; ``None`` when the connection ended.
-        self._arrived: asyncio.Queue[paho.MQTTMessage | None] = asyncio.Queue()
+        self._arrived: deque[paho.MQTTMessage] = deque()  # messages that wait
+        # Set when a message arrives or the connection ends.
+        self._has_news = asyncio.Event()
         self._forward_reports(loop)
         try:
             await asyncio.to_thread(
@@ -139,7 +142,7 @@ class Broker:
 
         def on_disconnect(flags: object, reason: Any, properties: object) -> None:
             _resolve_once(self._lost, str(reason))
-            self._arrived.put_nowait(None)  # ends the iteration over messages
+            self._has_news.set()  # ends the iteration over messages
 
         def on_publish(number: int, reason: Any, properties: object) -> None:
             self._confirm(number, [reason])
@@ -151,7 +154,20 @@ class Broker:
         self._client.on_disconnect = in_loop(on_disconnect)
         self._client.on_publish = in_loop(on_publish)
         self._client.on_subscribe = in_loop(on_subscribe)
-        self._client.on_message = in_loop(self._arrived.put_nowait)
+        self._client.on_message = in_loop(self._keep)
+
+    def _keep(self, message: paho.MQTTMessage) -> None:
+        """Keep a message until it is asked for.
+
+        Of those that the broker sends at most once, the oldest goes where too many
+        wait: a camera may publish faster than pictures are answered. The broker itself
+        holds the others back.
+        """
+        at_most_once = [waiting for waiting in self._arrived if waiting.qos == 0]
+        if message.qos == 0 and len(at_most_once) >= MOST_WAITING:
+            self._arrived.remove(at_most_once[0])
+        self._arrived.append(message)
+        self._has_news.set()
 
     def _confirm(self, number: int, reasons: Iterable[Any]) -> None:
         """End the wait for a call, by the codes with which the broker answered it.
@@ -217,10 +233,12 @@ class Broker:
     async def messages(self) -> AsyncIterator[paho.MQTTMessage]:
         """Yield the broker's messages as they arrive."""
         while True:
-            message = await self._arrived.get()
-            if message is None or self._lost.done():
+            while not self._arrived and not self._lost.done():
+                self._has_news.clear()
+                await self._has_news.wait()
+            if self._lost.done():
                 raise BrokerError(self._lost.result())
-            yield message
+            yield self._arrived.popleft()
 
     def acknowledge(self, message: paho.MQTTMessage) -> None:
         """Let the broker forget a message; without it, it is delivered again."""

@@ -337,10 +337,22 @@ class Bridge:
     def _lesson_to_undo(self, message: Message) -> int:
         """Return the number of the lesson that a message takes back.
 
-        It is the number in the message, else that of the last lesson; 0 without any.
+        It is the number in the message, or in the ``lesson`` of an event, else that of
+        the last lesson; 0 without any.
+
+        Raises:
+            ValueError: the message is another text.
         """
-        if message.text:
-            return int(message.text)
+        text = message.text
+        if message.event:
+            text = str(message.event.get("lesson") or "")
+        if text:
+            if not text.isdecimal():
+                raise ValueError(
+                    f"{text!r} is no number of a lesson; send one, or nothing for the "
+                    "last lesson"
+                )
+            return int(text)
         numbers = [lesson.number for lesson in self.shared.lessons() if lesson.can_undo]
         return numbers[-1] if numbers else 0
 

@@ -322,6 +322,8 @@ def application(shared: SharedLearner, token: str, origins: list[str]) -> Guard:
         token: Annotated[
             str, Query(description="the token of the printed address")
         ] = "",
+        # The page itself reads it.
+        lang: Annotated[str, Query(description="language of the page, en or de")] = "",
     ) -> str:
         return html
 

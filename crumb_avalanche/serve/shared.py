@@ -18,7 +18,7 @@ from crumb_avalanche.images.boxes import in_box
 from crumb_avalanche.images.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Lesson
-from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.network import FrozenNetwork, are_same
 from crumb_avalanche.learner.prediction import RUNNERS_UP
 from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.serve.messages import (
@@ -74,18 +74,25 @@ class SharedLearner:
         path: the learner's file, replaced after every change; the caller holds its
             lock, ``locked_file``.
         weights: whether the file holds the network's weights.
+        pictures: whether the file holds a picture of each lesson.
 
     Attributes:
         version: number of changes since the start.
         learning: the lesson that is being learned, if there is one.
     """
 
-    def __init__(self, learner: Learner, path: Path, weights: bool = True):
+    def __init__(
+        self,
+        learner: Learner,
+        path: Path,
+        weights: bool = True,
+        pictures: bool = True,
+    ):
         self.path = path
         self.version = 0
         self.learning: Learning | None = None
         self._weights = weights
-        learner.keep_pictures = True
+        learner.keep_pictures = pictures
         # One learner is changed; the other answers, and is replaced by a copy of the
         # first once that is saved. A network serves one image at a time, so each has
         # its own.
@@ -99,6 +106,7 @@ class SharedLearner:
         self._stops = False
         self._change_queue = _CallQueue()
         self._answer_queue = _CallQueue()
+        self._export_queue = _CallQueue()
 
     @property
     def learner(self) -> Learner:
@@ -324,9 +332,15 @@ class SharedLearner:
         return Change(result, self.version)
 
     def _save(self) -> None:
-        """Save the learner that is taught; SaveError if its file cannot be written."""
+        """Save the learner that is taught.
+
+        Raises:
+            SaveError: its file cannot be written, or a value in it is out of range.
+        """
         try:
             self._working.save(self.path, self._weights, pictures=True, locked=True)
+        except LearnerError as error:
+            raise SaveError(f"{error}; nothing was changed") from error
         except OSError as error:
             reason = error.strerror or error
             raise SaveError(
@@ -353,7 +367,7 @@ class SharedLearner:
             """
             opened = _sent_learner(path)
             opened.check_teachable()  # raises if it can only be asked
-            if opened.network.header() != learner.network.header():
+            if not are_same(opened.network, learner.network):
                 raise ValueError(
                     f"the file is of a learner with {opened.network.backbone}, "
                     f"{opened.network.header()['source']}, and this one has "
@@ -371,8 +385,24 @@ class SharedLearner:
         Raises:
             ImportError: onnx or onnxruntime is not installed.
             ExportError: see ``export_onnx``.
+            BusyError: too many calls are waiting.
         """
-        return await asyncio.to_thread(_onnx_bytes, self._answering)
+        return await self._export_queue(self._onnx_bytes)
+
+    def _onnx_bytes(self) -> bytes:
+        """Return the bytes of an ONNX file, in the thread of exports.
+
+        The learner is asked meanwhile; it is copied between two answers.
+        """
+        from crumb_avalanche.learner.export import export_onnx
+
+        with self._answer_lock:
+            learner = self._answering
+            private_copy = _copy_learner(learner, copy.deepcopy(learner.network))
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "learner.onnx"
+            export_onnx(private_copy, path)
+            return path.read_bytes()
 
     async def copied(self) -> bytes:
         """Return the bytes of a file of the learner that answers.
@@ -402,6 +432,7 @@ class SharedLearner:
         self._stops = True
         self._change_queue.close()
         self._answer_queue.close()
+        self._export_queue.close()
 
 
 def _sent_learner(path: Path) -> Learner:
@@ -471,17 +502,6 @@ def _lesson_of_list(lesson: Lesson, undoable: Sequence[int]) -> Listed:
 def _lesson_of_change(change: Change[Lesson]) -> Learned:
     """Describe the lesson that a change learned or took back."""
     return Learned.model_validate({**vars(change.result), "version": change.version})
-
-
-def _onnx_bytes(learner: Learner) -> bytes:
-    """Return the bytes of an ONNX file of a learner, which may be asked meanwhile."""
-    from crumb_avalanche.learner.export import export_onnx
-
-    private_copy = _copy_learner(learner, copy.deepcopy(learner.network))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "learner.onnx"
-        export_onnx(private_copy, path)
-        return path.read_bytes()
 
 
 def _copy_learner(learner: Learner, network: FrozenNetwork) -> Learner:

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from small_lessons import copied
 
+from benchmarks_toybox_ilab.tables import image as image_module
+from benchmarks_toybox_ilab.tables.image import read_image
 from crumb_avalanche.images.boxes import boxes_of, cut_out
 
 RED = (200, 30, 30)
@@ -188,6 +190,28 @@ def test_each_image_needs_a_box(taught, images, boxes):
     with pytest.raises(ValueError, match="give a box for each image"):
         taught.teach([picture(RED)] * images, "red", box=BOXES[:boxes])
     assert len(taught.lessons) == 6
+
+
+def test_images_that_are_left_out_need_their_boxes(taught, tmp_path):
+    with pytest.raises(ValueError, match="on_bad is 'skip' beside a box for each"):
+        taught.teach([picture(RED)] * 2, "red", box=BOXES, on_bad="skip")
+    assert len(taught.lessons) == 6
+
+
+def test_a_box_counts_pixels_of_a_jpeg_that_is_decoded_smaller(tmp_path, monkeypatch):
+    # Given a JPEG with too many pixels, which is decoded at a half of its sides
+    monkeypatch.setattr(image_module, "MOST_PIXELS", 3000)
+    path = tmp_path / "large.jpg"
+    picture(RED, GREEN).save(path, quality=95)
+    image = read_image(path)
+    assert image.size == (60, 40)
+    # When it is cut to a box in pixels of the file
+    cut = cut_out(image, BOXES[1], margin=0)
+    # Then the box is where it is in the file
+    assert cut.size == (15, 15)
+    np.testing.assert_allclose(np.asarray(cut).mean((0, 1)), GREEN, atol=30)
+    with pytest.raises(ValueError, match="outside the image of 120 x 80"):
+        cut_out(image, (130, 0, 140, 10))
 
 
 def test_boxes_of_several_images(taught):

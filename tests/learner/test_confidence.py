@@ -12,8 +12,9 @@ from crumb_avalanche.learner.calibration_error import expected_calibration_error
 from crumb_avalanche.learner.confidence import Confidence
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.prior import Line, Prior
+from crumb_avalanche.learner.rates import mixed
 from crumb_avalanche.learner.record_fit import CLEAR, DEVIATION, REFUSED, STRICT
-from crumb_avalanche.learner.records import PER_LESSON, RIVALS
+from crumb_avalanche.learner.records import PER_LESSON, RIVALS, Records
 from crumb_avalanche.system.value_types import StateError
 
 
@@ -352,6 +353,20 @@ def test_rates_are_those_of_the_answers(strict):
     assert rates.refused == pytest.approx(refused, abs=0.002)
     named = named_share(NormalDist(0, 0.25), strict)
     assert rates.named == pytest.approx(named, abs=0.002)
+
+
+@pytest.mark.parametrize("sizes", [[3, 1, 6], [7] * 9, [1, 2, 3, 5, 7, 11]])
+def test_a_rate_is_at_most_one(sizes):
+    # Given lessons of sizes whose weights are rounded, of which all images are errors
+    records = Records.none()
+    for number, size in enumerate(sizes):
+        evidence = evidence_of(torch.rand(size, 3))
+        lesson = Records.of_lesson(evidence, 0, number)
+        records = records.joined_with(lesson, 1000)
+    # When the rate is computed
+    rate = mixed(1.0, torch.ones(len(records.labels)) > 0, records)
+    # Then it is a share
+    assert rate == pytest.approx(1) and rate <= 1
 
 
 def test_rates_without_a_prior():

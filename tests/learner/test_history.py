@@ -328,6 +328,26 @@ def test_undo_after_classes_changed(
     check_same_learner(Learner.load(path), learner)
 
 
+def test_a_class_of_an_older_learner_keeps_its_name(make_any, tmp_path):
+    # Given a class that no lesson which can be taken back has taught
+    learner = teach(make_any(), [lesson_of(0, 0, 6)])
+    learner.merge(teach(make_any(), [lesson_of(1, 1, 6)]))
+    teach(learner, [lesson_of(2, 2, 6)])
+    # When it gets the name that it has
+    learner.rename("c0", "c0")
+    # Then the learner can be saved, and taking back a lesson leaves the class
+    learner.save(tmp_path / "mine.safetensors")
+    learner.undo()
+    assert sorted(names(learner)) == ["c0", "c1"]
+
+
+def test_a_lesson_without_an_image_has_fewer_clips(make_any):
+    learner = teach(make_any(), [lesson_of(0, 0, 6)])
+    learner.teach([[image] for image in images(1, 3)], "c1")
+    learner.remove_image(2, 0)
+    assert learner.lessons[1].clips == 2
+
+
 def test_remove_image_after_forget(make_any, tmp_path):
     learner = teach(make_any(), [lesson_of(seed, seed % 4, 6) for seed in range(5)])
     learner.forget("c1")

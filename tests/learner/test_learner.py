@@ -158,7 +158,11 @@ def test_rename(make):
 
 @pytest.mark.parametrize(
     ("old", "new", "line"),
-    [("c0", "c1", "a class 'c1' already"), ("x", "y", r"no class 'x'.*c0, c1")],
+    [
+        ("c0", "c1", "a class 'c1' already"),
+        ("x", "y", r"no class 'x'.*c0, c1"),
+        ("x", "x", r"no class 'x'.*c0, c1"),
+    ],
 )
 def test_rename_that_is_refused(make, old, new, line):
     learner = taught(make(), 2)
@@ -188,6 +192,21 @@ def test_forget(forgetful):
     if not remains:
         for number in (0, 1, 2, 9):
             assert label(learner, number) == label(without, number) != "c1"
+
+
+def test_pictures_of_a_forgotten_class_go(make, tmp_path):
+    # Given a learner that keeps pictures of its lessons
+    learner = make()
+    learner.keep_pictures = True
+    taught(learner, 2)
+    # When it forgets a class, and is saved with pictures
+    learner.forget("c1")
+    path = tmp_path / "mine.safetensors"
+    learner.save(path, pictures=True)
+    # Then the file holds the picture of the other class alone
+    pictures = [lesson.picture for lesson in Learner.load(path).lessons]
+    assert [bool(picture) for picture in pictures] == [True, False]
+    assert Learner.load(path).lessons[1].pictured == ()
 
 
 def test_teaching_what_was_forgotten(forgetful):

@@ -171,7 +171,7 @@ def test_own_answers_are_not_questions(broker):
         ("crumb/teach/unknown", photo("red"), "class name"),
         ("crumb/forget", b"mug", "mug"),
         ("crumb/correct/red", b"none", "teach it as red"),
-        ("crumb/undo", b"x", "invalid literal"),
+        ("crumb/undo", b"x", "is no number of a lesson"),
         ("crumb/undo", b"9", "no lesson 9"),
     ],
 )

@@ -132,7 +132,7 @@ def test_a_bad_request_changes_nothing(served, path, options, status, words):
         ("HEAD", "/lessons?x", None),
         ("GET", "/health?x=1", "unknown parameter x; /health takes none"),
         ("GET", "/openapi.json?x=1", "unknown parameter x; /openapi.json takes none"),
-        ("GET", "/?tokens=1", "unknown parameter tokens; / takes token"),
+        ("GET", "/?tokens=1", "unknown parameter tokens; / takes token, lang"),
         (
             "POST",
             "/teach?label=red&label=green",

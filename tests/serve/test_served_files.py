@@ -1,6 +1,7 @@
 """Files of a learner that a server sends and opens."""
 
 import sys
+from pathlib import Path
 
 import pytest
 from http_lessons import names, post, teach
@@ -75,9 +76,17 @@ def test_a_file_that_is_no_learner(taught, damage, words):
     assert names(taught) == {"red": 4, "green": 4}
 
 
+def test_a_file_with_the_same_network_from_elsewhere(taught, weights_file, tmp_path):
+    copied = tmp_path / "renamed.safetensors"
+    copied.write_bytes(Path(weights_file).read_bytes())
+    path = tmp_path / "other.safetensors"
+    Learner("recommended", "small_cnn", copied, 32).save(path)
+    assert open_file(taught, path.read_bytes()).status_code == 200
+
+
 def test_a_file_with_another_network(taught, tmp_path):
     path = tmp_path / "other.safetensors"
-    Learner("recommended", "small_cnn", None, 32).save(path)
+    Learner("recommended", "small_cnn", None, 48).save(path)
     answer = open_file(taught, path.read_bytes())
     assert answer.status_code == 400
     assert "start it with that file" in answer.json()["error"]

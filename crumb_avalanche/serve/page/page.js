@@ -200,7 +200,7 @@ async function call(method, path, parameters = {}, body = undefined) {
 function refusal(path, status, error) {
   if (status === 400 && path === "revert") return text("not_undoable");
   if (status === 400 && path === "open") return text("not_opened");
-  if (status === 400 && /^class name|needs \?(new|label)=/.test(error)) return text("bad_name");
+  if (status === 400 && /^(class name|(label|new|old) is )|needs \?(new|label)=/.test(error)) return text("bad_name");
   if (status === 409 && error.startsWith("nothing was taught")) return text("none_taught");
   if (status in REFUSALS) return text(REFUSALS[status]);
   return (status !== 500 && error) || text("failed", { status });
@@ -341,6 +341,7 @@ async function photoOf(file) {
 
 async function takeFiles(files) {
   const [taken, figures, unread] = [[], [], []];
+  if (reading) throw new Error(text("still_reading"));
   if (!files.length) throw new Error(text("no_file"));
   if (files.length > MOST_FRAMES) throw new Error(text("too_many_files", { n: files.length, most: MOST_FRAMES }));
   reading = true; // or what was chosen before would be taught under the new name
@@ -520,13 +521,25 @@ async function teach() {
 // Teaches the parts one after the other; those that the server did not get are kept for another try.
 async function learn(name, parts) {
   for (const [number, part] of parts.entries()) {
+    const last = lessons.at(-1)?.number ?? 0;
     try {
       await learnPart(name, part);
     } catch (error) {
       if (!error.away) throw error;
-      return say("teach", error.message, [[text("again"), () => learn(name, parts.slice(number))]], "wrong");
+      const again = () => learnRest(name, parts.slice(number), last);
+      return say("teach", error.message, [[text("again"), again]], "wrong");
     }
   }
+}
+
+// Goes on after an answer was lost: a part that the server learned all the same is not taught twice.
+async function learnRest(name, parts, last) {
+  await load();
+  const count = parts[0].blobs.length;
+  const isLearned = lessons.some(({ number, images }) => number > last && images[name] === count);
+  if (!isLearned) return learn(name, parts);
+  say("teach", text("learned", { images: counted(count, "image"), name }));
+  await learn(name, parts.slice(1));
 }
 
 async function learnPart(name, { source, blobs }) {
@@ -628,6 +641,7 @@ async function load(place = "", news = "") {
   if (own) known.learning = own;
   forgetUndo();
   showClasses();
+  forgetPictures();
   if (news) say(place, news);
   refresh();
   askAgain();
@@ -695,6 +709,16 @@ function folded(name, images, its, changes) {
 
 // A lesson's picture changes when one of its images is removed.
 const pictureKey = ({ number, when, pictured, images }) => JSON.stringify([number, when, pictured, images]);
+
+// Frees the pictures of lessons that are gone.
+function forgetPictures() {
+  const listed = new Set(lessons.map(pictureKey));
+  for (const [key, address] of pictures) {
+    if (listed.has(key)) continue;
+    pictures.delete(key);
+    address.then(URL.revokeObjectURL, () => {});
+  }
+}
 
 function pictureOf(lesson, kind) {
   const image = made("img", "", { alt: "", class: kind });
