@@ -14,6 +14,13 @@ clip itself, this also after it was shown as nothing: all 28 pairs of classes fo
 split. Writes `open_set.csv` (means), `open_set_runs.csv` (each run), `open_set.png`,
 and `open_set_scenes.csv` (each split) to --output.
 
+Runs of one number share a split, so that their mean is one unit of an interval: the
+28 pairs of ETH-80 are ten units.
+
+    python experiments/open_set.py --table-of open_set_runs.csv
+
+makes the table and the picture of such a file, and teaches nothing.
+
     python experiments/open_set.py --thresholds --eth80 ETH80 --photos PLACES \
         --backbone NAME --weights WEIGHTS
 
@@ -22,6 +29,7 @@ in scenes of the photos for development.
 """
 
 import argparse
+import csv
 import itertools
 import sys
 from collections import Counter, defaultdict
@@ -72,6 +80,8 @@ MEASURES = {
     "unknown_rejected": "unknown rejected",
     "auroc": "AUROC",
 }
+COLUMNS = ("stream", "method", "run", "left_out", *MEASURES)  # of a file of runs
+SPLIT_COLUMN = "frame_table_sha256"
 # Figures of runs with all classes taught; the others are of runs that leave some out.
 OF_ALL_CLASSES = ("accuracy", "ece", "ece_usual")
 PLOTTED = {
@@ -98,6 +108,7 @@ class Run:
         run: number of the run, which chooses what is held out.
         left_out: names of the classes not taught.
         measured: what was measured.
+        split: hash of the table of frames; empty in runs recorded without it.
     """
 
     stream: str
@@ -105,6 +116,7 @@ class Run:
     run: int
     left_out: tuple[str, ...]
     measured: Measured
+    split: str = ""
 
 
 def photo_table(root: Path) -> FrameTable:
@@ -212,7 +224,8 @@ def runs_of(
             without = f"without {', '.join(names) or 'none'}"
             position = f"{stream.name} {method} run {run} {without}"
             print(f"{position}: {measured}", file=sys.stderr)
-            yield Run(stream.name, method, run, names, measured)
+            split = frames.content_hash()
+            yield Run(stream.name, method, run, names, measured, split)
 
 
 SCENES = ("known", "held out", "never taught", "empty", "own scene", "own scene, shown")
@@ -461,14 +474,17 @@ def typicality(classifier: Classifier, features: torch.Tensor) -> torch.Tensor:
 def values_of(
     runs: Sequence[Run], stream: str, method: str, measure: str
 ) -> list[float]:
-    """Values of a figure in the runs that it is of."""
+    """Means of a figure over the runs of each number, in the runs that it is of.
+
+    Runs of one number share a split, and are no replicates of one another.
+    """
     of_all_classes = measure in OF_ALL_CLASSES
-    values = []
+    values_of_number: dict[int, list[float]] = defaultdict(list)
     for run in runs:
         same_method = (run.stream, run.method) == (stream, method)
         if same_method and of_all_classes == (not run.left_out):
-            values.append(getattr(run.measured, measure))
-    return values
+            values_of_number[run.run].append(getattr(run.measured, measure))
+    return [mean_of(values) for values in values_of_number.values()]
 
 
 def text_of(values: Sequence[float]) -> str:
@@ -506,13 +522,54 @@ def picture(runs: Sequence[Run]) -> Figure:
 
 def run_rows(runs: Sequence[Run]) -> list[list[object]]:
     """Header and a row for each run."""
-    rows: list[list[object]] = [["stream", "method", "run", "left_out", *MEASURES]]
+    rows: list[list[object]] = [[*COLUMNS, SPLIT_COLUMN]]
     for run in runs:
         row: list[object] = [run.stream, run.method, run.run, " ".join(run.left_out)]
         for name in MEASURES:
             row.append(number(getattr(run.measured, name), ".5f"))
-        rows.append(row)
+        rows.append([*row, run.split])
     return rows
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Read the runs that `run_rows` lists; older files have no hash of the frames.
+
+    Raises:
+        ValueError: the file has other columns, a line is damaged, or there is no run.
+    """
+    with open(path, newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ValueError(
+                f"{path} has no column {missing[0]}; runs of this script have "
+                f"{', '.join(COLUMNS)}: give an open_set_runs.csv"
+            )
+        lines = list(reader)
+    if not lines:
+        raise ValueError(f"{path} has no runs; give an open_set_runs.csv with some")
+    return [_run_of(line, path) for line in lines]
+
+
+def _run_of(line: dict[str, str], path: Path) -> Run:
+    """A run of its line in a file."""
+    values = {}
+    try:
+        for name in MEASURES:
+            values[name] = float(line[name]) if line[name] else None
+        run_number = int(line["run"])
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{path} has a damaged line ({error}); restore it, or remove it"
+        ) from error
+    return Run(
+        stream=line["stream"],
+        method=line["method"],
+        run=run_number,
+        left_out=tuple(line["left_out"].split()),
+        measured=Measured(**values),
+        split=line.get(SPLIT_COLUMN) or "",
+    )
 
 
 def command_line_parser() -> argparse.ArgumentParser:
@@ -554,6 +611,12 @@ def command_line_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="measure the usual threshold on --photos",
     )
+    add(
+        "--table-of",
+        type=Path,
+        metavar="FILE",
+        help="make the table and picture of such a file of runs; teach nothing",
+    )
     add("--methods", nargs="+", default=["rda"], choices=METHODS, help="closed forms")
     add("--runs", type=int, default=10, help="runs of ETH-80 and sign digits")
     add("--splits", type=int, default=5, help="of the scenes")
@@ -570,6 +633,9 @@ def command_line_parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     chosen = command_line_parser().parse_args()
+    if chosen.table_of:
+        publish(read_runs(chosen.table_of), Path(chosen.output))
+        return
     if chosen.quick:
         chosen.runs = 1
     only_scenes = bool(chosen.photos) and not chosen.runs
@@ -598,7 +664,7 @@ def publish(runs: Sequence[Run], output: Path) -> None:
     write_csv(output / "open_set.csv", [header, *lines])
     write_csv(output / "open_set_runs.csv", run_rows(runs))
     save(picture(runs), output, "open_set")
-    print(f"\nMean and 95 % interval over runs\n{table(header, lines)}")
+    print(f"\nMean and 95 % interval over splits\n{table(header, lines)}")
     written = "open_set.csv, open_set_runs.csv, open_set.png, open_set.svg"
     print(f"\nwritten to {output}: {written}")
 

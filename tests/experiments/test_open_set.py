@@ -3,22 +3,42 @@ classes.
 """
 
 import argparse
+import csv
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from novelty import Order, measured
-from open_set import SCENES, familiarities, left_out_sets, print_thresholds, scenes_of
+from open_set import (
+    SCENES,
+    Run,
+    familiarities,
+    left_out_sets,
+    print_thresholds,
+    read_runs,
+    run_rows,
+    scenes_of,
+    values_of,
+)
+from open_set import summary as summary_of_streams
 from PIL import Image, ImageDraw
 from scenes import learned_in_a_run, measure, summary
-from support.open_set import METHODS, Stream, auroc, lessons_of, run_stream
+from support.open_set import METHODS, Measured, Stream, auroc, lessons_of, run_stream
 from support.scenes import SIDE, TAUGHT, Scenes, View, view_of
 
 from benchmarks_toybox_ilab.streams.protocols import plan_stream
 from benchmarks_toybox_ilab.tables.frame import Frame
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.learner import Learner
+from crumb_avalanche.runs.run_folder import write_csv
+
+REPOSITORY = Path(__file__).parents[2]
+HEADER = (
+    "stream,method,run,left_out,accuracy,ece,ece_usual,known_rejected,"
+    "unknown_rejected,auroc\n"
+)
 
 
 def made_table(objects=4, clips=2, frames=6, classes=5):
@@ -313,3 +333,47 @@ def test_a_method_without_lessons_learns_the_same_middles_in_a_run(
     assert len(counts) == 9
     assert counts["same"].images == 4
     assert counts["empty"].images == 60 and counts["empty"].right == 0
+
+
+def open_run(number, rejected):
+    """A run of ETH-80 that leaves a class out and rejects so much of it."""
+    measured = Measured(1.0, 0.0, 0.0, 0.0, rejected, 0.5)
+    return Run("eth80", "rda", number, ("car",), measured, split=f"split{number}")
+
+
+def test_runs_of_a_split_are_one_unit():
+    runs = [open_run(0, 0.1), open_run(1, 0.5), open_run(0, 0.3)]
+    values = values_of(runs, "eth80", "rda", "unknown_rejected")
+    assert values == pytest.approx([0.2, 0.5])
+
+
+def test_runs_of_a_file_are_those_written(tmp_path):
+    runs = [open_run(0, 0.25), open_run(1, 0.5)]
+    path = tmp_path / "open_set_runs.csv"
+    write_csv(path, run_rows(runs))
+    assert read_runs(path) == runs
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("stream,run\n", "has no column method"), (HEADER, "has no runs")],
+)
+def test_a_file_without_runs_is_refused(text, words, tmp_path):
+    path = tmp_path / "open_set_runs.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=words):
+        read_runs(path)
+
+
+@pytest.mark.parametrize(
+    ("runs", "published"),
+    [
+        ("experiments/results/open_set_runs.csv", "open_set.csv"),
+        ("docs/results/open_set_recommended_runs.csv", "open_set_recommended.csv"),
+    ],
+)
+def test_published_intervals_are_those_of_the_recorded_runs(runs, published):
+    _, lines = summary_of_streams(read_runs(REPOSITORY / runs))
+    with open(REPOSITORY / "docs" / "results" / published, newline="") as file:
+        _, *rows = csv.reader(file)
+    assert [line[1:] for line in lines] == [row[1:] for row in rows[: len(lines)]]
