@@ -9,24 +9,24 @@ settings in its line. On the CPU that recorded it, all digits should come back. 
 another one, other roundings add up: a closed form moves by at most half a point, a
 trained network may move by as much as it does between seeds, so that a single run is
 only asked to stay within 10 points (joint training 3). Writes `repeat.csv` and
-`repeat.md`, and a folder for each run, to --output.
+`repeat.md`, and a folder for each run, below one of its table, to --output.
 """
 
 import argparse
-import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from support.common_options import add_engine_options, engine_options, run_script
 from support.recorded_runs import RecordedRun, read_recorded
 from support.rows import folder_name
-from support.runs import FILES, FinishedRun, finished_runs
+from support.runs import FILES, PRESET, FinishedRun, finished_runs
 from support.sweep import exit_code
 from support.tables import write_table
 
 from crumb_avalanche.methods.registry import get_strategy
-from crumb_avalanche.runs.cells import sweep
+from crumb_avalanche.runs.cells import sweep, tidy_if_finished
 from crumb_avalanche.runs.engine_settings import EngineSettings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.named_values import field_names
@@ -34,6 +34,9 @@ from crumb_avalanche.system.named_values import field_names
 RESULTS = Path(__file__).parent / "results"
 # Accuracy in points that another CPU may change.
 TOLERANCES = {"closed form": 0.5, "joint training": 3.0, "training": 10.0}
+WORDS = {"True": True, "False": False, "None": None}  # values of settings
+# Of the presets whose values earlier lines, which name no preset, leave out.
+INIT_OF_OTHER_PRESETS = ("kmeans",)
 DIGITS = 4  # decimals of a recorded accuracy
 HEADER = [
     "row",
@@ -119,12 +122,44 @@ def kind_of(strategy: str) -> str:
     return "training" if entry.gradient else "closed form"
 
 
-def value_of(text: str) -> object:
+def value_of(text: str) -> int | float | bool | str | None:
     """Read a value of a list of settings: a number, True, False, None, or a text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    if text in WORDS:
+        return WORDS[text]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def method_value(strategy: str, name: str, text: str) -> object:
+    """Read a value of a setting of a method, which stays a text where it is one."""
+    usual = getattr(get_strategy(strategy).settings(), name, None)
+    return text if isinstance(usual, str) else value_of(text)
+
+
+def values_of(run: RecordedRun) -> dict[str, str]:
+    """The settings of a recorded run as texts, by name.
+
+    Raises:
+        ValueError: the line does not say which preset it had, and it was another one
+            than the paper's, of which it lists a part.
+    """
+    texts = {}
+    for word in run.settings.split(" "):
+        name, _, text = word.partition("=")
+        texts[name] = text
+    if PRESET in texts:
+        return {name: unquote(text) for name, text in texts.items()}
+    if texts.get("codebook_init") in INIT_OF_OTHER_PRESETS:
+        raise ValueError(
+            f"run {run.number} of {run.row!r} does not say its preset, and "
+            f"codebook_init={texts['codebook_init']} is that of tuned and recommended, "
+            "whose other settings it leaves out: record its table again"
+        )
+    return texts
 
 
 def settings_of(
@@ -149,12 +184,14 @@ def settings_of(
     """
     values: dict[str, object] = {}
     method: dict[str, object] = {}
-    for word in run.settings.split(" "):
-        name, _, text = word.partition("=")
-        if name.startswith("method."):
-            method[name.removeprefix("method.")] = value_of(text)
+    texts = values_of(run)
+    for name, text in texts.items():
+        method_name = name.removeprefix("method.")
+        if method_name != name:
+            method[method_name] = method_value(texts["strategy"], method_name, text)
         elif name in FILES and "@" in text:
-            values[name] = str(_file_named(text.partition("@")[0], files))
+            file_name, _, _ = text.rpartition("@")
+            values[name] = str(_file_named(file_name, files))
         else:
             values[name] = value_of(text)
     unknown = values.keys() - set(field_names(RunSettings))
@@ -205,6 +242,11 @@ def path_of(table: str) -> Path:
     raise ValueError(f"there is no table {table!r}; recorded are {', '.join(names)}")
 
 
+def table_name(path: Path) -> str:
+    """Name of a table, by its file, for the folder of its runs."""
+    return folder_name(path.name.removesuffix(".csv").removesuffix("_runs"))
+
+
 def chosen_runs(
     path: Path, rows: Sequence[str] | None, numbers: Sequence[int]
 ) -> list[RecordedRun]:
@@ -247,10 +289,15 @@ def repeat(
     Returns:
         Each recorded run with its repetition, and the folders of the failed ones with
         their errors.
+
+    Raises:
+        FinishedRunError: a folder holds a run of other settings.
     """
     failed = {}
     if engine is not None:
         failed = sweep(settings, engine, output)
+    for run_settings in settings:
+        tidy_if_finished(run_settings)  # raises for a result of other settings
     pairs = []
     for run, run_settings in zip(recorded, settings):
         folder_of_row = Path(run_settings.output).parent
@@ -284,13 +331,15 @@ def main() -> int:
     chosen = parser.parse_args()
     engine = None if chosen.table_only else engine_options(chosen)
     numbers = RunSettings(runs=chosen.runs).run_numbers()
-    recorded = chosen_runs(path_of(chosen.table), chosen.rows, numbers)
+    path = path_of(chosen.table)
+    recorded = chosen_runs(path, chosen.rows, numbers)
     files = [Path(path) for path in (*chosen.weights, *chosen.pretrained)]
     output = Path(chosen.output)
     settings = []
+    table = table_name(path)
     for run in recorded:
         row = f"{run.benchmark}_{run.protocol}_{folder_name(run.row)}"
-        folder = output / row / f"run{run.number}"
+        folder = output / table / row / f"run{run.number}"
         settings.append(
             settings_of(run, files, chosen.dataset_root, folder, chosen.feature_cache)
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.findings import Cell, Finding, Run, find, runs_in_folders
 from support.recorded_runs import RecordedRun, RecordedRuns
-from support.runs import finished_runs, planned_settings
+from support.runs import finished_runs, planned_texts
 from support.sweep import cell_settings
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
@@ -16,6 +16,7 @@ from crumb_avalanche.runs.cells import IsDone, Work, learn, sweep, tidy_if_finis
 from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.worker_check import EngineError
+from crumb_avalanche.system.folder_lock import FolderInUseError
 
 PROTOCOLS = ("class_instance", "class_iid")
 # No video: there is no class-instance order.
@@ -32,6 +33,11 @@ QUICK = dict(
 SMOKE_TEST = (
     "SMOKE TEST (--quick): an untrained network learns rendered shapes in one run; the "
     "numbers show that the script works, and mean nothing."
+)
+
+WHAT_IS_FINISHED = (
+    "runs that are finished stay: see to the disk, the folder or the network, and give "
+    "the same command again"
 )
 
 
@@ -126,6 +132,7 @@ class CommonOptions:
             The findings, and the folders of the failed runs with their errors.
         """
         recorder = Recorder.of(self, cells, shared)
+        recorder.check_new()
         failed = self.do(recorder.missing(), finished=recorder.add_run_of)
         recorder.add_finished()
         return find(cells, self.runs, recorder.runs_of), failed
@@ -137,14 +144,14 @@ class Recorder:
 
     Attributes:
         settings: settings of each run by its folder, in the order in which they start.
-        settings_texts: the settings of each run by its folder, as the file of recorded
-            runs lists them; empty without a file.
+        settings_texts: the settings of each run by its folder, as lines of today and
+            earlier ones of the file of recorded runs list them; empty without a file.
         cells: cells of each folder of runs.
         recorded: the recorded runs; None without a file.
     """
 
     settings: dict[Path, RunSettings]
-    settings_texts: dict[Path, str]
+    settings_texts: dict[Path, tuple[str, str]]
     cells: dict[Path, list[Cell]]
     recorded: RecordedRuns | None
 
@@ -166,7 +173,7 @@ class Recorder:
                 settings[Path(run.output)] = run
         if options.recorded is None:
             return cls(settings, {}, by_folder, None)
-        texts = {folder: planned_settings(run) for folder, run in settings.items()}
+        texts = {folder: planned_texts(run) for folder, run in settings.items()}
         return cls(settings, texts, by_folder, RecordedRuns(options.recorded))
 
     def missing(self) -> list[RunSettings]:
@@ -182,8 +189,18 @@ class Recorder:
         """Look up a run of a cell among the recorded ones."""
         if self.recorded is None or cell.folder is None:
             return None
-        text = self.settings_texts.get(cell.folder / f"run{number}", "")
-        return self.recorded.get(cell.benchmark, number, text)
+        texts = self.settings_texts.get(cell.folder / f"run{number}", ())
+        return self.recorded.get(cell.benchmark, number, *texts)
+
+    def check_new(self) -> None:
+        """Raise ValueError if a missing run is recorded with other settings."""
+        if self.recorded is None:
+            return
+        for settings in self.missing():
+            folder = Path(settings.output)
+            for cell in self.cells[folder.parent]:
+                key = (cell.row, cell.benchmark, cell.protocol, settings.run)
+                self.recorded.check_replaceable(key, *self.settings_texts[folder])
 
     def add_run_of(self, settings: RunSettings) -> None:
         """Record the finished run of these settings for all of its cells."""
@@ -202,13 +219,17 @@ class Recorder:
             self.add_run_of(settings)
 
     def runs_of(self, cell: Cell, numbers: Sequence[int]) -> list[Run]:
-        """Read the runs of a cell: from their folders, else from the recorded ones."""
+        """Read the runs of a cell: those recorded, and the others from their folders.
+
+        A folder beside a recorded run may have other settings, which nothing checks.
+        """
         runs: dict[int, Run] = {}
         for number in numbers:
             line = self._line(cell, number)
             if line is not None:
                 runs[number] = line
-        for run in runs_in_folders(cell, numbers):
+        others = [number for number in numbers if number not in runs]
+        for run in runs_in_folders(cell, others):
             runs[run.number] = run
         return [runs[number] for number in numbers if number in runs]
 
@@ -436,8 +457,11 @@ def run_script(main: Callable[[], int | None], smoke_test: bool = True) -> None:
             print(notice)
         try:
             code = main()
-        except (ValueError, ImportError, ConnectionError, EngineError) as error:
+        except (ValueError, ImportError, EngineError, FolderInUseError) as error:
             print(printable(f"error: {error}"), file=sys.stderr)
+            sys.exit(1)
+        except OSError as error:  # a full disk, a folder that cannot be written to
+            print(printable(f"error: {error}; {WHAT_IS_FINISHED}"), file=sys.stderr)
             sys.exit(1)
         if notice:
             print(notice)

@@ -4,8 +4,10 @@ A line has all that the tables read of a run, so that a table can be made, and i
 missing runs be done, where the run folders are not.
 """
 
+import contextlib
 import csv
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import numpy as np
 from support.runs import FinishedRun, same_settings, settings_hash
 
 from crumb_avalanche.runs.run_folder import write_csv
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked_file
 
 COLUMNS = (
     "row",
@@ -32,6 +35,7 @@ COLUMNS = (
     "accuracy_of_batches",
     "settings",
 )
+PATIENCE = 60.0  # seconds in which another process writes its line
 NOT_TESTED = "none"  # in accuracy_after
 
 
@@ -188,22 +192,82 @@ class RecordedRuns:
     def __init__(self, path: Path):
         self.path = path
         self.runs: dict[Key, RecordedRun] = {}
-        if path.exists():
-            for run in read_recorded(path):
-                self.runs[key_of(run)] = run
+        self.read()
 
-    def get(self, benchmark: str, number: int, settings: str) -> RecordedRun | None:
-        """Look up a run by what decides its result; None if it is not recorded."""
+    def get(self, benchmark: str, number: int, *texts: str) -> RecordedRun | None:
+        """Look up a run by what decides its result; None if it is not recorded.
+
+        Args:
+            benchmark: name of the stream.
+            number: number of the run.
+            texts: its settings, as lines of today and earlier ones list them.
+        """
         for run in self.runs.values():
-            numbered = (run.benchmark, run.number) == (benchmark, number)
-            if numbered and same_settings(run.settings, settings):
+            if (run.benchmark, run.number) != (benchmark, number):
+                continue
+            if any(same_settings(run.settings, text) for text in texts):
                 return run
         return None
 
+    def check_replaceable(self, key: Key, *texts: str) -> None:
+        """Raise unless the run of a key may be written.
+
+        Args:
+            key: what identifies the run within its table.
+            texts: its settings, as lines of today and earlier ones list them.
+
+        Raises:
+            ValueError: another run is recorded under the same key.
+        """
+        recorded = self.runs.get(key)
+        if recorded is None:
+            return
+        if any(same_settings(recorded.settings, text) for text in texts):
+            return
+        row, benchmark, protocol, number = key
+        raise ValueError(
+            f"{self.path} has run {number} of {row!r} ({benchmark}, {protocol}) with "
+            f"the settings {recorded.settings}, and this run has {texts[0]}; a line is "
+            "not replaced by one of other settings: give another --recorded file, or "
+            "remove the line"
+        )
+
     def add(self, run: RecordedRun) -> None:
-        """Add a run, in place of one of the same row and number, and write the file."""
-        self.runs[key_of(run)] = run
-        write_recorded(self.path, list(self.runs.values()))
+        """Add a run, or replace the same run, and write the file.
+
+        The file is locked and read again, so that lines of other processes stay.
+
+        Raises:
+            ValueError: a run of other settings is recorded for its row and number.
+            FolderInUseError: another process keeps the file locked.
+        """
+        with _locked_for_long(self.path):
+            self.read()
+            self.check_replaceable(key_of(run), run.settings)
+            self.runs[key_of(run)] = run
+            write_recorded(self.path, list(self.runs.values()))
+
+    def read(self) -> None:
+        """Read the runs that are in the file now."""
+        self.runs = {}
+        if self.path.exists():
+            for run in read_recorded(self.path):
+                self.runs[key_of(run)] = run
+
+
+@contextlib.contextmanager
+def _locked_for_long(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, for which other processes are waited for."""
+    deadline = time.monotonic() + PATIENCE
+    with contextlib.ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locked_file(path))
+                break
+            except FolderInUseError:
+                if time.monotonic() > deadline:
+                    raise
+        yield
 
 
 def key_of(run: RecordedRun) -> Key:
@@ -212,7 +276,11 @@ def key_of(run: RecordedRun) -> Key:
 
 
 def read_recorded(path: Path) -> list[RecordedRun]:
-    """Read a file of recorded runs; ValueError if it has other columns."""
+    """Read a file of recorded runs.
+
+    Raises:
+        ValueError: the file has other columns, or a line is damaged.
+    """
     with open(path, newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if tuple(reader.fieldnames or ()) != COLUMNS:
@@ -220,7 +288,20 @@ def read_recorded(path: Path) -> list[RecordedRun]:
                 f"{path} has the columns {', '.join(reader.fieldnames or ())}; recorded "
                 f"runs have {', '.join(COLUMNS)}: record the table again"
             )
-        return [RecordedRun.of_line(line) for line in reader]
+        return [_run_of_line(line, path, reader.line_num) for line in reader]
+
+
+def _run_of_line(line: dict[str, str], path: Path, number: int) -> RecordedRun:
+    """Read a line of a file, whose number is for the error."""
+    if None in line or None in line.values():
+        raise ValueError(
+            f"line {number} of {path} does not have {len(COLUMNS)} values, as one that "
+            "was cut off; restore the line, or remove it and run it again"
+        )
+    try:
+        return RecordedRun.of_line(line)
+    except ValueError as error:
+        raise ValueError(f"line {number} of {path} is damaged: {error}") from error
 
 
 def write_recorded(path: Path, runs: Sequence[RecordedRun]) -> None:

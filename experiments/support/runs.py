@@ -2,17 +2,20 @@
 
 import hashlib
 import json
+import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import torch
 import yaml
 from support.statistics import batch_accuracies
 
+from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.runs.plan import DEFAULTS, RunPlan, default_settings
 from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
@@ -28,22 +31,61 @@ NEEDED = ("final_accuracy", "accuracy_after", "final_accuracy_per_experience")
 OWN_COLUMNS = {"benchmark", "run", "runs"}
 # Settings whose value is listed even where it is the default.
 ALWAYS_LISTED = {*DEFAULTS, "replay_weight"}
+METHOD = "method."  # before the name of a setting of a method
+PRESET = "preset"  # listed first by lines of today, and not at all by earlier ones
 # Settings that are listed by the file's name and content, without its folder.
 FILES = {"weights", "pretrained"}
+# Characters that stand for themselves in a value of a list; a space does not.
+PLAIN_CHARACTERS = string.punctuation.replace("%", "")
 
 
 def settings_text(settings: Mapping[str, Any], contents: Mapping[str, str]) -> str:
     """List settings of a run as ``name=value``, separated by spaces.
 
-    Left out are those of `OWN_COLUMNS`, those that do not change results, and defaults
-    but for `ALWAYS_LISTED`. A file is listed by its name, ``@`` and the first 8
-    hexadecimal digits of its SHA-256, so that the text is the same on every machine.
+    The preset comes first, and always; then all settings that differ from the default
+    of `RunSettings`, those of `ALWAYS_LISTED` and all of the method. Left out are those
+    of `OWN_COLUMNS` and those that do not change results. A learning rate of ``None``
+    is tuned. Spaces and other odd characters of a value are percent-encoded. A file is
+    listed by its name, ``@`` and the first 8 hexadecimal digits of its SHA-256, so that
+    the text is the same on every machine.
 
     Args:
         settings: flat settings of a `RunPlan`.
         contents: hash of the content of each file, as in the provenance of a result.
     """
-    preset = settings.get("preset") or "paper"
+    preset = settings.get(PRESET) or "paper"
+    own_defaults = vars(RunSettings())
+    texts = [f"{PRESET}={preset}"]
+    for name, value in settings.items():
+        if name in NON_RESULT_SETTINGS | OWN_COLUMNS | {PRESET}:
+            continue
+        is_always_listed = name in ALWAYS_LISTED or name.startswith(METHOD)
+        if value == own_defaults.get(name) and not is_always_listed:
+            continue
+        if name in FILES and value is not None:
+            value = _file_text(value, contents.get(name, ""))
+        texts.append(_word(name, value))
+    return " ".join(texts)
+
+
+def _word(name: str, value: object) -> str:
+    """A setting of a list."""
+    return f"{name}={quote(str(value), safe=PLAIN_CHARACTERS)}"
+
+
+def earlier_settings_text(
+    settings: Mapping[str, Any], contents: Mapping[str, str]
+) -> str:
+    """List settings of a run as recorded lines without a preset do.
+
+    They leave out the preset, all of its values but for `ALWAYS_LISTED`, and what is
+    ``None``.
+
+    Args:
+        settings: flat settings of a `RunPlan`.
+        contents: hash of the content of each file, as in the provenance of a result.
+    """
+    preset = settings.get(PRESET) or "paper"
     usual = default_settings(settings["benchmark"], preset, settings["strategy"])
     texts = []
     for name, value in settings.items():
@@ -68,26 +110,51 @@ def _file_text(path: str, content: str) -> str:
 
 def planned_settings(cell: RunSettings) -> str:
     """List the settings of a run still to be done, as `FinishedRun.settings` does."""
+    return planned_texts(cell)[0]
+
+
+def planned_texts(cell: RunSettings) -> tuple[str, str]:
+    """List the settings of a run still to be done, as lines of today and earlier ones.
+
+    A recorded run of these settings agrees with one of the two; see `same_settings`.
+    """
     plan = RunPlan.of(cell)
-    return settings_text(flat(vars(plan)), provenance(plan))
+    settings = flat(vars(plan))
+    contents = provenance(plan)
+    return settings_text(settings, contents), earlier_settings_text(settings, contents)
 
 
 def same_settings(recorded: str, planned: str) -> bool:
     """Tell whether a recorded run has the settings of a run still to be done.
 
     A setting that a recorded run does not name is newer than the run: it agrees if the
-    planned value is the default, with which results stay as they were.
+    planned value is the default, with which results stay as they were. The learning
+    rate is none of them: where it is not named, it is tuned.
 
     Args:
         recorded: list of settings of the recorded run, see `settings_text`.
-        planned: list of settings of the run still to be done.
+        planned: list of settings of the run still to be done, of the same form: with a
+            preset, or without.
     """
-    names = {text.partition("=")[0] for text in recorded.split(" ")}
-    newer_defaults = {
-        f"{name}={value}" for name, value in DEFAULTS.items() if name not in names
-    }
+    recorded_texts = recorded.split(" ")
+    names = {text.partition("=")[0] for text in recorded_texts}
+    names.add("learning_rate")
+    newer_defaults = set()
+    for name, value in {**DEFAULTS, **_method_defaults(planned)}.items():
+        if name not in names:
+            newer_defaults.add(_word(name, value))
     texts = [text for text in planned.split(" ") if text not in newer_defaults]
-    return texts == recorded.split(" ")
+    return texts == recorded_texts
+
+
+def _method_defaults(settings: str) -> dict[str, Any]:
+    """Defaults of the settings of the method of a list, by name."""
+    for text in settings.split(" "):
+        name, _, strategy = text.partition("=")
+        if name == "strategy" and strategy in STRATEGIES:
+            method = asdict(get_strategy(strategy).settings())
+            return {f"{METHOD}{name}": value for name, value in method.items()}
+    return {}
 
 
 def settings_hash(settings: str) -> str:

@@ -16,10 +16,17 @@ from support.recorded_runs import (
     read_recorded,
     write_recorded,
 )
-from support.runs import FinishedRun, planned_settings, settings_hash, settings_text
+from support.runs import (
+    FinishedRun,
+    planned_settings,
+    planned_texts,
+    settings_hash,
+    settings_text,
+)
 
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, flat
+from crumb_avalanche.system.folder_lock import FolderInUseError, locked_file
 
 RUN = RecordedRun(
     row="Ours",
@@ -93,17 +100,65 @@ def test_a_setting_newer_than_the_run_agrees_by_default(path, tables, same):
     assert (run == RUN) is same
 
 
+def test_a_setting_of_the_method_newer_than_the_run_agrees_by_default(path):
+    recorded = RecordedRuns(path)
+    assert recorded.get("eth80", 3, f"{RUN.settings} method.readout=head") == RUN
+    assert recorded.get("eth80", 3, f"{RUN.settings} method.readout=none") is None
+
+
 def test_a_setting_that_is_gone_does_not_agree(path):
     name_of_last = RUN.settings.rpartition(" ")[0]
     assert RecordedRuns(path).get("eth80", 3, name_of_last) is None
 
 
-def test_a_new_run_takes_the_line_of_its_row(path):
+def test_a_new_run_has_a_line_of_its_own(path):
     recorded = RecordedRuns(path)
-    recorded.add(replace(RUN, final=60.0, settings="strategy=crumb"))
+    recorded.add(replace(RUN, final=60.0))
     recorded.add(replace(RUN, number=4))
     runs = read_recorded(path)
     assert [(run.number, run.final) for run in runs] == [(3, 60.0), (4, 82.5)]
+
+
+def test_a_run_of_other_settings_replaces_no_line(path):
+    other = replace(RUN, settings="strategy=crumb replay_weight=1.0")
+    with pytest.raises(ValueError, match=r"run 3 of 'Ours'.*give another --recorded"):
+        RecordedRuns(path).add(other)
+    assert read_recorded(path) == [RUN]
+
+
+def test_lines_of_another_process_stay(path):
+    first = RecordedRuns(path)
+    second = RecordedRuns(path)
+    first.add(replace(RUN, number=4))
+    second.add(replace(RUN, number=5))
+    assert [run.number for run in read_recorded(path)] == [3, 4, 5]
+
+
+def test_a_file_is_locked_while_it_is_changed(path, monkeypatch):
+    monkeypatch.setattr("support.recorded_runs.PATIENCE", 0.0)
+    with (
+        locked_file(path),
+        pytest.raises(FolderInUseError, match="is being changed by another process"),
+    ):
+        RecordedRuns(path).add(replace(RUN, number=4))
+
+
+def test_a_line_that_is_cut_off_is_named(path):
+    text = path.read_text()
+    path.write_text(text[: text.index(",46a1cb66")])
+    with pytest.raises(ValueError, match=r"line 2 of .* cut off; restore the line, or"):
+        read_recorded(path)
+
+
+def test_a_line_without_a_number_is_named(path):
+    path.write_text(path.read_text().replace("82.5,12.3", "much,12.3"))
+    with pytest.raises(ValueError, match=r"line 2 of .* is damaged: could not convert"):
+        read_recorded(path)
+
+
+def test_a_rate_that_is_not_named_is_tuned(path):
+    planned = f"{RUN.settings} learning_rate=0.001"
+    assert RecordedRuns(path).get("eth80", 3, planned) is None
 
 
 def test_edited_settings_are_refused(path):
@@ -143,6 +198,28 @@ def test_planned_settings_name_a_file_by_its_content(settings, tmp_path):
     listed = planned_settings(settings)
     assert listed == planned_settings(replace(settings, weights=str(elsewhere)))
     assert f"weights={elsewhere.name}@" in listed
+
+
+def test_the_preset_is_always_listed(settings):
+    assert planned_settings(settings).startswith("preset=paper ")
+
+
+def test_a_line_without_a_preset_is_accepted(settings, path):
+    _, earlier = planned_texts(settings)
+    write_recorded(path, [replace(RUN, settings=earlier)])
+    assert "preset=" not in earlier
+    recorded = RecordedRuns(path)
+    assert recorded.get("eth80", 3, *planned_texts(settings)) is not None
+    assert recorded.get("eth80", 3, planned_settings(settings)) is None
+
+
+def test_a_space_in_a_file_name_separates_nothing(settings, tmp_path):
+    spaced = tmp_path / "my weights.npz"
+    spaced.write_bytes(Path(settings.weights).read_bytes())
+    listed = planned_settings(replace(settings, weights=str(spaced)))
+    words = [word for word in listed.split(" ") if word.startswith("weights=")]
+    assert words[0].startswith("weights=my%20weights.npz@")
+    assert all("=" in word for word in listed.split(" "))
 
 
 def test_the_replay_weight_is_always_listed(settings):
@@ -216,10 +293,18 @@ def test_recorded_runs_are_not_done_elsewhere(table):
     assert finding.finals == [80.0, 80.5, 81.0]
 
 
-def test_runs_of_other_settings_are_done_again(table):
+def test_runs_of_other_settings_are_refused(table):
     table("here", "--runs", "0")
-    _, ran = table("elsewhere", "--runs", "0", "--replay-weight", "1")
-    assert ran == [0]
+    with pytest.raises(ValueError, match=r"run 0 of 'Ours' .* not replaced by one of"):
+        table("elsewhere", "--runs", "0", "--replay-weight", "1")
+
+
+def test_a_recorded_run_goes_before_a_folder(table, tmp_path):
+    """A folder of other settings is no part of the table."""
+    table("here", "--runs", "0")
+    made_run(tmp_path / "elsewhere" / "ours" / "run0", 20)
+    finding, ran = table("elsewhere", "--runs", "0")
+    assert ran == [] and finding.finals == [80.0]
 
 
 def test_finished_folders_are_added(table, tmp_path):

@@ -5,11 +5,20 @@ from pathlib import Path
 
 import pytest
 from called_script import called
-from repeat import Repeated, chosen_runs, kind_of, path_of, settings_of, value_of
+from repeat import (
+    Repeated,
+    chosen_runs,
+    kind_of,
+    path_of,
+    settings_of,
+    table_name,
+    value_of,
+)
 from support.recorded_runs import RecordedRun, read_recorded, write_recorded
 from support.runs import FinishedRun, planned_settings
 
-from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.settings import RunSettings, result_settings
 
 QUICK = ["--quick", "--strategies", "finetune", "--processes", "0"]
 
@@ -49,6 +58,54 @@ def test_settings_of_a_method_are_read_back(tmp_path):
     line = planned_settings(settings)
     run = made(settings=line, benchmark="toy_shapes")
     assert planned_settings(settings_of(run, [], None, tmp_path)) == line
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"preset": "tuned"},
+        {"preset": "recommended", "method": {"looks": "1"}},
+        {"preset": "reference", "family": "fair"},
+        {"strategy": "offline", "mem_size": 9, "precision": "bf16"},
+        {"strategy": "gem", "family": "fair"},
+        {"strategy": "crumb", "family": "paper"},
+        {"strategy": "stable_sgd", "family": "fair"},
+        {"classes_per_experience": 3, "batch_size": 7, "replay_limit": 4},
+    ],
+)
+def test_a_line_repeats_the_plan_of_its_run(given, tmp_path):
+    planned = RunSettings(benchmark="toy_shapes", weights="none", **given)
+    run = made(settings=planned_settings(planned), benchmark="toy_shapes")
+    repeated = settings_of(run, [], None, tmp_path)
+    plan = RunPlan.of(planned)
+    plan_again = RunPlan.of(repeated)
+    assert result_settings(vars(plan_again)) == result_settings(vars(plan))
+
+
+def test_a_line_of_an_unknown_preset_is_refused(tmp_path):
+    run = made(settings="strategy=crumb codebook_init=kmeans")
+    with pytest.raises(ValueError, match=r"does not say its preset.*record its table"):
+        settings_of(run, [], None, tmp_path)
+
+
+def test_a_file_with_a_space_in_its_name_is_found(tmp_path):
+    run = made(settings="preset=paper strategy=crumb weights=my%20w.npz@01234567")
+    settings = settings_of(run, [tmp_path / "my w.npz"], None, tmp_path)
+    assert settings.weights == str(tmp_path / "my w.npz")
+
+
+def test_runs_of_two_tables_have_folders_of_their_own():
+    assert table_name(Path("results/table1_runs.csv")) == "table1"
+    assert table_name(Path("x/table1_cifar100_runs.csv")) == "table1_cifar100"
+
+
+def test_a_repetition_of_other_settings_is_refused(recorded, tmp_path):
+    words = ["--processes", "0", "--output", tmp_path]
+    assert called("repeat", recorded, *words).returncode == 0
+    (config,) = tmp_path.glob("table1/*/run0/config.yaml")
+    config.write_text(config.read_text().replace("momentum: 0.9", "momentum: 0.5"))
+    process = called("repeat", recorded, "--table-only", *words)
+    assert process.returncode == 1 and "run0" in process.stderr, process.stdout
 
 
 def made(**changes):
@@ -116,7 +173,15 @@ def test_kind_of_a_method(strategy, kind):
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("5.0", 5.0), ("1e-05", 1e-5), ("False", False), ("crumb", "crumb"), ("9", 9)],
+    [
+        ("5.0", 5.0),
+        ("1e-05", 1e-5),
+        ("False", False),
+        ("None", None),
+        ("crumb", "crumb"),
+        ("9", 9),
+        ("1,0.6", "1,0.6"),
+    ],
 )
 def test_values_of_settings(text, value):
     assert value_of(text) == value

@@ -4,6 +4,7 @@ Options, help, the table of no runs, and a whole quick run that leaves its files
 """
 
 import csv
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -503,3 +504,13 @@ def test_starts_that_exist(tmp_path):
         "--cifar100-start" in process.stderr
         and "no such file; make it with crumb pretrain" in process.stderr
     )
+
+
+def test_a_full_disk_is_one_line(capsys):
+    def main():
+        raise OSError(errno.ENOSPC, "No space left on device", "table1.csv")
+
+    with pytest.raises(SystemExit, match="1"):
+        run_script(main)
+    words = capsys.readouterr().err
+    assert "table1.csv" in words and "give the same command again" in words
