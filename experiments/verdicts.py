@@ -94,12 +94,12 @@ class RecordedFamily:
 
     Attributes:
         accuracies: accuracy in percent by row and number of the run.
-        splits: hash of the table of frames by number of the run.
+        splits: hash of the table of frames by row and number of the run.
         s4: corrected p-value of the paper's test by row, as text.
     """
 
     accuracies: dict[str, dict[int, float]]
-    splits: dict[int, str]
+    splits: dict[str, dict[int, str]]
     s4: dict[str, str]
 
     @classmethod
@@ -107,12 +107,13 @@ class RecordedFamily:
         """Read the files that a family of `rows/verdicts.yaml` names."""
         only = family.get("only", {})
         accuracies: dict[str, dict[int, float]] = {}
-        splits = {}
+        splits: dict[str, dict[int, str]] = {}
         for line in read(ROOT / family["runs"], only):
             number = int(line["run"])
             accuracy = float(line.get("final_accuracy") or line["accuracy"])
             accuracies.setdefault(line["row"], {})[number] = accuracy
-            splits[number] = line.get("frame_table_sha256") or line["frame_table"]
+            split = line.get("frame_table_sha256") or line["frame_table"]
+            splits.setdefault(line["row"], {})[number] = split
         s4 = {}
         if "recorded" in family:
             for line in read(ROOT / family["recorded"], only):
@@ -143,7 +144,8 @@ def comparisons(family: dict) -> list[Verdict]:
         is_reference = row == reference or accuracies == ours
         if is_reference or row not in family.get("rows", [row]):
             continue
-        difference = paired(ours, accuracies, recorded.splits)
+        splits = recorded.splits
+        difference = paired(ours, accuracies, splits[reference], splits[row])
         if difference is not None:
             references[row] = reference
             differences[row] = difference

@@ -79,10 +79,30 @@ class Paired:
         return "level" if is_level else "not shown"
 
 
+def numbers_of_other_images(
+    splits: Mapping[int, Hashable], other_splits: Mapping[int, Hashable]
+) -> list[int]:
+    """Return the numbers whose runs of two methods saw different splits of the data.
+
+    Args:
+        splits: hash of the table of frames of a method's runs, by number; an empty one
+            or ``None`` is unknown, and agrees with all.
+        other_splits: those of another method.
+    """
+    numbers = []
+    for number in splits.keys() & other_splits.keys():
+        split = splits[number]
+        other_split = other_splits[number]
+        if split and other_split and split != other_split:
+            numbers.append(number)
+    return sorted(numbers)
+
+
 def paired(
     reference: Mapping[int, float],
     compared: Mapping[int, float],
     splits: Mapping[int, Hashable],
+    compared_splits: Mapping[int, Hashable] | None = None,
 ) -> Paired | None:
     """Compare the accuracies of two methods in runs of the same number.
 
@@ -94,11 +114,27 @@ def paired(
     Args:
         reference: accuracy in percent of a method, by number of the run.
         compared: that of another method; differences are this one less the reference.
-        splits: what runs of one split share, such as the hash of a table of frames.
+        splits: what runs of one split share, such as the hash of a table of frames, of
+            the reference.
+        compared_splits: those of the other method; ``None`` if they are known to be the
+            same.
 
     Returns:
         The comparison; None without a run that both have.
+
+    Raises:
+        ValueError: two runs of one number saw different splits.
     """
+    common = {number: splits.get(number) for number in reference if number in compared}
+    differing = numbers_of_other_images(common, compared_splits or {})
+    if differing:
+        number = differing[0]
+        raise ValueError(
+            f"run {number}: the two runs that are compared saw different images (frame "
+            f"tables {splits[number]} and {(compared_splits or {})[number]}), and runs "
+            "of one number are compared on the same ones: do one of them again on the "
+            "images of the other"
+        )
     differences = {}  # in points, by number of the run
     for number, accuracy in reference.items():
         if number in compared:

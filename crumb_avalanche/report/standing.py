@@ -1,9 +1,14 @@
 """Say in a sentence which method is ahead, by how much, and how surely."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from crumb_avalanche.report.paired import LEAST_UNITS, Paired, paired
+from crumb_avalanche.report.paired import (
+    LEAST_UNITS,
+    Paired,
+    numbers_of_other_images,
+    paired,
+)
 from crumb_avalanche.report.runs import Group, Run, Stream, streams_of
 from crumb_avalanche.system.words import counted
 
@@ -69,33 +74,55 @@ def _comparison(first: Group, second: Group) -> str:
     Args:
         first, second: the groups; their runs of the same number are compared.
     """
-    # Hash of the table of frames, which runs of one split share, by number of the run.
-    splits = {}
-    for run in (*second.runs, *first.runs):
-        splits[run.result["run"]] = run.result.get("frame_table_sha256")
-    comparison = paired(_final_by_run(second), _final_by_run(first), splits)
+    splits = _split_by_run(first)
+    dropped = numbers_of_other_images(splits, _split_by_run(second))
+    first_finals = _without_numbers(_final_by_run(first), dropped)
+    second_finals = _without_numbers(_final_by_run(second), dropped)
+    note = ""
+    if dropped:
+        numbers = ", ".join(map(str, dropped))
+        note = f" Runs of different images are not compared: {numbers}."
+    comparison = paired(second_finals, first_finals, splits)
     if comparison is None:
         return (
             f"{first.label} and {second.label} end at {_final_accuracy(first):.1f} % "
             f"and {_final_accuracy(second):.1f} %; they have no run number in common, "
-            "so their difference is not judged."
+            f"so their difference is not judged.{note}"
         )
     if comparison.mean < 0:  # in the common runs, the second is the better one
         first, second = second, first
-        comparison = paired(_final_by_run(second), _final_by_run(first), splits)
+        first_finals, second_finals = second_finals, first_finals
+        comparison = paired(second_finals, first_finals, splits)
         assert comparison is not None, "the same runs are compared"
     common_numbers = comparison.differences.keys()
     means = []  # over the common runs
     has_other_runs = False
-    for group in (first, second):
-        finals = _final_by_run(group)
+    for group, finals in ((first, first_finals), (second, second_finals)):
         mean = fmean(finals[number] for number in common_numbers)
         means.append(f"{mean:.1f} %")
-        has_other_runs |= finals.keys() != common_numbers
+        has_other_runs |= _final_by_run(group).keys() != common_numbers
     accuracies = " and ".join(means)
     if has_other_runs:
         accuracies += " in the runs that both have"
-    return _difference_text(first.label, second.label, accuracies, comparison)
+    return _difference_text(first.label, second.label, accuracies, comparison) + note
+
+
+def _without_numbers(
+    finals: Mapping[int, float], numbers: Sequence[int]
+) -> dict[int, float]:
+    """Return the accuracies of the runs that do not have some numbers."""
+    return {number: final for number, final in finals.items() if number not in numbers}
+
+
+def _split_by_run(group: Group) -> dict[int, str | None]:
+    """Return the hash of the table of frames of each run of a group, by its number.
+
+    Runs of one split share it.
+    """
+    splits = {}
+    for run in group.runs:
+        splits[run.result["run"]] = run.result.get("frame_table_sha256")
+    return splits
 
 
 def _final_by_run(group: Group) -> dict[int, float]:

@@ -5,7 +5,6 @@ The difference to the paper is given on the paper's benchmark only; the differen
 for our runs.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -215,12 +214,13 @@ def compared(finding: Finding, reference: Sequence[Run]) -> Finding:
     theirs = finals_of(finding.runs)
     return replace(
         finding,
-        paired=paired(ours, theirs, splits_of(reference)),
+        paired=paired(ours, theirs, splits_of(reference), splits_of(finding.runs)),
         s4=tested_on_batches(reference, finding.runs),
         s4_filtered=tested_on_batches(filtered_runs(reference)[0], finding.filter[0]),
     )
 
 
+PValues = dict[Path | None, float | None]  # by folder; None if too few were compared
 # Names of a test, and of its corrected p-value.
 TESTS = {"paired": "p_holm", "s4": "s4_holm", "s4_filtered": "s4_filtered_holm"}
 
@@ -228,17 +228,27 @@ TESTS = {"paired": "p_holm", "s4": "s4_holm", "s4_filtered": "s4_filtered_holm"}
 def corrected(findings: Sequence[Finding]) -> list[Finding]:
     """Correct the p-values of findings within each benchmark and protocol."""
     result = list(findings)
-    indices_of_family: dict[tuple[str, str], list[int]] = defaultdict(list)
-    for index, finding in enumerate(findings):
-        if finding.paired is not None:
-            indices_of_family[family_of(finding)].append(index)
-    for indices in indices_of_family.values():
-        for test, name in TESTS.items():
-            p_values = _corrected_by_folder([findings[i] for i in indices], test)
-            for index in indices:
-                p = p_values[findings[index].cell.folder]
-                result[index] = replace(result[index], **{name: p})
+    for family in dict.fromkeys(map(family_of, findings)):
+        indices = []
+        for index, finding in enumerate(findings):
+            if finding.paired is not None and family_of(finding) == family:
+                indices.append(index)
+        of_family = _corrected_family([findings[index] for index in indices])
+        for index, finding in zip(indices, of_family):
+            result[index] = finding
     return result
+
+
+def _corrected_family(findings: Sequence[Finding]) -> Sequence[Finding]:
+    """Correct the p-values of the compared findings of a benchmark and protocol."""
+    for test, corrected_name in TESTS.items():
+        p_of_folder = _corrected_by_folder(findings, test)
+        changed = []
+        for finding in findings:
+            p = p_of_folder[finding.cell.folder]
+            changed.append(replace(finding, **{corrected_name: p}))
+        findings = changed
+    return findings
 
 
 def family_of(finding: Finding) -> tuple[str, str]:
@@ -246,13 +256,19 @@ def family_of(finding: Finding) -> tuple[str, str]:
     return finding.cell.benchmark, finding.cell.protocol
 
 
-def _corrected_by_folder(
-    findings: Iterable[Finding], test: str
-) -> dict[Path | None, float | None]:
-    """Correct the p-values of a test, of which each folder counts once."""
-    p_values: dict[Path | None, float | None] = {}
+def _corrected_by_folder(findings: Iterable[Finding], test: str) -> PValues:
+    """Correct the p-values of a test, of which each folder counts once.
+
+    Args:
+        findings: of one family.
+        test: name of the test, a key of `TESTS`.
+    """
+    p_of_folder: PValues = {}
     for finding in findings:
+        folder = finding.cell.folder
+        if folder in p_of_folder:
+            continue
         comparison = getattr(finding, test)
-        if finding.cell.folder not in p_values:
-            p_values[finding.cell.folder] = comparison and comparison.p
-    return dict(zip(p_values, holm(list(p_values.values()))))
+        p_of_folder[folder] = None if comparison is None else comparison.p
+    corrected_values = holm(list(p_of_folder.values()))
+    return dict(zip(p_of_folder, corrected_values))

@@ -418,3 +418,16 @@ def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):
         if int(line["units"]) < 5
     ]
     assert fewer and all(line["verdict"] == "not decided" for line in fewer)
+
+
+def test_runs_of_different_images_are_not_paired():
+    first = {0: "a", 1: "b"}
+    finals = {0: 1.0, 1: 2.0}
+    with pytest.raises(ValueError, match=r"run 1: .* saw different images"):
+        paired(finals, finals, first, {0: "a", 1: "c"})
+
+
+def test_unknown_images_are_paired():
+    finals = {0: 1.0, 1: 2.0}
+    comparison = paired(finals, finals, {0: "a", 1: "b"}, {0: "", 1: "b"})
+    assert comparison is not None and comparison.mean == 0

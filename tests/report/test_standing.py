@@ -82,6 +82,16 @@ def test_the_best_two(tmp_path, finals, words):
     assert text == f"{words} Chance is 25.0 %."
 
 
+def test_runs_of_other_images_are_not_compared(tmp_path):
+    groups = groups_with(tmp_path, {"crumb": runs_of(3 * [70.0])})
+    groups += groups_with(tmp_path, {"finetune": runs_of(3 * [25.0])})
+    groups[1].runs[2].result["frame_table_sha256"] = "another split"
+    (text,) = standings(groups)
+    assert "70.0 % and 25.0 % in the runs that both have" in text
+    assert "2 runs)" in text
+    assert "Runs of different images are not compared: 2." in text
+
+
 def test_a_joint_learner_is_no_rival(tmp_path):
     finals = {"crumb": {0: 70.0}, "offline": {0: 60.0}}
     (text,) = standings(groups_with(tmp_path, finals))
