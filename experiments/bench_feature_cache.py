@@ -100,7 +100,7 @@ def rows_of(strategies: Sequence[str], cache: Path) -> dict[str, dict]:
 
 
 def main() -> int:
-    parser = parser_for(__doc__, "runs/bench_feature_cache")
+    parser = parser_for(__doc__, "runs/bench_feature_cache", recorded=False)
     parser.add_argument(
         "--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME"
     )

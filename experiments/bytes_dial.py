@@ -142,7 +142,7 @@ def picture(findings: Sequence[Finding]) -> Figure:
 
 
 def main() -> int:
-    parser = parser_for(__doc__, "runs/bytes_dial", several=True)
+    parser = parser_for(__doc__, "runs/bytes_dial", several=True, recorded=False)
     parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
     parser.add_argument(
         "--rows",

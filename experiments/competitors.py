@@ -172,7 +172,7 @@ def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
 def main() -> int:
     from crumb_avalanche.methods.registry import STRATEGIES
 
-    parser = parser_for(__doc__, f"runs/{TABLE}")
+    parser = parser_for(__doc__, f"runs/{TABLE}", recorded=False)
     parser.add_argument(
         "--family",
         choices=["fair", "paper"],

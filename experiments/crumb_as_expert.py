@@ -168,7 +168,9 @@ def csv_rows_of(row: Row, splits: dict[int, str]) -> list[list[object]]:
 
 
 def main() -> int:
-    chosen = parser_for(__doc__, f"runs/{TABLE}", several=True).parse_args()
+    chosen = parser_for(
+        __doc__, f"runs/{TABLE}", several=True, recorded=False
+    ).parse_args()
     own_presets(chosen, "every expert")
     options = common_options(chosen)
     findings, failed = options.found(cells_of(options))

@@ -338,7 +338,7 @@ def cells_of(
 
 
 def main() -> int:
-    parser = parser_for(__doc__, "runs/fig4", several=True)
+    parser = parser_for(__doc__, "runs/fig4", several=True, recorded=False)
     add = parser.add_argument
     add("--figure", choices=["4", "S3"], default="4", help="figure of the paper")
     add("--pretrained", help="file of crumb pretrain (256x8) that CRUMB starts from")

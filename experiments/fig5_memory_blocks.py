@@ -252,7 +252,7 @@ def most_used_blocks(usage: Usage, count: int) -> list[int]:
 
 
 def main() -> int:
-    parser = parser_for(__doc__, "runs/fig5")
+    parser = parser_for(__doc__, "runs/fig5", recorded=False)
     parser.set_defaults(runs="0")
     parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
     parser.add_argument(

@@ -28,7 +28,7 @@ from named_unknown import Objects, Trial, rows_of_objects
 from open_set import photo_table
 from scipy.optimize import minimize
 from support.common_options import run_script
-from support.open_set import add_network_options, features_of, learner_of
+from support.open_set import add_network_options, features_of, learner_of, output_of
 
 from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
@@ -386,7 +386,7 @@ def main() -> None:
             if isinstance(value, Line):
                 lines.append([classes, name, *value])
                 print(f"        {name}={value},")
-    write_csv(Path(chosen.output) / "known_prior.csv", lines)
+    write_csv(output_of(chosen) / "known_prior.csv", lines)
 
 
 if __name__ == "__main__":

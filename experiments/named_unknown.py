@@ -39,6 +39,7 @@ from support.open_set import (
     auroc,
     features_of,
     learner_of,
+    output_of,
     right,
     teach_copy,
 )
@@ -603,7 +604,7 @@ def main() -> None:
     for key, measures in rows:
         values = [f"{value:.5f}" for value in measures.values]
         cells.append([*key, *values])
-    output = Path(chosen.output)
+    output = output_of(chosen)
     write_csv(output / "named_unknown.csv", [[*HEADER, *names], *cells])
     header = [*HEADER[:3], *names]
     lines = means_of(rows)

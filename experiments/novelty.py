@@ -16,7 +16,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -27,6 +26,7 @@ from support.open_set import (
     familiarity,
     features_of,
     learner_of,
+    output_of,
     right,
     teach_copy,
 )
@@ -194,7 +194,7 @@ def main() -> None:
         order = order_of(chosen, learner, run)
         for stage in measured(learner._classifier, order, chosen.every):
             lines.append([str(run), *stage.cells])
-    write_csv(Path(chosen.output) / "novelty.csv", [HEADER, *lines])
+    write_csv(output_of(chosen) / "novelty.csv", [HEADER, *lines])
     print(table(HEADER, lines))
 
 

@@ -53,7 +53,9 @@ from support.open_set import (
     cached_features,
     familiarity,
     features_of,
+    files_key,
     learner_of,
+    output_of,
     run_stream,
     share_below_zero,
     teach_copy,
@@ -361,8 +363,10 @@ def scenes_of(
             batch = map(learner._transform, images[start : start + BATCH])
             yield torch.stack(list(batch))
 
+    files_of_objects = sorted(Path(chosen.eth80).glob("*/*"))
+    files_of_images = files_key([*files_of_objects, *files])
     for split in range(chosen.splits):
-        key = ("scenes", development, split)
+        key = ("scenes", files_of_images, split)
         batches = partial(pixels, split)
         features = cached_features(learner, batches, chosen.features, key)
         yield SceneFeatures.of(features)
@@ -634,7 +638,7 @@ def command_line_parser() -> argparse.ArgumentParser:
 def main() -> None:
     chosen = command_line_parser().parse_args()
     if chosen.table_of:
-        publish(read_runs(chosen.table_of), Path(chosen.output))
+        publish(read_runs(chosen.table_of), output_of(chosen))
         return
     if chosen.quick:
         chosen.runs = 1
@@ -646,7 +650,7 @@ def main() -> None:
     if chosen.thresholds:
         print_thresholds(learners[chosen.methods[0]], chosen)
         return
-    output = Path(chosen.output)
+    output = output_of(chosen)
     if chosen.photos:
         write_csv(output / "open_set_scenes.csv", scene_rows(learners, chosen))
         print(f"written to {output}: open_set_scenes.csv")

@@ -170,7 +170,7 @@ def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
 
 
 def main() -> int:
-    parser = parser_for(__doc__, "runs/recommended")
+    parser = parser_for(__doc__, "runs/recommended", recorded=False)
     parser.add_argument("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)
     parser.add_argument(
         "--rows", nargs="+", metavar="ROW", help="names of rows; default all"

@@ -28,6 +28,7 @@ one for reporting, and with --development the one that settings are chosen on. W
 import argparse
 import csv
 import io
+import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
-from support.common_options import run_script
+from support.common_options import QUICK_FOLDER, run_script
 from support.scenes import (
     Objects,
     Scenes,
@@ -56,7 +57,7 @@ from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.report.paired import interval
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import main as run
-from crumb_avalanche.runs.run_folder import write_csv
+from crumb_avalanche.runs.run_folder import write_csv, write_json
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import LEARNER, table
 
@@ -74,6 +75,9 @@ WAYS = (
 )
 CASE = ["backbone", "method", "looks", "stream", "split"]
 HEADER = [*CASE, "asked", "images", "right", "known"]
+TABLE = "scenes.csv"
+MADE_WITH = "made_with.json"  # beside the table: options that all of its counts share
+START_OVER = "give another --output, or remove its files to start over"
 AT_A_TIME = 64  # images that are asked together
 # Methods that `crumb run` learns by, and a learner is not taught by.
 IN_A_RUN = ("crumb", "remind")
@@ -345,8 +349,59 @@ def read_rows(path: Path) -> list[Row]:
     return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
+def made_with(options: argparse.Namespace) -> dict[str, object]:
+    """The options that all cases of an output share, and that change their counts."""
+    made = {
+        "eth80": absolute(options.eth80),
+        "photos": [absolute(folder) for folder in options.photos],
+        "development": options.development,
+        "runtime": options.runtime,
+        "quick": options.quick,
+    }
+    for backbone, weights in options.weights_of.items():
+        made[f"weights of {backbone}"] = weights
+    return made
+
+
+def absolute(folder: Path | None) -> str:
+    """The absolute path of a folder; empty without one."""
+    return "" if folder is None else str(Path(folder).absolute())
+
+
+def recorded_made_with(output: Path) -> dict[str, object]:
+    """Read the options that the counts of an output were made with, if it has any.
+
+    Raises:
+        ValueError: it has counts, and it is not known how they were made.
+    """
+    path = output / MADE_WITH
+    if path.exists():
+        return json.loads(path.read_text(encoding="utf-8"))
+    if (output / TABLE).exists():
+        raise ValueError(f"{output} has counts and no {MADE_WITH}; {START_OVER}")
+    return {}
+
+
+def check_made_with(options: argparse.Namespace) -> None:
+    """Write the options of the cases beside their counts.
+
+    Raises:
+        ValueError: there are counts that were made with others.
+    """
+    recorded = recorded_made_with(options.output)
+    made = made_with(options)
+    for name, value in made.items():
+        if name in recorded and recorded[name] != value:
+            raise ValueError(
+                f"{options.output} has counts made with {name} {recorded[name]}, and "
+                f"this command has {value}; {START_OVER}"
+            )
+    write_json(options.output / MADE_WITH, {**recorded, **made})
+
+
 def make_quick(options: argparse.Namespace) -> None:
     """Set the options to made objects and photos, and a tiny untrained network."""
+    options.output = options.output / QUICK_FOLDER
     options.eth80 = options.output / "objects"
     options.photos = [options.output / "photos"]
     options.weights_of = {"small_cnn": "none"}
@@ -403,16 +458,16 @@ def main() -> int:
     if options.quick:
         make_quick(options)
     torch.set_num_threads(options.threads)
-    path = options.output / "scenes.csv"
+    path = options.output / TABLE
     rows = read_rows(path)
     finished = set(map(itemgetter(*CASE), rows))
     todo = [case for case in cases_of(options) if case.cells not in finished]
     if todo and not options.table_only:
+        check_made_with(options)
         objects = cut_outs(options.eth80)
         photos = half_of(options.photos, options.development)
         for case in todo:
             rows += rows_of(case, objects, photos, options)
-            options.output.mkdir(parents=True, exist_ok=True)
             lines = map(itemgetter(*HEADER), rows)
             write_csv(path, [HEADER, *lines])
     text = summary(rows)

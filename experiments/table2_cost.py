@@ -315,7 +315,7 @@ def measure_all(
 
 
 def main() -> int:
-    parser = parser_for(__doc__, "runs/table2", several=True)
+    parser = parser_for(__doc__, "runs/table2", several=True, recorded=False)
     parser.set_defaults(runs="0")
     add = parser.add_argument
     add("--protocol", choices=PROTOCOLS, help="default the first of the benchmark")

@@ -267,7 +267,7 @@ def read_results(cells: Sequence[RunSettings]) -> dict[str, dict[int, dict]]:
 
 
 def main() -> int:
-    parser = parser_for(__doc__, f"runs/{TABLE}")
+    parser = parser_for(__doc__, f"runs/{TABLE}", recorded=False)
     parser.set_defaults(runs="0-2")
     add = parser.add_argument
     add("--protocol", default=PROTOCOLS[0], choices=PROTOCOLS)

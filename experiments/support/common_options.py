@@ -23,6 +23,7 @@ PROTOCOLS = ("class_instance", "class_iid")
 IMAGE_SETS = ("cifar100", "imagenet", "tiny_imagenet")
 # Rendered shapes and a tiny untrained network: a whole script in about a minute.
 QUICK_BENCHMARK = "toy_shapes_short"  # shapes take longer to draw than to learn
+QUICK_FOLDER = "quick"  # in the usual folder of a script
 QUICK = dict(
     weights="none",
     backbone="small_cnn",
@@ -234,13 +235,17 @@ class Recorder:
         return [runs[number] for number in numbers if number in runs]
 
 
-def parser_for(doc: str, output: str, several: bool = False) -> argparse.ArgumentParser:
+def parser_for(
+    doc: str, output: str, several: bool = False, recorded: bool = True
+) -> argparse.ArgumentParser:
     """Make a parser with the common options; scripts add their own.
 
     Args:
         doc: docstring of the script, whose first line describes it.
         output: the default folder of everything.
         several: whether the script takes several benchmarks.
+        recorded: whether it makes its table of recorded runs alone, which have no
+            ledger and no folder; else it has no --recorded.
     """
     parser = argparse.ArgumentParser(
         description=doc.strip().splitlines()[0], allow_abbrev=False
@@ -301,11 +306,13 @@ def parser_for(doc: str, output: str, several: bool = False) -> argparse.Argumen
         action="store_true",
         help="make the table of finished runs; do no new ones",
     )
-    add(
-        "--recorded",
-        metavar="FILE",
-        help="CSV of recorded runs: they count as finished, and new ones are added",
-    )
+    parser.set_defaults(recorded=None)
+    if recorded:
+        add(
+            "--recorded",
+            metavar="FILE",
+            help="CSV of recorded runs: they count as finished, and new ones are added",
+        )
     add(
         "--checkpoint",
         action="store_true",
@@ -416,7 +423,7 @@ def _output(chosen: argparse.Namespace, benchmark: str) -> Path:
         return Path(chosen.output)
     usual = Path(chosen.usual_output)
     if chosen.quick:
-        return usual / "quick"
+        return usual / QUICK_FOLDER
     return usual if chosen.several else usual / benchmark
 
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from scipy import stats
-from support.common_options import QUICK
+from support.common_options import QUICK, QUICK_FOLDER
 from torch import Tensor
 
+from benchmarks_toybox_ilab.tables.atomic_file import atomic_write
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.learner.calibration_error import expected_calibration_error
 from crumb_avalanche.learner.classifier import Classifier
@@ -75,7 +76,11 @@ def cached_features(
         images: function that yields batches of what the learner computes of images; it
             is called only if no features are stored.
         folder: where features are stored; None stores none.
-        key: stands for the images.
+        key: stands for the images, such as `files_key`.
+
+    Returns:
+        Features in float32; where they are stored, rounded to half precision, also by
+        the call that computes them.
     """
     if folder is None:
         return _computed_features(learner, images)
@@ -86,6 +91,7 @@ def cached_features(
         network.image_size,
         learner.looks,
         learner.features,
+        str(learner.runtime),
         key,
     )
     # A file for each network, settings and images.
@@ -93,10 +99,27 @@ def cached_features(
     path = folder / f"{name}.npy"
     if path.exists():
         return torch.from_numpy(np.load(path)).float()
-    features = _computed_features(learner, images)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(path, features.half().numpy())
-    return features
+    features = _computed_features(learner, images).half()
+    with atomic_write(path) as file:
+        np.save(file, features.numpy())
+    return features.float()
+
+
+def files_key(paths: Iterable[Path]) -> tuple[tuple[str, int, int], ...]:
+    """Path, size and time of change in nanoseconds of files, each once.
+
+    A path without a file, such as that of a rendered image, has 0 and 0.
+    """
+    key = []
+    for path in dict.fromkeys(paths):
+        size = 0
+        changed_ns = 0
+        if path.is_file():
+            status = path.stat()
+            size = status.st_size
+            changed_ns = status.st_mtime_ns
+        key.append((str(path.absolute()), size, changed_ns))
+    return tuple(key)
 
 
 def _computed_features(
@@ -114,7 +137,11 @@ def features_of(learner: Learner, table: FrameTable, folder: Path | None) -> Ten
             rows = range(start, min(start + BATCH, len(table)))
             yield torch.stack([learner._transform(table.read(row)) for row in rows])
 
-    return cached_features(learner, images, folder, (str(table.root), *table.path))
+    key: object = None
+    if folder is not None:
+        root = Path(table.root)
+        key = (table.path, files_key(root / path for path in table.path))
+    return cached_features(learner, images, folder, key)
 
 
 Lesson = tuple[int, np.ndarray]  # label and rows
@@ -299,3 +326,9 @@ def learner_of(chosen: argparse.Namespace, method: str) -> Learner:
     learner.use_runtime(chosen.runtime)
     learner._classifier.draw_nothing(learner.network.model)
     return learner
+
+
+def output_of(chosen: argparse.Namespace) -> Path:
+    """The folder of a command line's tables, of which --quick has one of its own."""
+    output = Path(chosen.output)
+    return output / QUICK_FOLDER if chosen.quick else output

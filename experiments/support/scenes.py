@@ -19,6 +19,8 @@ HELD_OUT = 2  # objects of each class
 EMPTY = 60  # photos without an object that are asked
 PHOTOS_OF_OBJECT = 3  # photos of its own
 SIZES = (1, 0.5, 0.33)  # of the largest height
+# New photos of a view of a held-out object: new, each size, and one for both lights.
+PHOTOS_OF_VIEW = 2 + len(SIZES)
 LARGEST = 0.9  # of the height of the scene
 DARK = 0.45  # of the light
 WARM = (1.15, 0.95, 0.7)  # factors of red, green and blue
@@ -138,6 +140,9 @@ class Scenes:
 
     def __init__(self, objects: Objects, photos: Sequence[Path], split: int):
         self.draws = np.random.default_rng(split)
+        self._n_photos = len(photos)
+        # Of each class.
+        self._n_objects = [len(views_of_object) for views_of_object in objects.values()]
         self._photos = iter(self.draws.permutation(np.array(photos, dtype=object)))
         self.taught: list[TaughtObject] = []
         taught: list[tuple[str, list[View]]] = []
@@ -154,9 +159,28 @@ class Scenes:
             self.taught.append(TaughtObject(name, views, own_photos))
         self.table = self.photo()
 
+    @property
+    def photos_needed(self) -> int:
+        """Number of photos that a split takes at most: of objects, table, questions."""
+        n_taught = max(0, sum(self._n_objects) - HELD_OUT * len(self._n_objects))
+        n_held_out = HELD_OUT * len(self._n_objects)
+        of_questions = n_held_out * SHOWN * PHOTOS_OF_VIEW
+        return n_taught * PHOTOS_OF_OBJECT + 1 + of_questions + EMPTY
+
     def photo(self) -> Image.Image:
-        """Return a photo that was not drawn before."""
-        with Image.open(next(self._photos)) as image:
+        """Return a photo that was not drawn before.
+
+        Raises:
+            ValueError: all photos were drawn.
+        """
+        path = next(self._photos, None)
+        if path is None:
+            raise ValueError(
+                f"there are {self._n_photos} photos for this use (names of files "
+                f"divide them into two halves), and a split takes {self.photos_needed}"
+                "; give more with --photos"
+            )
+        with Image.open(path) as image:
             return image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
 
     def shown(

@@ -24,8 +24,22 @@ from open_set import (
 )
 from open_set import summary as summary_of_streams
 from PIL import Image, ImageDraw
-from scenes import learned_in_a_run, measure, summary
-from support.open_set import METHODS, Measured, Stream, auroc, lessons_of, run_stream
+from scenes import (
+    check_made_with,
+    learned_in_a_run,
+    measure,
+    recorded_made_with,
+    summary,
+)
+from support.open_set import (
+    METHODS,
+    Measured,
+    Stream,
+    auroc,
+    lessons_of,
+    output_of,
+    run_stream,
+)
 from support.scenes import SIDE, TAUGHT, Scenes, View, view_of
 
 from benchmarks_toybox_ilab.streams.protocols import plan_stream
@@ -184,14 +198,21 @@ def test_scenes(make, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("open_set.cut_outs", lambda root: objects)
     monkeypatch.setattr("open_set.half_of", lambda folders, development: files)
     chosen = argparse.Namespace(
-        eth80="", photos=[], splits=1, features=tmp_path / "kept", backbone="small_cnn"
+        eth80=tmp_path / "objects",
+        photos=[],
+        splits=1,
+        features=tmp_path / "kept",
+        backbone="small_cnn",
     )
     learner = make()
     (scenes,) = scenes_of(learner, chosen, True)
     assert len(scenes.uses) == len(scenes.labels) == 8 * 28 + 40
     assert len(scenes.features) == 8 * 28 + 40
     (again,) = scenes_of(learner, chosen, True)
-    assert torch.allclose(scenes.features, again.features, atol=1e-2)
+    assert torch.equal(scenes.features, again.features)
+    noise_picture(draws).resize((40, 40)).save(files[0])
+    list(scenes_of(learner, chosen, True))
+    assert len(list(chosen.features.iterdir())) == 2, "features of other photos"
     scores = familiarities(learner, scenes, (0, 1))
     assert (
         set(SCENES) <= set(scores)
@@ -264,6 +285,46 @@ def lesson_images(objects, photos, stream):
     """The images of each lesson of a split, `(lessons, TAUGHT, SIDE, SIDE, 3)`."""
     _, images = zip(*Scenes(objects, photos, 3).lessons(stream))
     return np.array([list(map(np.asarray, of_lesson)) for of_lesson in images])
+
+
+def test_too_few_photos_are_counted(objects, photos):
+    with pytest.raises(ValueError, match=r"there are 2 photos .* a split takes 187;"):
+        Scenes(objects, photos[:2], 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"development": True}, "made with development False, and this command has"),
+        ({"weights_of": {"small": "other"}}, "made with weights of small none"),
+    ],
+)
+def test_counts_of_other_options_are_not_resumed(change, words, tmp_path):
+    values = dict(
+        output=tmp_path,
+        eth80=None,
+        photos=[],
+        development=False,
+        runtime="torch",
+        quick=False,
+        weights_of={"small": "none"},
+    )
+    check_made_with(argparse.Namespace(**values))
+    check_made_with(argparse.Namespace(**{**values, "weights_of": {"large": "none"}}))
+    with pytest.raises(ValueError, match=f"{words}.*give another --output"):
+        check_made_with(argparse.Namespace(**{**values, **change}))
+
+
+def test_counts_of_unknown_options_are_not_resumed(tmp_path):
+    (tmp_path / "scenes.csv").write_text("counts")
+    with pytest.raises(ValueError, match=r"counts and no made_with\.json"):
+        recorded_made_with(tmp_path)
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_quick_tables_have_a_folder_of_their_own(quick):
+    chosen = argparse.Namespace(output="runs", quick=quick)
+    assert output_of(chosen) == (Path("runs/quick") if quick else Path("runs"))
 
 
 def test_a_split_has_the_same_images(objects, photos):

@@ -88,22 +88,22 @@ QUICK = {
         ["taught_learner.csv", "taught_learner.md"],
     ),
     "memory_picture": ([], ["memory.csv", "memory.png"]),
-    "known_prior": ([], ["known_prior.csv"]),
+    "known_prior": ([], ["quick/known_prior.csv"]),
     "named_unknown": (
         [],
         [
-            "named_unknown.csv",
-            "named_unknown_means.csv",
-            "named_unknown_curve.csv",
-            "named_unknown_curve.png",
+            "quick/named_unknown.csv",
+            "quick/named_unknown_means.csv",
+            "quick/named_unknown_curve.csv",
+            "quick/named_unknown_curve.png",
         ],
     ),
-    "novelty": ([], ["novelty.csv"]),
+    "novelty": ([], ["quick/novelty.csv"]),
     "open_set": (
         ["--methods", "rda", "ncm"],
-        ["open_set.csv", "open_set_runs.csv", "open_set.png"],
+        ["quick/open_set.csv", "quick/open_set_runs.csv", "quick/open_set.png"],
     ),
-    "scenes": ([], ["scenes.csv", "scenes.md"]),
+    "scenes": ([], ["quick/scenes.csv", "quick/scenes.md"]),
     "bench_feature_cache": (
         ["--strategies", "finetune", "ncm"],
         ["feature_cache.csv", "feature_cache.md"],
@@ -504,6 +504,17 @@ def test_starts_that_exist(tmp_path):
         "--cifar100-start" in process.stderr
         and "no such file; make it with crumb pretrain" in process.stderr
     )
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["recommended", "competitors", "bytes_dial", "fig4_shape_bias", "table2_cost"],
+)
+def test_scripts_that_read_folders_have_no_recorded_runs(script, tmp_path):
+    process = called(script, "--recorded", tmp_path / "runs.csv", "--table-only")
+    assert process.returncode == 2
+    assert "unrecognized arguments: --recorded" in process.stderr
+    assert "--recorded" not in called(script, "--help").stdout
 
 
 def test_a_full_disk_is_one_line(capsys):
