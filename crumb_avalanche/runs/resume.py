@@ -98,7 +98,8 @@ class Resume:
     ):
         # A checkpoint with other values is refused.
         compared = {**result_settings(vars(plan)), **inputs}
-        self.files = CheckpointFolder(folder / RESUME, compared)
+        # A plan of ``auto`` is that of any runtime, which the notes name.
+        self.files = CheckpointFolder(folder / RESUME, compared, {"runtime": "auto"})
         self.plan = plan
         self.experiences = experiences
         self.position = Position(0)
@@ -112,8 +113,19 @@ class Resume:
             self.position = Position(**notes["position"])
             self.progress = Progress.from_notes(notes["progress"])
             self.runtime = notes["runtime"]
+            self._check_planned_runtime()
         # When the run would have begun without interruptions, by perf_counter.
         self._start = start - self.progress.seconds
+
+    def _check_planned_runtime(self) -> None:
+        """Raise CheckpointError if the plan names another runtime than ran F before."""
+        name, _, _ = self.runtime.partition(" ")  # and its version
+        if self.plan.runtime not in ("auto", name):
+            raise CheckpointError(
+                f"{self.files.folder} holds checkpoints made with runtime={name!r}, "
+                f"not {self.plan.runtime!r}; resume with the same settings, use another "
+                "--output, or remove that folder to start over"
+            )
 
     def _check_notes(self, notes: dict) -> None:
         """Raise StateError for the notes of a file that no checkpoint of this run has.

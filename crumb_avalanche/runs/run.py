@@ -14,7 +14,7 @@ from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.runs import run_folder
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, keep_learner, run_result
-from crumb_avalanche.runs.resume import Resume
+from crumb_avalanche.runs.resume import Progress, Resume
 from crumb_avalanche.runs.session import (
     Session,
     Stream,
@@ -177,7 +177,7 @@ def run_once(
     Args:
         plan: plan of the run.
         verbose: whether to print the tables.
-        finished: called with folder, plan and stream when all is written.
+        finished: called with folder, plan and stream when all else is written.
         count_divergence: whether a run that diverges after the first experience ends
             there, with the accuracy of its last finite weights on all classes, instead
             of raising ``TrainingDivergedError``.
@@ -198,7 +198,7 @@ def _do_steps_of_run(
     Args:
         plan: of the run; ``plan.output`` is its folder.
         verbose: whether to print the tables.
-        finished: called with folder, plan and stream when all is written.
+        finished: called with folder, plan and stream when all else is written.
         count_divergence: whether a run that diverges after the first experience ends
             there and counts, instead of raising ``TrainingDivergedError``.
     """
@@ -233,6 +233,8 @@ def _do_steps_of_run(
         result = run_result(plan, session, resume)
         result |= {**stream_values, "provenance": hashes}
         result = run_folder.with_digests(folder, result)  # of the files of the run
+    if finished is not None:
+        finished(folder, plan, stream)
     # Written last: its presence means that the run is done.
     run_folder.write_json(folder / run_folder.RESULT, result)
     run_folder.remove_checkpoints(folder)
@@ -242,8 +244,6 @@ def _do_steps_of_run(
         print(ledger_table(ledger))
         print_budget(ledger, result)
         print_left_out(result)
-    if finished is not None:
-        finished(folder, plan, stream)
     return result
 
 
@@ -251,12 +251,13 @@ def _begin_folder(folder: Path, plan: RunPlan, session: Session) -> None:
     """Remove what an earlier run left, after all checks, and write ``config.yaml``.
 
     The plan has the learning rate as planned, not as tuned: repeating the run tunes it
-    again.
+    again. It overwrites nothing, so that an interrupted run goes on with it.
     """
     for name in (run_folder.RESULT, LEARNER, run_folder.MISTAKES):
         (folder / name).unlink(missing_ok=True)
     comments = f"{run_folder.PLAN}{plan.sha256}\n# {session.model.runtime.described}\n"
-    write_text(folder / run_folder.CONFIG, f"{comments}{plan}")
+    repeated = replace(plan, overwrite=False)
+    write_text(folder / run_folder.CONFIG, f"{comments}{repeated}")
 
 
 def build_session(
@@ -325,46 +326,70 @@ def learn_stream(
     Raises:
         TrainingDivergedError: training diverged, and the run does not count.
     """
-    plan = session.plan
-    strategy = session.strategy
-    assert strategy is not None, "it is built with its learner"
     progress = resume.progress
-    experiences = session.stream.benchmark.train_stream
-    n_experiences = len(experiences)
-    last_number = n_experiences - 1
+    n_experiences = len(session.stream.benchmark.train_stream)
     for number in range(resume.position.experience, n_experiences):
         try:
-            strategy.train(
-                experiences[number],
-                eval_streams=[],
-                shuffle=session.entry.joint,  # a stream is learned in its order
-                num_workers=plan.workers,
-            )
+            train_on(session, number)
         except TrainingDivergedError as error:
             if not count_divergence or number == 0:
                 raise
             print(f"{error}; the run ends here and counts")
             progress.diverged = number
-            # No test of this and the next experiences, but one after the last, as if
-            # the run had come to it.
-            n_untested = last_number - number
-            progress.matrix += [[]] * n_untested
-            progress.accuracy_after += [None] * n_untested
-            progress.ledgers += [ledger.result()] * n_untested
-            number = last_number
-        is_first_or_last = number in (0, last_number)
-        if is_first_or_last or (number + 1) % plan.evaluate_every == 0:
-            accuracy = evaluate(session, number)
-        else:
-            accuracy = SeenAccuracy()  # not tested
-        progress.matrix.append(accuracy.of_each)
-        progress.accuracy_after.append(accuracy.of_all)
-        progress.ledgers.append(ledger.result())
-        if progress.diverged is None:
-            resume.save(Position(number + 1))
-        print(f"after experience {number + 1}/{n_experiences}: {accuracy}", flush=True)
-        if progress.diverged is not None:
+            finish_diverged(session, ledger, progress)
             return
+        accuracy = SeenAccuracy()  # not tested
+        if is_tested_after(number, n_experiences, session.plan.evaluate_every):
+            accuracy = evaluate(session, number)
+        note(accuracy, ledger, progress)
+        resume.save(Position(number + 1))
+        print_accuracy(accuracy, number, n_experiences)
+
+
+def train_on(session: Session, number: int) -> None:
+    """Train on an experience, whose number counts from 0."""
+    assert session.strategy is not None, "it is built with its learner"
+    session.strategy.train(
+        session.stream.benchmark.train_stream[number],
+        eval_streams=[],
+        shuffle=session.entry.joint,  # a stream is learned in its order
+        num_workers=session.plan.workers,
+    )
+
+
+def is_tested_after(number: int, n_experiences: int, evaluate_every: int) -> bool:
+    """Whether a run is tested after an experience: the first, the last or an n-th."""
+    if number in (0, n_experiences - 1):
+        return True
+    return (number + 1) % evaluate_every == 0
+
+
+def finish_diverged(session: Session, ledger: LedgerMetric, progress: Progress) -> None:
+    """Note the results of a run that diverged in ``progress.diverged``, and counts.
+
+    That experience and the next ones are not tested, but the last one is, as if the run
+    had come to it.
+    """
+    assert progress.diverged is not None, "it diverged"
+    n_experiences = len(session.stream.benchmark.train_stream)
+    last_number = n_experiences - 1
+    for _ in range(progress.diverged, last_number):
+        note(SeenAccuracy(), ledger, progress)  # not tested
+    accuracy = evaluate(session, last_number)
+    note(accuracy, ledger, progress)
+    print_accuracy(accuracy, last_number, n_experiences)
+
+
+def note(accuracy: "SeenAccuracy", ledger: LedgerMetric, progress: Progress) -> None:
+    """Add the accuracy after an experience, and the ledger of then, to the progress."""
+    progress.matrix.append(accuracy.of_each)
+    progress.accuracy_after.append(accuracy.of_all)
+    progress.ledgers.append(ledger.result())
+
+
+def print_accuracy(accuracy: "SeenAccuracy", number: int, n_experiences: int) -> None:
+    """Print the accuracy after an experience, whose number counts from 0."""
+    print(f"after experience {number + 1}/{n_experiences}: {accuracy}", flush=True)
 
 
 @dataclass(frozen=True)

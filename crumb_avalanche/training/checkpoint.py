@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,11 +46,19 @@ class CheckpointFolder:
         folder: the folder, which the first ``write`` creates.
         settings: plain values that can change the result; a checkpoint with other
             settings is refused.
+        open_values: by the name of a setting, a value that stands for any other: who
+            reads the checkpoint decides which one was chosen.
     """
 
-    def __init__(self, folder: str | os.PathLike, settings: dict | None = None):
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        settings: dict | None = None,
+        open_values: Mapping[str, object] | None = None,
+    ):
         self.folder = Path(folder)
         self.settings = settings or {}
+        self.open_values = open_values or {}
         self._damaged_numbers: set[int] = set()
 
     def clear(self, but: str | None = None) -> None:
@@ -181,7 +189,9 @@ class CheckpointFolder:
         """Raise CheckpointError unless a checkpoint has the settings of the folder."""
         expected = json.loads(json.dumps(self.settings))  # tuples are lists in a file
         for name in sorted({*settings, *expected}):
-            if settings.get(name) != expected.get(name):
+            values = (settings.get(name), expected.get(name))
+            is_open = name in self.open_values and self.open_values[name] in values
+            if values[0] != values[1] and not is_open:
                 raise CheckpointError(
                     f"{self.folder} holds checkpoints made with "
                     f"{name}={settings.get(name)!r}, not {expected.get(name)!r}; "

@@ -333,3 +333,37 @@ def test_a_resumed_run_keeps_its_runtime(done, ran, tiny, tmp_path, monkeypatch)
     assert resumed["accuracy_after"] == expected["accuracy_after"]
     assert resumed["plan_sha256"] == expected["plan_sha256"]
     assert f"runtime {faster}" in done("learner", "show", tmp_path / "cut")
+
+
+def test_an_interrupted_run_goes_on_with_its_config(done, tiny, tmp_path, monkeypatch):
+    """Its plan said auto and overwrite, neither of which is in the file."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
+    settings = flags(mem_size=8, checkpoint_every=2, runtime="auto", overwrite=True)
+    cut_off(5, *tiny, *settings, *flags(output=tmp_path / "cut"))
+    config = tmp_path / "cut" / "config.yaml"
+    assert yaml.safe_load(config.read_text())["overwrite"] is False
+    assert "resuming: " in done("run", *flags(config=config))
+
+
+def test_another_runtime_than_auto_chose_is_refused(
+    refused, tiny, tmp_path, monkeypatch
+):
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
+    command = (*tiny, *flags(mem_size=8, checkpoint_every=2, output=tmp_path / "cut"))
+    cut_off(5, *command, *flags(runtime="auto"))
+    words = "holds checkpoints made with runtime='onnxruntime', not 'torch'"
+    refused(words, *command, *flags(runtime="torch"))
+
+
+def test_a_run_that_is_killed_at_its_page_goes_on(done, command, cut, monkeypatch):
+    def killed(*arguments):
+        raise PowerCut
+
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr("crumb_avalanche.cli.run.page_of_mistakes", killed)
+        main(list(map(str, command)))
+    assert not (cut / "result.json").exists()
+    assert "resuming: " in done(*command)
+    assert (cut / "result.json").exists() and (cut / "mistakes.html").exists()
