@@ -407,21 +407,29 @@ def _label_differences(groups: list[Group]) -> None:
         groups: of runs; their ``label`` is changed.
     """
     varying = differences(groups)  # names of the settings in which they differ
-    names_in_order = dict.fromkeys([*IDENTITY, *varying])
+    names_in_order = [name for name in IDENTITY if name in varying]
+    names_in_order += [name for name in varying if name not in IDENTITY]
     for name in names_in_order:
-        # Every label begins with the strategy.
-        if name not in varying or name == "strategy":
+        if name == "strategy":  # every label begins with it
             continue
-        by_label: dict[str, list[Group]] = {}
-        for group in groups:
-            by_label.setdefault(group.label, []).append(group)
-        # Accuracies on different streams do not compare.
-        is_of_stream = name in ("benchmark", "protocol")
-        for groups_of_label in by_label.values():
-            label_parts = {group.label_part(name) for group in groups_of_label}
-            if is_of_stream or len(label_parts) > 1:
-                for group in groups_of_label:
-                    group.label += group.label_part(name)
+        labelled = groups
+        if name not in ("benchmark", "protocol"):  # accuracies on two do not compare
+            labelled = _groups_told_apart_by(name, groups)
+        for group in labelled:
+            group.label += group.label_part(name)
+
+
+def _groups_told_apart_by(name: str, groups: Sequence[Group]) -> list[Group]:
+    """Return the groups that share a label with one that has another value."""
+    told_apart = []
+    for group in groups:
+        parts = set()  # of the groups of the same label
+        for rival in groups:
+            if rival.label == group.label:
+                parts.add(rival.label_part(name))
+        if len(parts) > 1:
+            told_apart.append(group)
+    return told_apart
 
 
 def _number_equal_labels(groups: list[Group]) -> None:

@@ -123,8 +123,8 @@ class Resume:
         if self.plan.runtime not in ("auto", name):
             raise CheckpointError(
                 f"{self.files.folder} holds checkpoints made with runtime={name!r}, "
-                f"not {self.plan.runtime!r}; resume with the same settings, use another "
-                "--output, or remove that folder to start over"
+                f"not {self.plan.runtime!r}; resume with the same settings, use "
+                "another --output, or remove that folder to start over"
             )
 
     def _check_notes(self, notes: dict) -> None:
