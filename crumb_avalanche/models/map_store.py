@@ -401,7 +401,10 @@ def map_key(model: SplitModel, count: int, key: str, half: bool) -> str:
     """Return the name of a file of stored maps: a hash of all that decides them.
 
     It is 24 hexadecimal digits of a SHA-256, over weights and layers of F, its runtime
-    and precision, device, normalisation and number format.
+    and precision, device, normalisation and number format. Other runtimes than eager
+    torch count with their version. Left out are the version of torch and the CPU, whose
+    maps differ in the last digits: a cache that is taken along goes on with the maps it
+    has.
 
     Args:
         model: computes the maps.

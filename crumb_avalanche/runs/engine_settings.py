@@ -43,7 +43,8 @@ class EngineSettings(ranges.InRange):
         time: most minutes of a job, or a text D-HH:MM:SS or HH:MM:SS; a run that takes
             longer is queued again and goes on from its checkpoint. SLURM alone.
         partition: SLURM's; default that of the cluster.
-        at_once: most jobs of SLURM at a time; default all.
+        at_once: most jobs of SLURM at a time of each array; every call, every 500 jobs
+            and every second attempt make an array of their own; default all.
         options: further options of sbatch, such as account and qos.
         address: of Ray's head, HOST:PORT; default the cluster of this computer.
     """
