@@ -130,7 +130,7 @@ def picture(findings: Sequence[Finding]) -> Figure:
     for finding in findings:
         panel = panels.setdefault(finding.cell.benchmark, {})
         line = panel.setdefault(title_of(finding.cell.row), {})
-        line[bytes_of(finding)] = finding.finals
+        line[bytes_of(finding)] = finding.units
     return curves(
         panels,
         "Accuracy against bytes",

@@ -149,7 +149,7 @@ def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
         cell = finding.cell
         label = label_of(cell.row, finding.runs)
         methods.setdefault(cell.row, {})[cell.protocol] = finding
-        series.setdefault(cell.protocol.replace("_", "-"), {})[label] = finding.finals
+        series.setdefault(cell.protocol.replace("_", "-"), {})[label] = finding.units
     present = {finding.cell.protocol for finding in findings}
     protocols = [name for name in PROTOCOLS if name in present]
     header = ["method"]

@@ -27,6 +27,7 @@ from support.sweep import exit_code
 from support.tables import panels_of, publish
 from table1_accuracy import cells_of, shared_settings
 
+from crumb_avalanche.report.paired import unit_means
 from crumb_avalanche.runs.tables import number
 
 REPLAY_METHODS = ("crumb", "remind", "icarl", "gem", "offline")
@@ -129,12 +130,16 @@ def panels_of_curves(findings: Sequence[Finding]) -> dict[str, Curves]:
 
 
 def curve_of(finding: Finding) -> dict[int, Sequence[float]]:
-    """Accuracy of each run after each experience that all runs were tested after."""
+    """Accuracy of each unit after each experience that all runs were tested after.
+
+    A unit is a split, or a run where all runs have the same split.
+    """
+    splits = [run.split for run in finding.runs]
     accuracies = zip(*(run.accuracy_after for run in finding.runs))
     curve = {}
     for experience, values in enumerate(accuracies, start=1):
         if None not in values:
-            curve[experience] = values
+            curve[experience] = unit_means(values, splits)
     return curve
 
 

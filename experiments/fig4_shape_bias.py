@@ -306,12 +306,12 @@ def lines_of(bars: Sequence[Bar]) -> list[list[str]]:
 
 
 def picture(shown: Sequence[Bar], title: str) -> Figure:
-    """Plot the advantage of each run, its mean and deviation, by condition."""
+    """Plot the advantage of each split or run, and their mean, by condition."""
     series: dict[str, dict[str, list[float]]] = {}
     for bar in shown:
         values: list[float] = []
         if bar.all_runs is not None:
-            values = list(bar.all_runs.over_runs.differences.values())
+            values = list(bar.all_runs.over_runs.units)
         rows = series.setdefault(bar.condition, {})
         rows[f"{bar.perturbation} perturbation"] = values
     return bars({"relative accuracy advantage": series}, title)

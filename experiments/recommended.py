@@ -161,11 +161,11 @@ def publish(findings: Sequence[Finding], title: str, output: Path) -> None:
     """Print the table; write it, its runs and its picture."""
     print(f"\n{title}", end="")
     lines = []
-    finals = {}
+    units = {}
     for finding in findings:
         lines.append([text(finding) for text in COLUMNS.values()])
-        finals[finding.cell.row] = finding.finals
-    figure = bars({title: {"": finals}}, title, ACCURACY, (0, 100))
+        units[finding.cell.row] = finding.units
+    figure = bars({title: {"": units}}, title, ACCURACY, (0, 100))
     write_table(output, TABLE, list(COLUMNS), lines, csv_rows_of(findings), figure)
 
 

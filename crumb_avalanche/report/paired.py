@@ -141,14 +141,26 @@ def paired(
             differences[number] = compared[number] - accuracy
     if not differences:
         return None
+    splits_of_differences = [splits[number] for number in differences]
+    units = unit_means(list(differences.values()), splits_of_differences)
+    return Paired(differences, tuple(units))
+
+
+def unit_means(values: Sequence[float], splits: Sequence[Hashable]) -> list[float]:
+    """Return the independent ones among the values of runs: the mean of each split.
+
+    Where all runs have one split, the test set is fixed, and each run is a unit.
+
+    Args:
+        values: one of each run.
+        splits: what runs of one split share, in the order of the values.
+    """
     by_split: dict[Hashable, list[float]] = {}
-    for number, difference in differences.items():
-        by_split.setdefault(splits[number], []).append(difference)
+    for value, split in zip(values, splits, strict=True):
+        by_split.setdefault(split, []).append(value)
     if len(by_split) == 1:
-        units = tuple(differences.values())
-    else:
-        units = tuple(map(fmean, by_split.values()))
-    return Paired(differences, units)
+        return list(values)
+    return [fmean(values_of_split) for values_of_split in by_split.values()]
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

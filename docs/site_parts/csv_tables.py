@@ -1,7 +1,6 @@
 """Reading recorded runs from CSV files, and Markdown tables of them."""
 
 import csv
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -10,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from crumb_avalanche.report.paired import Paired, paired
+from crumb_avalanche.report.paired import unit_means as means_of_units
 from crumb_avalanche.runs.tables import mean_text
 
 ROOT = Path(__file__).parents[2]
@@ -84,12 +84,7 @@ def unit_means(lines: Lines, value: str, split: Callable[[Line], str]) -> list[f
         value: name of the column.
         split: returns what runs of one split share.
     """
-    by_split: dict[str, list[float]] = {}
-    for line in lines:
-        by_split.setdefault(split(line), []).append(float(line[value]))
-    if len(by_split) == 1:
-        return floats(lines, value)
-    return [statistics.fmean(values) for values in by_split.values()]
+    return means_of_units(floats(lines, value), [split(line) for line in lines])
 
 
 def mean_of(lines: Sequence[Line], name: str = "accuracy") -> str:

@@ -17,7 +17,7 @@ from support.recorded_runs import RecordedRun
 from support.runs import FinishedRun, finished_runs
 from support.statistics import Comparison, first_task_filter, holm, paired_t_test
 
-from crumb_avalanche.report.paired import Paired, paired
+from crumb_avalanche.report.paired import Paired, paired, unit_means
 
 Run = FinishedRun | RecordedRun
 
@@ -81,6 +81,11 @@ class Finding:
     def finals(self) -> list[float]:
         """Final accuracy of each run in percent."""
         return [run.final for run in self.runs]
+
+    @property
+    def units(self) -> list[float]:
+        """Final accuracy of each independent unit: split, or run where there is one."""
+        return unit_means(self.finals, [run.split for run in self.runs])
 
     @property
     def mean(self) -> float | None:

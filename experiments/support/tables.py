@@ -341,7 +341,7 @@ def findings_picture(findings: Sequence[Finding], title: str) -> Figure:
         series = {"ours": ours}
         for finding in panel:
             cell = finding.cell
-            ours[cell.row] = finding.finals
+            ours[cell.row] = finding.units
             if cell.paper:
                 paper = series.setdefault(f"the paper, on {cell.paper_dataset}", {})
                 paper[cell.row] = [cell.paper.value]

@@ -4,6 +4,7 @@ networks, and use of blocks.
 
 import csv
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -11,9 +12,11 @@ import torch
 import verdicts
 import yaml
 from called_script import called
+from fig3_curves import curve_of
 from fig4_shape_bias import bars_of, lines_of, picture, pretrained_network
 from fig5_memory_blocks import Usage, summary, usage_of
 from PIL import Image
+from support.findings import Cell, Finding
 from support.rebuilt_run import rebuild
 from support.shape_bias import (
     PLAIN,
@@ -431,3 +434,29 @@ def test_unknown_images_are_paired():
     finals = {0: 1.0, 1: 2.0}
     comparison = paired(finals, finals, {0: "a", 1: "b"}, {0: "", 1: "b"})
     assert comparison is not None and comparison.mean == 0
+
+
+@dataclass
+class RunOfSplit:
+    """What a figure reads of a run."""
+
+    number: int
+    split: str
+    accuracy_after: tuple[float, ...]
+
+    @property
+    def final(self):
+        return self.accuracy_after[-1]
+
+
+@pytest.mark.parametrize(
+    ("splits", "units"), [("aab", [2.0, 8.0]), ("aaa", [1.0, 3.0, 8.0])]
+)
+def test_figures_show_units(splits, units):
+    finals = (1.0, 3.0, 8.0)
+    runs = []
+    for number, (split, final) in enumerate(zip(splits, finals)):
+        runs.append(RunOfSplit(number, split, (final,)))
+    finding = Finding(Cell("x", "x", "x", None), tuple(runs))
+    assert finding.units == units
+    assert curve_of(finding) == {1: units}
