@@ -31,6 +31,7 @@ NEEDED = ("final_accuracy", "accuracy_after", "final_accuracy_per_experience")
 OWN_COLUMNS = {"benchmark", "run", "runs"}
 # Settings whose value is listed even where it is the default.
 ALWAYS_LISTED = {*DEFAULTS, "replay_weight"}
+TUNED = "learning_rate"  # where it is None
 METHOD = "method."  # before the name of a setting of a method
 PRESET = "preset"  # listed first by lines of today, and not at all by earlier ones
 # Settings that are listed by the file's name and content, without its folder.
@@ -60,7 +61,8 @@ def settings_text(settings: Mapping[str, Any], contents: Mapping[str, str]) -> s
         if name in NON_RESULT_SETTINGS | OWN_COLUMNS | {PRESET}:
             continue
         is_always_listed = name in ALWAYS_LISTED or name.startswith(METHOD)
-        if value == own_defaults.get(name) and not is_always_listed:
+        is_absent = value is None and name != TUNED
+        if value == own_defaults.get(name) and (is_absent or not is_always_listed):
             continue
         if name in FILES and value is not None:
             value = _file_text(value, contents.get(name, ""))
@@ -138,7 +140,7 @@ def same_settings(recorded: str, planned: str) -> bool:
     """
     recorded_texts = recorded.split(" ")
     names = {text.partition("=")[0] for text in recorded_texts}
-    names.add("learning_rate")
+    names.add(TUNED)
     newer_defaults = set()
     for name, value in {**DEFAULTS, **_method_defaults(planned)}.items():
         if name not in names:

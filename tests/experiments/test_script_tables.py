@@ -251,6 +251,8 @@ def test_runs_are_listed_with_seed_settings_and_table_of_frames(tmp_path):
         "abc",
     )
     assert set(row["settings"].split()) == {
+        "preset=paper",
+        "learning_rate=None",
         "strategy=image_replay",
         "weights=squeezenet.npz@01234567",
         "mem_size=200",
