@@ -28,7 +28,7 @@ from benchmarks_toybox_ilab.tables.numbers import whole_number
 
 CLASSES = ("apple", "car", "cow", "cup", "dog", "horse", "pear", "tomato")
 # of an object; the cars are numbered 1, 2, 3, 5, 6, 7, 9, 11, 12, 14
-LARGEST_NUMBER = 14
+OBJECT_NUMBERS = range(1, 15)
 TEST_OBJECTS = 2  # per class and run
 
 
@@ -37,28 +37,54 @@ def _key_of_image(image: re.Match[str]) -> tuple:
     return (*image.group("class_name", "object", "ring"), int(image["azimuth"]))
 
 
+# Numbers of the folders of classes in the repository that `LAYOUT.source` names.
+CLASS_FOLDERS = tuple(str(number) for number in range(1, len(CLASSES) + 1))
+_VIEW = (
+    rf"(?P<object>(?P<class_name>{'|'.join(CLASSES)})\d+)"
+    r"-(?P<ring>\d{3})-(?P<azimuth>\d{3})\.(?i:jpe?g|png)"
+)
+_ARCHIVED_VIEW = re.compile(
+    rf"(?:^|/)(?:\d+/\d+|(?:{'|'.join(CLASSES)})\d+)/({_VIEW})$", re.ASCII
+)
+
+
+def _unpacked_path(name: str) -> str | None:
+    """Return where a view of ETH-80 in an archive goes, below the root.
+
+    None for other files, such as the masks.
+    """
+    view = _ARCHIVED_VIEW.search(name)
+    return view and f"{view['object']}/{view[1]}"
+
+
 LAYOUT = Layout(
     name="eth80",
     title="ETH-80",
-    tree="<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg",
+    tree="<root>/<object>/<object>-EEE-AAA.jpg, e.g. apple1/apple1-090-022.jpg, or "
+    "<root>/<number of class>/<number>/<object>-EEE-AAA.png, e.g. "
+    "1/1/apple1-090-022.png",
     source="Leibe & Schiele, CVPR 2003; 256 px copy at "
-    "https://github.com/Kai-Xuan/ETH-80",
+    "https://github.com/Kai-Xuan/ETH-80, whose ETH-80-master.zip `crumb prepare eth80 "
+    "--source ETH-80-master.zip` unpacks",
     pattern=re.compile(
-        rf"(?P<object>(?P<class_name>{'|'.join(CLASSES)})\d+)/"
-        r"(?P=object)-(?P<ring>\d{3})-(?P<azimuth>\d{3})\.(?i:jpe?g|png)",
+        # A folder of a name is that of the object.
+        rf"(?:(?P<folder>[a-z]+\d+)(?=/(?P=folder)-)|\d+/\d+)/{_VIEW}",
         re.ASCII,
     ),
-    ignored=re.compile("[^/]+/maps/.*"),  # the masks of the original distribution
+    ignored=re.compile("(?:[^/]+/)+maps/.*"),  # the masks of the distribution
     rule=f"an object is a class ({', '.join(CLASSES)}) and a number, EEE its polar "
     "angle and AAA the azimuth in three digits each",
     key=_key_of_image,
-    folders=tuple(
-        f"{name}{number}" for name in CLASSES for number in range(1, LARGEST_NUMBER + 1)
+    folders=(
+        *(f"{name}{number}" for name in CLASSES for number in OBJECT_NUMBERS),
+        *CLASS_FOLDERS,
     ),
     needs_all_folders=False,
+    inner_folders=("ETH-80-master", "ETH-80"),
     counts={"classes": 8, "train": 2_624, "test": 656},
     owner="the data set",
     classes=CLASSES,
+    archived=_unpacked_path,
 )
 
 

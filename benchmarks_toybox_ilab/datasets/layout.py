@@ -292,9 +292,11 @@ class Layout:
         Returns:
             The path, or None if the file is not needed.
         """
+        if not _is_visible_path(name):
+            return None
         if self.archived is not None:
             return self.archived(name)
-        if self.pattern is None or not _is_visible_path(name):
+        if self.pattern is None:
             return None
         # The path, the path without its first folder, without its first two ...
         candidates = without_outer_folders(name)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from fake_data import (
     ETH80_NUMBERS,
+    eth80_clone_names,
     image_tree_names,
     values_of,
     write_eth80,
@@ -342,6 +343,20 @@ def test_masks_are_no_images(cups):
 def test_a_folder_of_data_sets_is_no_object(cups, tmp_path):
     (tmp_path / "core50/s1/o1").mkdir(parents=True)
     assert ETH80Frames(tmp_path).content_hash() == ETH80Frames(cups).content_hash()
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """Three cups as the repository of ETH-80 has them, with their masks."""
+    return write_files(tmp_path / "ETH-80-master", eth80_clone_names())
+
+
+@pytest.mark.parametrize("inner", ["", "ETH-80-master"])
+def test_the_repository_of_eth80_is_read_as_it_is(tmp_path, clone, inner):
+    table = ETH80Frames(clone if inner else tmp_path)
+    assert len(table) == 15
+    assert table.path[0] == "5/1/cup1-000-000.png"
+    assert objects(table, "test", "cup") == ["cup1", "cup2"]
 
 
 def test_what_eth80_lacks(cups):

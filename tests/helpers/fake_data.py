@@ -44,6 +44,15 @@ def write_eth80(
     return root
 
 
+def eth80_clone_names(numbers: Iterable[int] = (1, 2, 3)) -> list[str]:
+    """Names of cups as the repository of ETH-80 has them, with their masks."""
+    names = []
+    for number, view in product(numbers, ETH80_VIEWS):
+        names.append(f"5/{number}/cup{number}-{view}.png")
+        names.append(f"5/{number}/maps/cup{number}-{view}-map.png")
+    return names
+
+
 def write_clip_folder(
     root: Path, classes: int = 2, objects: int = 3, clips: int = 2, frames: int = 3
 ) -> Path:

@@ -6,9 +6,11 @@ import shutil
 import numpy as np
 import pytest
 from fake_data import (
+    ETH80_VIEWS,
     TOYBOX_CLIPS,
     cifar100_pixels,
     core50_names,
+    eth80_clone_names,
     icub_names,
     ilab_names,
     image_tree_names,
@@ -212,6 +214,14 @@ def test_a_folder_of_archives_of_parts(tmp_path, run, made):
     pack(source / "part3.tar.gz", folder / "part3", "icubworld/part3/")
     assert run("icub", tmp_path / "root", source) == []
     check_unpacked(tmp_path / "root", "icub", ICUB)
+
+
+def test_the_archive_of_eth80(tmp_path, run):
+    clone = write_files(tmp_path / "clone", eth80_clone_names())
+    archive = pack(tmp_path / "ETH-80-master.zip", clone, "ETH-80-master/")
+    assert run("eth80", tmp_path / "root", archive) == []
+    names = [f"cup{n}/cup{n}-{view}.png" for n in (1, 2, 3) for view in ETH80_VIEWS]
+    check_unpacked(tmp_path / "root", "eth80", names)
 
 
 # CIFAR-100's root is a place for its own archive alone.
