@@ -7,10 +7,12 @@ row, so that more of them tell a hole. Which codes zeros stand for is in the tab
 a JPEG; in WebP only the number of its blocks limits them, and nothing in lossless WebP.
 """
 
+import io
 import math
 import re
 import struct
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,13 +33,17 @@ _MOST_ZEROS_OF_JPEG = 256
 _LONG_RUNS = re.compile(rb"\0{%d,}" % _MOST_ZEROS_OF_JPEG)
 _LONGEST_GAP = 64  # between two segments of a JPEG, where nothing should stand
 
+_CODESTREAM = b"\xff\x4f\xff\x51"  # begins the pixels of JPEG 2000
+# Items of an AVIF or HEIF file that are no pixels: Exif, and XMP by its MIME type.
+_METADATA = (b"Exif", b"mime")
+
 # Where in a file its signature stands, and what it may be. The file of an image that
 # Pillow has decoded may hold pixels instead.
 _SIGNATURES: dict[str | None, tuple[int, tuple[bytes, ...]]] = {
     "WEBP": (0, (b"RIFF",)),
     "AVIF": (4, (b"ftyp",)),
     "HEIF": (4, (b"ftyp",)),
-    "JPEG2000": (0, (b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  ")),
+    "JPEG2000": (0, (_CODESTREAM, b"\0\0\0\x0cjP  ")),
 }
 _LOSSY_WEBP = b"VP8 "
 _HEADER_OF_RIFF = 12
@@ -103,10 +109,16 @@ def _check_zeros_of_format(image: Image.Image, content: bytes) -> None:
         for start, end in _lossy_chunks_of_webp(content):
             _check_zeros(content[start:end], most_zeros)
     elif image.format in ("AVIF", "HEIF"):
-        for start, end in _boxes_of_iso_media(content, b"mdat"):
+        for start, end in _pixels_of_iso_media(content):
             _check_zeros(content[start:end], _MOST_ZEROS[image.format])
     elif image.format == "JPEG2000":
-        _check_zeros(content, _MOST_ZEROS[image.format])
+        # A codestream is alone, or in a box of a file that has others beside it, such
+        # as colour profiles.
+        codestreams: Iterable[tuple[int, int]] = [(0, len(content))]
+        if not content.startswith(_CODESTREAM):
+            codestreams = _boxes_of_iso_media(content, b"jp2c")
+        for start, end in codestreams:
+            _check_zeros(content[start:end], _MOST_ZEROS[image.format])
 
 
 def _check_zeros(content: bytes, most: int) -> None:
@@ -141,7 +153,8 @@ def _boxes_of_iso_media(content: bytes, wanted: bytes) -> Iterator[tuple[int, in
     In bytes, without the 8 of the size and the name with which a box begins.
 
     Args:
-        content: The file, AVIF or HEIF: boxes one after another (ISO/IEC 14496-12).
+        content: The file, AVIF, HEIF or JPEG 2000: boxes one after another (ISO/IEC
+            14496-12). Or the content of a box that holds others.
         wanted: Name of the boxes, 4 letters such as `b"mdat"`.
     """
     position = 0
@@ -154,6 +167,102 @@ def _boxes_of_iso_media(content: bytes, wanted: bytes) -> Iterator[tuple[int, in
         if name == wanted:
             yield position + 8, position + size
         position += size
+
+
+def _pixels_of_iso_media(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where parts of an AVIF or HEIF file with pixels begin and end, in bytes.
+
+    They are the boxes of media data without the metadata that lie in them too: Exif
+    may have thousands of zeros, as room for more.
+    """
+    metadata: list[tuple[int, int]] = []
+    # What breaks the structure of a file is for its decoder to judge.
+    with suppress(struct.error, EOFError, IndexError):
+        for start, end in _boxes_of_iso_media(content, b"meta"):
+            metadata += _metadata_of_iso_media(content[start + 4 : end])
+    metadata.sort()
+    for start, end in _boxes_of_iso_media(content, b"mdat"):
+        first_index = bisect_left(metadata, (start, 0))
+        after_last_index = bisect_left(metadata, (end, 0))
+        for metadata_start, metadata_end in metadata[first_index:after_last_index]:
+            yield start, metadata_start
+            start = metadata_end
+        yield start, end
+
+
+def _metadata_of_iso_media(meta: bytes) -> list[tuple[int, int]]:
+    """Return where Exif and XMP of an AVIF or HEIF file begin and end in the file.
+
+    Args:
+        meta: Content of its box `meta` after version and flags.
+
+    Raises:
+        struct.error: If the box of an item's type is cut.
+        IndexError: If the box of all of them is empty.
+        EOFError: If the list of the items' places is cut.
+    """
+    metadata_items = set()
+    for start, end in _boxes_of_iso_media(meta, b"iinf"):
+        entries_start = start + (6 if meta[start] == 0 else 8)
+        entries = meta[entries_start:end]
+        for entry_start, entry_end in _boxes_of_iso_media(entries, b"infe"):
+            entry = entries[entry_start:entry_end]
+            # version, number of the item, and its type
+            form = ">B3xH2x4s" if entry[:1] == b"\2" else ">B3xI2x4s"
+            _, item, item_type = struct.unpack_from(form, entry)
+            if item_type in _METADATA:
+                metadata_items.add(item)
+    extents = []
+    for start, end in _boxes_of_iso_media(meta, b"iloc"):
+        for item, first, after_last in _extents_of_items(io.BytesIO(meta[start:end])):
+            if item in metadata_items:
+                extents.append((first, after_last))
+    return extents
+
+
+def _extents_of_items(iloc: BinaryIO) -> Iterator[tuple[int, int, int]]:
+    """Yield number, begin and end of each part of the items in an AVIF or HEIF file.
+
+    Args:
+        iloc: Content of its box `iloc` (ISO/IEC 14496-12, 8.11.3).
+
+    Raises:
+        EOFError: If it is cut.
+    """
+    version = _read_number(iloc, 1)
+    _read_number(iloc, 3)  # flags
+    sizes = _read_number(iloc, 2)  # of numbers in bytes, 4 bits each
+    offset_size = sizes >> 12
+    length_size = sizes >> 8 & 15
+    base_size = sizes >> 4 & 15
+    index_size = sizes & 15 if version else 0
+    if not length_size:  # every item is the whole file
+        return
+    number_size = 2 if version < 2 else 4
+    for _ in range(_read_number(iloc, number_size)):
+        item = _read_number(iloc, number_size)
+        # 0: places count from the beginning of the file
+        method = _read_number(iloc, 2) if version else 0
+        _read_number(iloc, 2)  # which file it is in
+        base = _read_number(iloc, base_size)
+        for _ in range(_read_number(iloc, 2)):
+            _read_number(iloc, index_size)
+            first = base + _read_number(iloc, offset_size)
+            length = _read_number(iloc, length_size)
+            if method == 0:
+                yield item, first, first + length
+
+
+def _read_number(file: BinaryIO, size: int) -> int:
+    """Read a number of `size` bytes, the largest first.
+
+    Raises:
+        EOFError: If the file has fewer.
+    """
+    digits = file.read(size)
+    if len(digits) < size:
+        raise EOFError("the list of items is cut")
+    return int.from_bytes(digits, "big")
 
 
 # TIFF

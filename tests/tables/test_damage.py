@@ -129,6 +129,62 @@ def test_zeros_beside_the_pixels_are_no_hole(tmp_path):
     assert read_image(path).size == (300, 300)
 
 
+PADDING = 0xEA1C  # tag of Exif
+ORIENTATION = 0x0112
+
+
+def exif_with_room(orientation):
+    """Exif that has room for more, as Windows writes it."""
+    exif = Image.Exif()
+    exif[PADDING] = bytes(2060)
+    exif[ORIENTATION] = orientation
+    return exif
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_zeros_of_metadata_beside_the_pixels_of_avif(tmp_path, orientation):
+    path = tmp_path / "a.avif"
+    xmp = b"<x:xmpmeta/>" + bytes(3000)
+    photo().save(path, exif=exif_with_room(orientation), xmp=xmp)
+    assert bytes(2060) in path.read_bytes()
+    assert read_image(path).size == (300, 300)
+
+
+def test_a_hole_beside_the_metadata_of_avif(tmp_path):
+    path = tmp_path / "a.avif"
+    photo().save(path, exif=exif_with_room(1))
+    write_hole(path, 0.6, 512)
+    with pytest.raises((OSError, SyntaxError)):
+        read_image(path)
+
+
+def write_jpeg2000(path, box=b""):
+    """Write a photo as JPEG 2000, in a file of boxes with another box of that content.
+
+    A file that ends with .j2k has the pixels alone.
+    """
+    photo().save(path)
+    content = path.read_bytes()
+    pixels = content.find(b"jp2c") - 4
+    if box:
+        head = (8 + len(box)).to_bytes(4, "big") + b"uuid"
+        path.write_bytes(content[:pixels] + head + box + content[pixels:])
+    return path
+
+
+def test_zeros_beside_the_pixels_of_jpeg_2000(tmp_path):
+    path = write_jpeg2000(tmp_path / "a.jp2", bytes(16 + 78))
+    assert read_image(path).size == (300, 300)
+
+
+@pytest.mark.parametrize("name", ["a.jp2", "a.j2k"])
+def test_a_hole_in_jpeg_2000(tmp_path, name):
+    path = write_jpeg2000(tmp_path / name)
+    write_hole(path, 0.5, 512)
+    with pytest.raises(DamagedError):
+        read_image(path)
+
+
 @pytest.fixture
 def lenient(monkeypatch):
     """Let Pillow read cut files, as other libraries do."""
