@@ -88,13 +88,12 @@ def plan_stream(
     Raises:
         ValueError: If the protocol is unknown, a number is out of range, or two
             keywords exclude each other.
-        FrameTableError: If a class has no test frames, or the groups do not contain
-            each class exactly once.
+        FrameTableError: If a class of the stream has no test frames, the groups do not
+            contain each class exactly once, or experiences are sessions and some of
+            them lack one of the splits.
     """
     _check_protocol(protocol)
     draws = draws_of(run, seed, reference)  # draws all orders
-    if test_split == "test":  # every class of a table has training frames
-        _check_test_frames(table)
     groups = _checked_groups(table, class_groups)
     if fixed_class_order is not None:
         order = fixed_order(table.classes, fixed_class_order)  # labels
@@ -102,6 +101,8 @@ def plan_stream(
         order = _drawn_class_order(table, groups, draws)
     else:
         order = _sorted_class_order(table, groups)
+    if test_split == "test":  # every class of a table has training frames
+        _check_test_frames(table, order)
     if classes_per_experience is None and n_experiences is None:
         _check_not_divided(
             fixed_class_order=fixed_class_order,
@@ -147,13 +148,21 @@ def _check_protocol(protocol: str) -> None:
         )
 
 
-def _check_test_frames(table: FrameTable) -> None:
-    """Raise FrameTableError if a class of a stream could not be evaluated."""
-    for class_name, count in table.counts().items():
-        if not count["test"]:
+def _check_test_frames(table: FrameTable, order: Iterable[int]) -> None:
+    """Raise FrameTableError if a class of a stream could not be evaluated.
+
+    Args:
+        table: The frames.
+        order: Labels of the classes of the stream.
+    """
+    counts = table.counts()
+    for label in sorted(order):
+        class_name = table.classes[label]
+        if not counts[class_name]["test"]:
             raise FrameTableError(
                 f"class {class_name!r} has no test frames, so it cannot be evaluated. "
-                "Mark some of its rows as test, or leave the class out."
+                "Mark some of its rows as test, or leave the class out, such as by a "
+                "fixed_class_order without it."
             )
 
 
@@ -301,9 +310,15 @@ def _experiences_by_session(
     Returns:
         `chunks`, the labels of each test experience, and `train` and `test`, the
         ascending row numbers of the frames of each experience.
+
+    Raises:
+        FrameTableError: If a session is missing in one of the splits.
     """
-    train = _rows_by_session(table, "train")
-    test = _rows_by_session(table, test_split)
+    train_sessions = _rows_by_session(table, "train")
+    test_sessions = _rows_by_session(table, test_split)
+    _check_sessions(train_sessions, test_sessions)
+    train = list(train_sessions.values())
+    test = list(test_sessions.values())
     if keeps_table_order:
         labels_by_session = [np.unique(table.labels[rows]) for rows in train]
         # Each label once, where it appears first.
@@ -336,10 +351,34 @@ def _rows_of_classes(table: FrameTable, split: str, labels: Sequence[int]) -> Ro
     return rows[np.isin(table.labels[rows], labels)]
 
 
-def _rows_by_session(table: FrameTable, split: str) -> list[Rows]:
+def _check_sessions(train: Iterable[str], test: Iterable[str]) -> None:
+    """Raise FrameTableError if experiences of the same number are not of one session.
+
+    One test session may follow all training sessions, and test sessions may be others
+    than those of training; neither belongs to a training experience of its number.
+
+    Args:
+        train, test: Names of the sessions.
+    """
+    train = list(train)
+    test = list(test)
+    if len(test) == 1 or set(train) == set(test) or set(train).isdisjoint(test):
+        return
+    gaps = []
+    for split, sessions, others in (("train", train, test), ("test", test, train)):
+        missing = [session for session in others if session not in sessions]
+        if missing:
+            gaps.append(f"session {', '.join(missing)} has no {split} frames")
+    raise FrameTableError(
+        f"{' and '.join(gaps)}, so that experiences of the two streams would not fit "
+        "together. Complete the data, or leave the whole session out."
+    )
+
+
+def _rows_by_session(table: FrameTable, split: str) -> dict[str, Rows]:
     """Return the row numbers of each session, in natural order of the sessions."""
     rows_of_session: dict[str, list[int]] = {}
     for row in table.rows(split).tolist():
         rows_of_session.setdefault(table.session[row], []).append(row)
     sessions = sorted(rows_of_session, key=natural_key)
-    return [np.array(rows_of_session[session]) for session in sessions]
+    return {session: np.array(rows_of_session[session]) for session in sessions}

@@ -11,7 +11,7 @@ from avalanche.benchmarks.scenarios.online import split_online_stream
 from avalanche.training.plugins import EvaluationPlugin
 from avalanche.training.supervised import ICaRL, Replay
 from fake_data import make_table, toybox_names, values_of, write_files
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from torch import nn
@@ -189,6 +189,8 @@ def test_clips_stay_whole(table, run, size):
 @settings(max_examples=10)
 @given(tables(), protocols, runs)
 def test_an_experience_may_be_a_session_of_all_classes(table, protocol, run):
+    train_sessions, test_sessions = (all_sessions(table, s) for s in ("train", "test"))
+    assume(train_sessions == test_sessions or len(test_sessions) == 1)
     benchmark = make_benchmark(table, protocol, run, None)
     test = rows_by_experience(benchmark.test_stream)
     train = rows_by_experience(benchmark.train_stream)
@@ -205,6 +207,39 @@ def test_sessions_come_in_natural_order():
     benchmark = make_benchmark(table, classes_per_experience=None)
     train = rows_by_experience(benchmark.train_stream)
     assert sessions_of(table, train) == [f"s{number}" for number in range(12)]
+
+
+def table_of_sessions(train, test):
+    """A table of one class with a frame of each session in each split."""
+    frames = []
+    for split, sessions in (("train", train), ("test", test)):
+        for session in sessions:
+            frames.append(Frame(f"{split}/{session}", "bus", "a", session, 0, split))
+    return FrameTable(frames)
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        ("123", "13", "^session 2 has no test frames, so"),
+        ("13", "123", "^session 2 has no train frames, so"),
+        (
+            "134",
+            "123",
+            "^session 2 has no train frames and session 4 has no test frames, so .* "
+            "Complete the data, or leave the whole session out",
+        ),
+    ],
+)
+def test_a_session_that_one_split_lacks(train, test, words):
+    with pytest.raises(FrameTableError, match=words):
+        plan_stream(table_of_sessions(train, test), classes_per_experience=None)
+
+
+@pytest.mark.parametrize(("train", "test"), [("123", "3"), ("123", "45")])
+def test_test_sessions_of_no_training_session(train, test):
+    plan = plan_stream(table_of_sessions(train, test), classes_per_experience=None)
+    assert (len(plan.train), len(plan.test)) == (len(train), len(test))
 
 
 def sessions_of(table, experiences):
@@ -419,6 +454,14 @@ def test_a_class_without_test_frames():
     table = make_table()
     with pytest.raises(FrameTableError, match="class 'class2' has no test frames"):
         make_benchmark(table.without(table.rows("test", "class2")))
+
+
+def test_a_class_without_test_frames_that_is_left_out():
+    table = make_table()
+    table = table.without(table.rows("test", "class2"))
+    order = ["class3", "class0", "class4", "class1"]
+    benchmark = make_benchmark(table, fixed_class_order=order)
+    assert classes_by_experience(benchmark.test_stream) == [{0, 3}, {1, 4}]
 
 
 # Images and tensors
