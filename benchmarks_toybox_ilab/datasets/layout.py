@@ -65,6 +65,7 @@ class Layout:
         owner: Whose numbers `counts` are.
         classes: The classes, if the names are known.
         lacks: `lacks(table)` lists what else a table lacks of the whole data set.
+        compared_by_lacks: What `lacks` compares, in words.
         archived: `archived(name)` returns the path below the root of an archive's file,
             or None to leave it out; None takes the images of `pattern`.
         url, md5: Address and MD5 checksum of the archive, if it can be downloaded.
@@ -86,6 +87,7 @@ class Layout:
     owner: str = "the paper"
     classes: Sequence[str] = ()
     lacks: Callable[[FrameTable], list[str]] = lambda table: []
+    compared_by_lacks: str = ""
     archived: Callable[[str], str | None] | None = None
     url: str = ""
     md5: str = ""
@@ -322,6 +324,20 @@ class Layout:
         if n_unlisted > 0:
             lines.append(f"{n_unlisted} more classes are incomplete")
         return [*lines, *self.lacks(table)]
+
+    @property
+    def counts_images(self) -> bool:
+        """Whether the numbers of images of the whole data set are known."""
+        return {"train", "test"} <= self.counts.keys()
+
+    def counted_in_words(self) -> str:
+        """Name what `missing` compares: "20 classes, 800 training clips"."""
+        counted = []
+        for name, number in self.counts.items():
+            counted.append(f"{number} {_COUNTED_IN_WORDS[name]}")
+        if self.compared_by_lacks:
+            counted.append(self.compared_by_lacks)
+        return ", ".join(counted)
 
     def _wrong_totals(self, counts: Mapping[tuple[str, str], int]) -> list[str]:
         """Describe the totals of a table that are not those of the whole data set.

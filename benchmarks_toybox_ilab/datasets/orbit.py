@@ -109,6 +109,7 @@ LAYOUT = Layout(
     inner_folders=("orbit_benchmark_224", "orbit_benchmark"),
     owner="the data set",
     lacks=_incomplete_users,
+    compared_by_lacks=f"{sum(USERS.values())} objects of {len(USERS)} users",
     archived=_unpacked_path,
 )
 

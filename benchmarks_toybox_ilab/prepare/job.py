@@ -49,10 +49,19 @@ class Inventory:
         present = [f"{data.name} in {table.root}: {counts_in_words(table)}"]
         missing = data.files.missing(table)
         if not missing:
-            owner = data.files.owner
-            verb = "uses" if owner == Layout.owner else "has"
-            present.append(f"complete: everything that {owner} {verb}")
+            present.append(_completeness_in_words(data.files))
         return cls(present, missing)
+
+
+def _completeness_in_words(layout: Layout) -> str:
+    """Say of a copy that lacks nothing which is counted that it is complete."""
+    if not layout.counts_images:
+        return (
+            f"complete as far as is counted: {layout.counted_in_words()}; the number "
+            "of images is not known"
+        )
+    verb = "uses" if layout.owner == Layout.owner else "has"
+    return f"complete: everything that {layout.owner} {verb}"
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,15 @@ def test_a_whole_tree_lacks_nothing(name):
     assert data.files.missing(data.frames("nowhere", WHOLE[name])) == []
 
 
+def test_check_says_what_was_counted(tmp_path):
+    inventory = take_inventory("clear10", write_files(tmp_path, WHOLE["clear10"]))
+    assert inventory.missing == []
+    assert inventory.present[-1] == (
+        "complete as far as is counted: 11 classes, 110 training sessions of a class, "
+        "110 test sessions of a class; the number of images is not known"
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "folder", "gap"),
     [

@@ -155,10 +155,16 @@ GONE = re.compile(
 def test_what_is_missing():
     names = [name for name in toybox_names(frames=15) if not GONE.search(name)]
     assert LAYOUT.missing(ToyboxFrames("nowhere", names))[3:] == [
-        "class cup: 2940 of 3045 training images, 1260 of 1305 test images",
-        "class spoon: 0 of 3045 training images, 0 of 1305 test images",
-        "class truck: 2940 of 3045 training images, 1260 of 1305 test images",
+        "class cup: 196 of 203 training clips, 84 of 87 test clips",
+        "class spoon: 0 of 203 training clips, 0 of 87 test clips",
+        "class truck: 196 of 203 training clips, 84 of 87 test clips",
     ]
+
+
+def test_a_short_clip_is_not_missing():
+    names = [name for name in toybox_names(frames=15) if "cup_01" not in name]
+    names += toybox_names(["cup"], [1], 12)
+    assert LAYOUT.missing(ToyboxFrames("nowhere", names)) == []
 
 
 @pytest.fixture
