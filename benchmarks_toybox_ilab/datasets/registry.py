@@ -104,6 +104,8 @@ class Benchmark:
             name without underscores.
         host_order: `host_order(table, seed)` returns the classes, or their labels, in
             the order that Avalanche draws with a seed; None is as `orders.HostDraws`.
+        whole_table: `whole_table(root)` returns the table that `crumb prepare` lists
+            and checks; None is that of `frames`, in run 0 if there are several.
     """
 
     files: Layout
@@ -118,6 +120,7 @@ class Benchmark:
     test_split: str = "test"
     host_folder: str = ""
     host_order: Callable[[FrameTable, int], Sequence[int | str]] | None = None
+    whole_table: Callable[[str | Path], FrameTable] | None = None
 
     @property
     def name(self) -> str:
@@ -182,6 +185,15 @@ class Benchmark:
         # The data set's function of frames takes only some of them.
         accepted = {name: arguments[name] for name in self.options if name in arguments}
         return self.frames(root, **accepted)
+
+    def prepared_table(self, root: str | Path) -> FrameTable:
+        """Make the table that `crumb prepare` lists and checks: all that is there.
+
+        Raises:
+            FrameTableError: If the folder is not that of the data set.
+        """
+        make_table = self.whole_table or self.frames
+        return make_table(root)
 
     def stream(
         self,

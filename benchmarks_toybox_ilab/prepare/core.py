@@ -33,10 +33,11 @@ def prepare(
 ) -> list[str]:
     """Convert a data set to the layout that its generator reads.
 
-    Its table is written as `root/<name>.csv`. Finished work is not repeated, so the
-    same call resumes after an interruption. A folder of images that already has the
-    layout is not copied. Only one process may use a root at a time; the command `crumb
-    prepare` locks it.
+    Its table is written as `root/<name>.csv`: of ETH-80, whose runs have different
+    splits, that of run 0, and of ORBIT that of all users that are there. Finished work
+    is not repeated, so the same call resumes after an interruption. A folder of images
+    that already has the layout is not copied. Only one process may use a root at a
+    time; the command `crumb prepare` locks it.
 
     Args:
         name: Name of a benchmark with a layout.
@@ -80,7 +81,7 @@ def prepare(
             return []
         failures = _bring_files(job)  # a line for each video that cannot be read
         try:
-            table = data.frames(job.root)
+            table = data.prepared_table(job.root)
         except FrameTableError as error:
             if not failures:
                 raise
@@ -145,7 +146,7 @@ def _is_readable_in_place(job: Job) -> bool:
     layout = job.data.files
     if layout.find(job.source) is None:
         return False
-    table = job.data.frames(job.source)
+    table = job.data.prepared_table(job.source)
     is_incomplete = bool(layout.missing(table))
     if is_incomplete and archives_in(job.source):
         return False  # it may be unpacked in part

@@ -43,7 +43,7 @@ class Inventory:
     def of(cls, data: Benchmark, root: Path) -> "Inventory":
         """Compare the files of a data set below a root with the whole data set."""
         try:
-            table = data.frames(root)
+            table = data.prepared_table(root)
         except FrameTableError as error:
             return cls(present=[], missing=[str(error)])
         present = [f"{data.name} in {table.root}: {counts_in_words(table)}"]

@@ -43,9 +43,10 @@ from benchmarks_toybox_ilab.datasets.openloris import (
 from benchmarks_toybox_ilab.datasets.orbit import ORBITFrames
 from benchmarks_toybox_ilab.datasets.registry import BENCHMARKS
 from benchmarks_toybox_ilab.datasets.stream51 import Stream51Frames, Stream51Novel
-from benchmarks_toybox_ilab.prepare.core import take_inventory
+from benchmarks_toybox_ilab.prepare.core import prepare, take_inventory
 from benchmarks_toybox_ilab.streams.torch_dataset import PixelTransform
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
 
 def sha256(names):
@@ -432,6 +433,19 @@ def test_what_orbit_lacks(orbit_root):
     assert lines[0] == "user P177: 3 of 7 objects"
     assert lines[1] == "user P198: 0 of 10 objects"
     assert len(lines) == 17
+
+
+def test_users_of_orbit_that_are_there_are_prepared(tmp_path):
+    for user in ("P198", "P999"):
+        write_orbit(tmp_path, frames=(40, 260), absent=20, users=[user], things=["bag"])
+    inventory = take_inventory("orbit", tmp_path)
+    assert inventory.present == [
+        f"orbit in {tmp_path}: 2 classes, 4 training and 400 test images"
+    ]
+    assert inventory.missing[0] == "user P177: 0 of 7 objects"
+    prepare("orbit", tmp_path, say=list)
+    table = FrameTable.from_csv(tmp_path / "orbit.csv", tmp_path)
+    assert table.classes == ("P198 bag", "P999 bag")
 
 
 def test_a_user_who_is_not_there(orbit_root):
