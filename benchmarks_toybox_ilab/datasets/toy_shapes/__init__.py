@@ -215,13 +215,14 @@ def ToyShapes(
     dots: bool = False,
     **host: Unpack[StreamKeywords],
 ) -> FrameBenchmark:
-    """Make the toy shapes as an Avalanche benchmark.
+    """Make the toy shapes as an Avalanche benchmark, with all 20 classes by default.
 
-    The default transform has the size that they are drawn in.
+    `crumb run --benchmark toy_shapes` streams the ten of `STREAM_CLASSES`; the other
+    ten are for pretraining. The default transform has the size that they are drawn in.
 
     Args:
         dataset_root: Ignored: there are no files.
-        classes: Names of classes; None selects all 20.
+        classes: Names of classes, such as `STREAM_CLASSES`; None selects all 20.
         objects_per_class: Number of objects per class.
         sessions: Number of clips per object.
         frames_per_clip: Number of frames per clip.
