@@ -210,11 +210,9 @@ def CORe50ListedFrames(
         raise ValueError(f"run is {run}, but CORe50 publishes the runs 0 to 9.")
     # Folder of the lists, and the number of training experiences.
     folder, n_batches = LISTS[scenario]
-    root = Path(root)
-    # The folder of Avalanche's data may be given, too.
-    if not (root / folder).is_dir() and (root / "core50" / folder).is_dir():
-        root = root / "core50"
-    images = root / (MINI if mini else IMAGES)
+    image_folder = MINI if mini else IMAGES
+    root = _inner_root(Path(root), (folder, image_folder))
+    images = root / image_folder
     needed_folders = (root / folder, images)
     missing = [str(path) for path in needed_folders if not path.is_dir()]
     if missing:
@@ -330,6 +328,18 @@ def CORe50(
     return listed.stream(root, arguments, **host)
 
 
+def _inner_root(root: Path, folders: Iterable[str]) -> Path:
+    """Return the root that holds any of the folders of CORe50.
+
+    It is the given one, or `core50` below it, as in the folder of Avalanche's data; the
+    given one if none is there.
+    """
+    for candidate in (root, root / "core50"):
+        if any((candidate / folder).is_dir() for folder in folders):
+            return candidate
+    return root
+
+
 def _download_missing(root: Path, scenario: str, mini: bool) -> None:
     """Download the images of CORe50 and the official lists, unless they are there.
 
@@ -346,6 +356,7 @@ def _download_missing(root: Path, scenario: str, mini: bool) -> None:
     if scenario.startswith("nicv2"):
         lists_archive = nicv2_archive
     archives[lists_folder] = lists_archive
+    root = _inner_root(root, tuple(archives))
     for folder, (url, md5) in archives.items():
         if not (root / folder).is_dir():
             registry.download_whole(url, md5, root)

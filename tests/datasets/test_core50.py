@@ -351,3 +351,28 @@ def test_missing_official_lists(copied):
     words = r"there is no folder .*NC_inc. Scenario 'nc' needs"
     with pytest.raises(FrameTableError, match=words):
         CORe50(copied, scenario="nc")
+
+
+@pytest.mark.parametrize("keep", ["core50_128x128", "batches_filelists"])
+def test_what_is_there_is_not_downloaded_again(copied, monkeypatch, keep):
+    """The folder of Avalanche's data holds the images or the lists below `core50`."""
+    (copied / "core50").mkdir()
+    (copied / keep).rename(copied / "core50" / keep)
+    root = copied / "core50"
+    for name in ("core50_128x128", "batches_filelists"):
+        if name != keep:
+            (copied / name).rename(copied / f"elsewhere-{name}")
+    downloads = []
+
+    def download(url, md5, folder):
+        downloads.append(url.rpartition("/")[2])
+        name = "batches_filelists"
+        if url.endswith("core50_128x128.zip"):
+            name = "core50_128x128"
+        (copied / f"elsewhere-{name}").rename(folder / name)
+
+    monkeypatch.setattr(core50.registry, "download_whole", download)
+    CORe50(copied, scenario="ni", download=True)
+    assert len(downloads) == 1
+    assert (root / "core50_128x128").is_dir()
+    assert (root / "batches_filelists").is_dir()
