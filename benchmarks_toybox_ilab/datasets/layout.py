@@ -138,13 +138,14 @@ class Layout:
         )
         if not root.is_dir():
             raise FrameTableError(f"there is no folder {root}. {advice}")
-        present = self._folders_in(root)
+        incomplete = self.find(root) or root
+        present = self._folders_in(incomplete)
         missing = [name for name in self.folders if name not in present]
         if not self.needs_all_folders:
             missing = missing[:1]  # as an example: any of them is enough
         raise FrameTableError(
-            f"{root} has no folder {' and no folder '.join(missing)}, but holds "
-            f"{listed_entries(root)}. {advice}"
+            f"{incomplete} has no folder {' and no folder '.join(missing)}, but holds "
+            f"{listed_entries(incomplete)}. {advice}"
         )
 
     def images(self, paths: Iterable[str]) -> Iterator[re.Match[str]]:

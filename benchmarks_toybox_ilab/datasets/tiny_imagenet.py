@@ -10,6 +10,7 @@ Le and Yang, "Tiny ImageNet Visual Recognition Challenge", CS231N at Stanford, 2
 """
 
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,20 +27,22 @@ from benchmarks_toybox_ilab.streams.orders import HostDraws
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 
+TEST_IMAGES = "val/images"  # in the official layout
 FOLDER = "tiny-imagenet-200"  # in the official archive
 ANNOTATIONS = "val/val_annotations.txt"
+WNIDS = "wnids.txt"  # the classes in the order of their labels
 LAYOUT = Layout(
     name="tiny_imagenet",
     title="Tiny-ImageNet",
     tree="<root>/train/<wnid>/images/<image>.JPEG with val/images/<image>.JPEG and "
     "val/val_annotations.txt (the official layout), or "
-    "<root>/{train,test}/<wnid>/<image>.jpg",
+    "<root>/{train,test}/<wnid>/<image>.jpg, where val may stand for test",
     source="http://cs231n.stanford.edu/tiny-imagenet-200.zip; `crumb prepare "
     "tiny_imagenet` downloads and unpacks it",
     pattern=re.compile(
         r"(?P<folder>train|val|test)/(?P<class_name>n[0-9]{8}|(?<=val/)images)/"
         r"(?:(?<=\d/)images/)?"
-        rf"(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)|{ANNOTATIONS}"
+        rf"(?P<name>[^/.][^/]*)\.(?i:jpe?g|png)|{ANNOTATIONS}|{WNIDS}"
     ),
     rule="<wnid> is the class: n and 8 digits",
     folders=("train", "val", "test"),
@@ -57,7 +60,8 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
     `train` is the training split, `val` or `test` the test split. Every image is a clip
     of its own, see `layout.single_image`. The class name is its WordNet number, such as
     n01443537. In the official layout, `val/val_annotations.txt` gives the classes of
-    the test images, and the folder `test`, whose images have no labels, is ignored.
+    the test images in `val/images`, and the folder `test`, whose images have no labels,
+    is ignored.
     Classes and images may be missing. Files have the same order in both layouts, and
     the splits in every run.
 
@@ -69,16 +73,14 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
             `val_annotations.txt`.
     """
     folder = LAYOUT.find(Path(root)) or Path(root)
-    is_official = (folder / "val").is_dir()
-    test_folder = "val" if is_official else "test"
-    layout = replace(LAYOUT, folders=("train", test_folder))
+    layout = replace(LAYOUT, folders=("train", _test_folder(folder)))
     folder, images = layout.find_images(root)
     class_of_file = {}
-    if is_official:
+    if (folder / TEST_IMAGES).is_dir():
         class_of_file = _class_of_test_image(folder / ANNOTATIONS)
     frames = []
     for image in images:
-        # The pattern matches the list of annotations, too, so that it is unpacked.
+        # The pattern matches the lists, too, so that they are unpacked.
         if image["folder"] is None:
             continue
         class_name = image["class_name"]
@@ -94,6 +96,20 @@ def TinyImageNetFrames(root: str | Path) -> FrameTable:
         frames.append(single_image(image, class_name))
     frames.sort(key=_row_sort_key)
     return FrameTable(frames, folder, name="tiny_imagenet")
+
+
+def _test_folder(folder: Path) -> str:
+    """Return the name of the folder of the test images of Tiny-ImageNet.
+
+    Where it is missing, it is that of the layout that the others have.
+    """
+    if (folder / "val").is_dir():
+        return "val"
+    official_test = folder / "test" / "images"  # its images have no labels
+    if (folder / "test").is_dir() and not official_test.is_dir():
+        return "test"
+    is_official = official_test.is_dir() or any(folder.glob("train/*/images"))
+    return "val" if is_official else "test"
 
 
 def _row_sort_key(frame: Frame) -> tuple[str, str, str]:
@@ -141,10 +157,17 @@ def _host_order(table: FrameTable, seed: int) -> list[str]:
     """Return the classes of Tiny-ImageNet as Avalanche orders them with a seed.
 
     It numbers them as `wnids.txt` does. Without that file, which only the official
-    layout has, they are numbered by name.
+    layout has, they are numbered by name; there it is missed with a warning.
     """
     names = list(table.classes)
-    file = (table.root or Path()) / "wnids.txt"
+    root = table.root or Path()
+    file = root / WNIDS
+    if (root / TEST_IMAGES).is_dir() and not file.is_file():
+        warnings.warn(
+            f"there is no {file}, so the classes of seed {seed} come in another order "
+            f"than with Avalanche; unpack it from {FOLDER}.zip",
+            stacklevel=2,
+        )
     if file.is_file():
         listed = file.read_text(encoding="utf-8", errors="replace").split()
         if sorted(listed) == sorted(names):

@@ -21,7 +21,10 @@ from real_data import TEST_DATA
 from benchmarks_toybox_ilab.datasets import cifar100, imagenet, tiny_imagenet
 from benchmarks_toybox_ilab.datasets.cifar100 import CIFAR100Frames
 from benchmarks_toybox_ilab.datasets.eth80 import LAYOUT, ETH80Frames
-from benchmarks_toybox_ilab.datasets.tiny_imagenet import TinyImageNetFrames
+from benchmarks_toybox_ilab.datasets.tiny_imagenet import (
+    TinyImageNet,
+    TinyImageNetFrames,
+)
 from benchmarks_toybox_ilab.tables.frame import Frame, FrameTableError
 from crumb_avalanche.runs.pretrain import open_images
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
@@ -205,6 +208,36 @@ def test_an_image_without_an_annotation(official):
     words = r"image val/images/val_7.JPEG has no line .*Unpack both .* or remove"
     with pytest.raises(FrameTableError, match=words):
         TinyImageNetFrames(official)
+
+
+def test_val_may_have_a_folder_of_each_class(simple, official):
+    (simple / "test").rename(simple / "val")
+    table = TinyImageNetFrames(simple)
+    assert table.path[-1].startswith("val/n00000002/val_")
+    assert table.counts() == TinyImageNetFrames(official).counts()
+
+
+@pytest.mark.parametrize("layout", ["official", "simple"])
+@pytest.mark.parametrize("inner", ["", "tiny-imagenet-200"])
+def test_a_part_of_a_download_is_named(request, tmp_path, layout, inner):
+    folder = tmp_path / "root" / inner
+    shutil.copytree(request.getfixturevalue(layout) / "train", folder / "train")
+    missing = "val" if layout == "official" else "test"
+    words = rf"^{folder} has no folder {missing}, but holds train\."
+    with pytest.raises(FrameTableError, match=words):
+        TinyImageNetFrames(tmp_path / "root")
+
+
+def test_the_official_test_images_are_no_test_split(official):
+    shutil.rmtree(official / "val")
+    with pytest.raises(FrameTableError, match="has no folder val, but holds test, tr"):
+        TinyImageNetFrames(official)
+
+
+def test_the_order_of_avalanche_needs_its_list_of_classes(official):
+    (official / "wnids.txt").unlink()
+    with pytest.warns(UserWarning, match=r"no .*/wnids.txt, so the classes of seed 3"):
+        TinyImageNet(official, seed=3, classes_per_experience=1)
 
 
 def test_annotations_are_needed(official):

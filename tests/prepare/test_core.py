@@ -17,6 +17,7 @@ from fake_data import (
     write_cifar100_archive,
     write_files,
     write_tiny,
+    write_tiny_imagenet,
     write_toybox_videos,
 )
 from fake_videos import video_frame_number
@@ -222,6 +223,14 @@ def test_the_archive_of_eth80(tmp_path, run):
     assert run("eth80", tmp_path / "root", archive) == []
     names = [f"cup{n}/cup{n}-{view}.png" for n in (1, 2, 3) for view in ETH80_VIEWS]
     check_unpacked(tmp_path / "root", "eth80", names)
+
+
+def test_the_archive_of_tiny_imagenet(tmp_path, run):
+    folder = write_tiny_imagenet(tmp_path / "made", ["n00000001", "n00000002"])
+    archive = pack(tmp_path / "tiny.zip", folder, "tiny-imagenet-200/")
+    assert run("tiny_imagenet", tmp_path / "root", archive) == []
+    assert (tmp_path / "root/wnids.txt").is_file()
+    assert len(read_csv(tmp_path / "root", "tiny_imagenet")) == 6
 
 
 # CIFAR-100's root is a place for its own archive alone.
