@@ -21,7 +21,11 @@ from benchmarks_toybox_ilab.tables.folders import visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.progress import terminal_bar
 
-ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz")
+# fmt: off
+ENDINGS = (
+    ".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz",
+)
+# fmt: on
 MOST_RATIO = 100  # of unpacked to packed bytes; of images it is at most 10
 
 _CHUNK = 1 << 20
@@ -73,7 +77,7 @@ def unpack(
     progress: Callable[..., Any] = terminal_bar,
     only: Callable[[str], str | None] | None = None,
 ) -> int:
-    """Unpack a .zip, .tar or .tar.gz file below `target`.
+    """Unpack a .zip or .tar file, plain or compressed, below `target`.
 
     The content tells the kind of archive. A file that exists with the right size is
     kept, so the same call resumes after an interruption. Every file is written
@@ -170,8 +174,8 @@ def _opened_archive(archive: Path) -> Iterator[Iterator[Member]]:
     """Open an archive, whose first bytes tell its kind; yield what lists its members.
 
     Raises:
-        FrameTableError: If there is no such file, it is no .zip, .tar or .tar.gz file,
-            or it is damaged.
+        FrameTableError: If there is no such file, it is no .zip or .tar file, or it
+            is damaged.
     """
     if not archive.is_file():
         raise FrameTableError(

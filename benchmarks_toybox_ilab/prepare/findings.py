@@ -16,7 +16,7 @@ _DEEPEST = 4  # folders below the one that was given
 _MOST_FILES = 100_000  # that are looked at
 _MOST_SHOWN = 3  # names in a message
 # Of archives that are not read, and of parts of split ones.
-_OTHER_ENDINGS = (".7z", ".rar", ".zst", ".xz", ".bz2", ".txz", ".tbz2", ".z01", ".001")
+_OTHER_ENDINGS = (".7z", ".rar", ".zst", ".xz", ".bz2", ".z01", ".001")
 
 
 def describe(source: Path, layout: Layout) -> str:
@@ -54,7 +54,10 @@ def _describe_folder(source: Path, layout: Layout) -> str:
             f"Archives lie deeper in it ({_first_names(deeper_archives)}): give "
             f"{_first_names(folders)}."
         )
-    unread_archives = _names_with_ending(names, _OTHER_ENDINGS)
+    unread_archives = []
+    for name in _names_with_ending(names, _OTHER_ENDINGS):
+        if name not in archive_names:  # a.tar.xz is read, a.xz is not
+            unread_archives.append(name)
     if unread_archives:
         return (
             "It holds archives of kinds that are not read "

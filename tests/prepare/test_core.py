@@ -21,7 +21,7 @@ from fake_data import (
     write_toybox_videos,
 )
 from fake_videos import video_frame_number
-from made_downloads import LocalServer, files, pack
+from made_downloads import LocalServer, files, in_folder, pack, write_tar
 from noted_bar import NotedBar
 from PIL import Image
 from real_data import TEST_DATA
@@ -206,6 +206,22 @@ def test_a_folder_of_archives(tmp_path, run, made, name, names):
     assert run(name, root, tmp_path / "source") == []
     assert run(name, root, tmp_path / "source") == []
     check_unpacked(root, name, names)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        ("c.tar.bz2", "w:bz2"),
+        ("c.tbz2", "w:bz2"),
+        ("c.tar.xz", "w:xz"),
+        ("c.TXZ", "w:xz"),
+    ],
+)
+def test_archives_of_other_compressions(tmp_path, run, made, name, mode):
+    source = tmp_path / "source"
+    write_tar(source / name, in_folder(made(ICUB)), mode)
+    assert run("icub", tmp_path / "root", source) == []
+    check_unpacked(tmp_path / "root", "icub", ICUB)
 
 
 def test_a_folder_of_archives_of_parts(tmp_path, run, made):

@@ -68,7 +68,7 @@ def test_archives_in_a_folder_too_high(tmp_path, refused):
     )
 
 
-@pytest.mark.parametrize("name", ["videos.7z", "videos.RAR", "videos.zip.001"])
+@pytest.mark.parametrize("name", ["videos.7z", "videos.RAR", "videos.zip.001", "a.xz"])
 def test_archives_that_are_not_read(tmp_path, refused, name):
     (tmp_path / "downloads").mkdir()
     (tmp_path / "downloads" / name).write_bytes(b"packed")
