@@ -11,7 +11,7 @@ from typing import Literal
 
 from PIL import Image
 
-from benchmarks_toybox_ilab.tables.frame import natural_key
+from benchmarks_toybox_ilab.tables.frame import FrameTableError, natural_key
 from benchmarks_toybox_ilab.tables.text import printable
 
 Kind = Literal["image", "video"]
@@ -238,14 +238,50 @@ def visible_entries(folder: Path) -> list[Path]:
 def files_below(root: Path, folder: str = "") -> Iterator[str]:
     """Yield the visible files below root/folder at any depth.
 
-    Relative to root with forward slashes, sorted as text.
+    Relative to root with forward slashes, sorted as text. A folder that is reached
+    twice through links is listed once, and links to a folder above are not followed.
+
+    Raises:
+        FrameTableError: If a folder cannot be listed.
     """
-    with os.scandir(root / folder) as scanned:
-        visible = [entry for entry in scanned if is_visible(entry.name)]
-    for entry in sorted(visible, key=lambda entry: entry.name):
-        name = f"{folder}/{entry.name}" if folder else entry.name
-        if entry.is_dir():
-            yield from files_below(root, name)
+    real_root = Path(os.path.realpath(root))
+    above = list(real_root.parents)
+    if folder:
+        above.append(real_root)
+    seen = {_folder_identity(path) for path in above} - {None}
+    return _files_in(root, folder, seen)
+
+
+def _files_in(
+    root: Path, folder: str, seen: set[tuple[int, int] | str | None]
+) -> Iterator[str]:
+    """Yield the visible files below root/folder; see `files_below`.
+
+    Args:
+        root, folder: The root, and the folder relative to it.
+        seen: Identities of folders that are not listed any more; each that is listed is
+            added.
+    """
+    identity = _folder_identity(root / folder)
+    if identity in seen:
+        return
+    if identity is not None:
+        seen.add(identity)
+    entries = []  # name, and whether it is a folder
+    try:
+        with os.scandir(root / folder) as scanned:
+            for entry in scanned:
+                if is_visible(entry.name):
+                    entries.append((entry.name, entry.is_dir()))
+    except OSError as error:
+        raise FrameTableError(
+            f"folder {root / folder} cannot be listed ({error.strerror}). Make it "
+            "readable, or move it away."
+        ) from error
+    for entry_name, is_folder in sorted(entries):
+        name = f"{folder}/{entry_name}" if folder else entry_name
+        if is_folder:
+            yield from _files_in(root, name, seen)
         else:
             yield name
 

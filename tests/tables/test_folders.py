@@ -5,6 +5,7 @@ hold.
 """
 
 import io
+import os
 import subprocess
 import sys
 import unicodedata
@@ -24,6 +25,7 @@ from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.folders import (
     entries_of,
+    files_below,
     ignored_files_in_words,
     kind_of,
 )
@@ -331,3 +333,37 @@ def test_the_traceback_of_an_error_that_ends_the_program_is_escaped():
     assert ended.returncode == 1
     assert "RuntimeError: \\x1b[2J" in ended.stderr
     assert "\x1b" not in ended.stderr
+
+
+@pytest.fixture
+def linked(tmp_path):
+    """Two folders with a file each; one links to the root and to the other folder."""
+    for name in ("a/x.png", "b/y.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(PHOTO)
+    (tmp_path / "a/back").symlink_to(tmp_path)
+    (tmp_path / "a/other").symlink_to(tmp_path / "b")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [("", ["a/other/y.png", "a/x.png"]), ("a", ["a/other/y.png", "a/x.png"])],
+)
+def test_links_to_folders_are_followed_once(linked, folder, names):
+    assert list(files_below(linked, folder)) == names
+
+
+def test_a_folder_that_cannot_be_listed(linked, monkeypatch):
+    scandir = os.scandir
+
+    def refuse(path):
+        if str(path).endswith("b"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    (linked / "a/other").unlink()
+    monkeypatch.setattr(os, "scandir", refuse)
+    words = f"folder {linked / 'b'} cannot be listed .Permission denied.*Make it read"
+    with pytest.raises(FrameTableError, match=words):
+        list(files_below(linked))
