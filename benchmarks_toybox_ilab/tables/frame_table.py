@@ -66,7 +66,7 @@ class FrameTable:
 
     Args:
         frames: The rows, in the order of the table.
-        root, reader, name, padded, classes: See below.
+        root, reader, name, padded, classes, upright: See below.
 
     Attributes:
         path, class_name, object_name, session, frame, split: Tuples, an entry per row;
@@ -79,6 +79,8 @@ class FrameTable:
         name: Short name for messages.
         padded: Whether a path may be repeated in its clip as another frame, as some
             data sets lengthen short clips.
+        upright: Whether files are rotated as their EXIF orientation says. Official data
+            sets are read as their files are; a reader decides for itself.
 
     Raises:
         FrameTableError: If there are no frames, a row breaks a rule of `Frame`, a path
@@ -94,7 +96,9 @@ class FrameTable:
         name: str = "",
         padded: bool = False,
         classes: Sequence[str] | None = None,
+        upright: bool = False,
     ) -> None:
+        self.upright = upright
         self.root = None if root is None else Path(root)
         self.reader = reader
         self.name = name
@@ -257,7 +261,7 @@ class FrameTable:
             file = str(self.root / path)
         try:
             if self.reader is None:
-                return read_image(file)
+                return read_image(file, self.upright)
             # A table with a reader draws or cuts its images, which are no plain files.
             return self.reader(path).convert("RGB")
         # Pillow's decoders raise far more than OSError on damaged bytes (SyntaxError,
@@ -303,11 +307,11 @@ class FrameTable:
     def without(self, rows: Iterable[int]) -> "FrameTable":
         """Return the table without some `rows`, given by number.
 
-        The others keep their order.
+        The others keep their order. A class that loses all its training frames is left
+        out with its test frames, since it could not be learned.
 
         Raises:
-            FrameTableError: If a row does not exist or a class loses all its training
-                frames.
+            FrameTableError: If a row does not exist, or no class is left.
         """
         dropped = set(map(operator.index, rows))  # also NumPy's numbers; no floats
         unknown = dropped.difference(range(len(self)))
@@ -316,15 +320,18 @@ class FrameTable:
                 f"there is no row {min(unknown)}; {self._title()} has rows 0 to "
                 f"{len(self) - 1}."
             )
-        frames = [frame for row, frame in enumerate(self) if row not in dropped]
-        present = {frame.class_name for frame in frames}
+        kept_rows = [row for row in range(len(self)) if row not in dropped]
+        # Classes that still have training frames.
+        trained = {self.class_name[row] for row in kept_rows if not self._is_test[row]}
+        frames = [self[row] for row in kept_rows if self.class_name[row] in trained]
         return FrameTable(
             frames,
             root=self.root,
             reader=self.reader,
             name=self.name,
             padded=self.padded,
-            classes=[name for name in self.classes if name in present],
+            classes=[name for name in self.classes if name in trained],
+            upright=self.upright,
         )
 
     def frames_below(self, folder: Path) -> list[Frame]:
@@ -393,6 +400,7 @@ class FrameTable:
         root: str | Path | None,
         reader: Callable[[str], Image.Image] | None = None,
         padded: bool = False,
+        upright: bool = True,
     ) -> "FrameTable":
         """Read a file of `to_csv`, or a table made by hand with the same header.
 
@@ -401,6 +409,9 @@ class FrameTable:
             root: Folder that the paths of the table are relative to, if any.
             reader: Makes the image of a path; None reads the file below root.
             padded: Whether a path may be repeated in its clip as another frame.
+            upright: Rotate files as their EXIF orientation says, as photos of your own
+                are everywhere. False reads those of an official data set as its own
+                function does.
 
         Raises:
             FrameTableError: If the file is missing, its header or a line is invalid,
@@ -410,7 +421,12 @@ class FrameTable:
         digest_file = _digest_file(path)  # which `to_csv` writes beside the table
         try:
             table = cls(
-                frames, root, reader=reader, name=Path(path).stem, padded=padded
+                frames,
+                root,
+                reader=reader,
+                name=Path(path).stem,
+                padded=padded,
+                upright=upright,
             )
         except FrameTableError as error:
             raise FrameTableError(f"{path}: {error}") from error

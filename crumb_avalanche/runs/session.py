@@ -49,7 +49,7 @@ class Stream:
         benchmark: the Avalanche benchmark.
         bad_frames: messages of the frames and videos left out.
         bad_videos: number of videos among them.
-        emptied_classes: names of the classes of which no frame is left.
+        emptied_classes: names of the classes of which no training frame is left.
         images_keys: of each look, key of the images and their transform in the feature
             cache; changes if a file changes.
     """
@@ -98,9 +98,9 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         bad_frames += [message for _, message in bad_rows]
     if emptied_classes:
         warnings.warn(
-            f"no image of {listed(emptied_classes, 10)} can be read, so the run goes "
-            f"without: {bad_frames[n_bad_videos]}; mend the images, or leave out "
-            "--on-bad-frame skip to stop at the first one",
+            f"no training image of {listed(emptied_classes, 10)} can be read, so the "
+            f"run goes without: {bad_frames[n_bad_videos]}; mend the images, or leave "
+            "out --on-bad-frame skip to stop at the first one",
             stacklevel=2,
         )
     interpolation = preprocessing_of(plan.backbone).interpolation
@@ -148,6 +148,8 @@ def _images_key(catalog_entry: Benchmark, table: FrameTable) -> str:
     key = files_key(root / path for path in table.path)
     if table.reader is not None:  # readers decode the same file differently
         key += f" {type(table.reader).__name__}"
+    if table.upright:
+        key += " upright"
     return key
 
 

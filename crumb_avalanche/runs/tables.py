@@ -214,7 +214,7 @@ def left_out_text(result: dict[str, Any]) -> str:
     text = f"{' and '.join(parts)} could not be read and {verb} left out"
     emptied_classes = result.get("emptied_classes", [])
     if emptied_classes:
-        text += f"; of {listed(emptied_classes, 10)} no image is left"
+        text += f"; of {listed(emptied_classes, 10)} no training image is left"
     return text
 
 

@@ -133,11 +133,10 @@ def test_a_class_that_cannot_be_read(done, ran, tiny, root, tmp_path):
     for image in images:
         image.write_bytes(b"no picture")
     settings = ["--dataset-root", root, "--strategy", "ncm", "--on-bad-frame", "skip"]
-    with pytest.warns(UserWarning, match="no image of cup can be read"):
+    with pytest.warns(UserWarning, match="no training image of cup can be read"):
         result, out = ran(tmp_path / "a", *settings)
-    words = (
-        "30 of 120 images could not be read and were left out; of cup no image is left"
-    )
+    left_out = "30 of 120 images could not be read and were left out"
+    words = f"{left_out}; of cup no training image is left"
     assert words in out
     assert result["emptied_classes"] == ["cup"]
     assert words in done("report", tmp_path / "a")

@@ -120,7 +120,7 @@ def test_broken_rules_are_named(frames, words):
 
 @pytest.mark.parametrize(
     ("dropped", "classes"),
-    [([1], ("cup", "ball")), ([0, 1], ("ball",)), ([2], ("cup",))],
+    [([1], ("cup", "ball")), ([0, 1], ("ball",)), ([0], ("ball",)), ([2], ("cup",))],
 )
 def test_classes_keep_their_order_without_rows(dropped, classes):
     table = FrameTable([CUP, CUP_TEST, BALL], classes=["cup", "ball"])
@@ -140,7 +140,7 @@ def test_classes_keep_their_order_without_rows(dropped, classes):
             "no row 3; frame table 'mine' has rows 0 to 2",
         ),
         (lambda table: table.without([-1]), "no row -1"),
-        (lambda table: table.without([0]), r"class 'cup' .* no training frames"),
+        (lambda table: table.without([0, 2]), "has no frames; a table needs at least"),
     ],
 )
 def test_what_a_table_does_not_have(call, words):

@@ -13,6 +13,7 @@ from raw_images import chunk, colour_profile, write_png, write_tiff
 from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from benchmarks_toybox_ilab.tables import image as module
 from benchmarks_toybox_ilab.tables.frame import BadFrameError
+from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.image import (
     open_image,
     other_images_in_words,
@@ -408,3 +409,13 @@ def test_a_large_png_is_refused(large, monkeypatch):
     words = "200 x 100 pixels, more than 5,000 pixels; reduce it, or save it as JPEG"
     with pytest.raises(ValueError, match=words):
         read_image(large)
+
+
+@pytest.mark.parametrize(("upright", "size"), [(True, (4, 8)), (False, (8, 4))])
+def test_photos_of_a_csv_are_rotated_unless_told_otherwise(turned, upright, size):
+    file = turned.root / "frames.csv"
+    turned.to_csv(file)
+    table = FrameTable.from_csv(file, turned.root, upright=upright)
+    assert table.read(0).size == size
+    assert table.without([1]).read(0).size == size
+    assert FrameTable.from_csv(file, turned.root).read(0).size == (4, 8)
