@@ -307,6 +307,16 @@ class Layout:
             return None
         return next(filter(self.pattern.fullmatch, candidates), None)
 
+    def unfinished_mark(self, root: Path) -> Path:
+        """Return the hidden file that a preparation has in a root until it is done."""
+        return root / f".{self.name}.unfinished"
+
+    def is_unfinished(self, root: Path) -> bool:
+        """Whether a preparation or a download of the data set was interrupted."""
+        if self.unfinished_mark(root).exists():
+            return True
+        return bool(self.url) and unfinished_download(self.url, root).exists()
+
     def missing(self, table: FrameTable) -> list[str]:
         """List what a table lacks of the whole data set, for who prepares a copy.
 
@@ -382,6 +392,11 @@ class Layout:
             if count < share:
                 gaps.append(f"{count} of {share} {_COUNTED_IN_WORDS[counted]}")
         return gaps
+
+
+def unfinished_download(url: str, root: Path) -> Path:
+    """Return the hidden folder that a download has in a root until it is done."""
+    return root / f".{url.rpartition('/')[2]}.unpacked"
 
 
 def without_outer_folders(path: str) -> list[str]:

@@ -6,6 +6,7 @@ The table of a data set, and the Avalanche stream that its generator makes of it
 import inspect
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from typing_extensions import Unpack
 
-from benchmarks_toybox_ilab.datasets.layout import Layout
+from benchmarks_toybox_ilab.datasets.layout import Layout, unfinished_download
 from benchmarks_toybox_ilab.streams.orders import KEYWORD_DEFAULTS, StreamKeywords
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
@@ -195,6 +196,35 @@ class Benchmark:
         make_table = self.whole_table or self.frames
         return make_table(root)
 
+    def warn_of_gaps(
+        self, root: str | Path | None, is_downloaded: bool = False
+    ) -> None:
+        """Warn if a download or preparation below a root stopped before the end.
+
+        A part of a data set that a user chose has no trace of that, and no warning.
+
+        Args:
+            root: Folder of the data set; None if it has none.
+            is_downloaded: Whether the whole data set was asked for, so that any gap is
+                told.
+        """
+        if not self.needs_root or root is None:
+            return
+        if not (is_downloaded or self.files.is_unfinished(Path(root))):
+            return
+        # Variants of a data set are checked as the data set itself.
+        data = BENCHMARKS.get(self.name, self)
+        try:
+            missing = data.files.missing(data.prepared_table(root))
+        except FrameTableError as error:
+            missing = [str(error)]
+        if missing:
+            warnings.warn(
+                f"{self.name} in {root} is not complete: {missing[0]}; `crumb prepare "
+                f"{self.name} --dataset-root {root} --check` lists the gaps",
+                stacklevel=3,
+            )
+
     def stream(
         self,
         dataset_root: str | Path | None,
@@ -214,7 +244,8 @@ class Benchmark:
             arguments: The others of a generator, which are those of that function.
                 With `reference` order and labels are drawn, too, as the paper's
                 published code does.
-            download: Download the data set to `dataset_root` if nothing of it is there.
+            download: Download the data set to `dataset_root` if nothing of it is there,
+                and warn if it is not whole.
             keywords: See `StreamKeywords`. `protocol`, `classes_per_experience` and the
                 transforms have the defaults of this benchmark.
 
@@ -239,6 +270,7 @@ class Benchmark:
         if download and root is not None and self.files.find(root) is None:
             download_whole(self.files.url, self.files.md5, root)
         table = self.frames(root, **arguments)
+        self.warn_of_gaps(root, is_downloaded=download)
         image_size = cast(int, arguments.get("size", 224))  # pixels; toy shapes say it
         # Editors follow the keywords into make_benchmark only if no item is assigned.
         keywords.update(self._defaults(keywords, image_size))  # type: ignore
@@ -363,7 +395,7 @@ def download_whole(url: str, md5: str, root: Path) -> None:
     """
     from torchvision.datasets.utils import download_and_extract_archive
 
-    unfinished = root / f".{url.rpartition('/')[2]}.unpacked"
+    unfinished = unfinished_download(url, root)
     download_and_extract_archive(url, str(root), str(unfinished), md5=md5)
     for entry in unfinished.iterdir():
         target = root / entry.name

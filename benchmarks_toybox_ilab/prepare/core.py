@@ -3,7 +3,8 @@
 This holds for every data set that declares its files.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,17 +80,18 @@ def prepare(
     try:
         if _is_readable_in_place(job):
             return []
-        failures = _bring_files(job)  # a line for each video that cannot be read
-        try:
-            table = data.prepared_table(job.root)
-        except FrameTableError as error:
-            if not failures:
-                raise
-            # The videos that failed may be why.
-            return [*failures, str(error)]
-        list_file = job.root / f"{name}.csv"
-        # The folder of the data set may lie below the root, which paths begin at.
-        _with_paths_below(job.root, table).to_csv(list_file)
+        with _marked_unfinished(job):
+            failures = _bring_files(job)  # a line for each video that cannot be read
+            try:
+                table = data.prepared_table(job.root)
+            except FrameTableError as error:
+                if not failures:
+                    raise
+                # The videos that failed may be why.
+                return [*failures, str(error)]
+            list_file = job.root / f"{name}.csv"
+            # The folder of the data set may lie below the root, which paths begin at.
+            _with_paths_below(job.root, table).to_csv(list_file)
     except (DownloadError, BadFrameError):
         raise
     except OSError as error:
@@ -134,6 +136,30 @@ def _bring_files(job: Job) -> list[str]:
     else:
         job.bring()
     return []
+
+
+@contextmanager
+def _marked_unfinished(job: Job) -> Iterator[None]:
+    """Mark a root as unfinished in the `with` block, so that streams of it warn.
+
+    The mark stays if the block is left by an error, also if the process is killed,
+    unless nothing of the data set is there.
+    """
+    mark = job.data.files.unfinished_mark(job.root)
+    is_new = not job.root.exists()
+    with suppress(OSError):  # a folder that cannot be written to has no mark
+        job.root.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+    is_done = False
+    try:
+        yield
+        is_done = True
+    finally:
+        if is_done or job.data.files.find(job.root) is None:
+            with suppress(OSError):
+                mark.unlink(missing_ok=True)
+                if is_new:
+                    job.root.rmdir()  # fails if it is not empty
 
 
 def _is_readable_in_place(job: Job) -> bool:

@@ -88,6 +88,7 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
         bad_videos=bad_frames if skips_bad_frames else None,
         new_class=plan.new_class,
     )
+    catalog_entry.warn_of_gaps(plan.dataset_root)
     n_bad_videos = len(bad_frames)
     emptied_classes: list[str] = []
     if skips_bad_frames:

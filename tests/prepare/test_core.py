@@ -35,6 +35,9 @@ from benchmarks_toybox_ilab.prepare.job import Inventory
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
+from crumb_avalanche.runs.plan import RunPlan
+from crumb_avalanche.runs.session import open_stream
+from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.system.folder_lock import in_use, locked
 
 CORE50 = core50_names((1, 2, 3), (1, 6), (10, 11, 30))
@@ -247,6 +250,47 @@ def test_the_archive_of_tiny_imagenet(tmp_path, run):
     assert run("tiny_imagenet", tmp_path / "root", archive) == []
     assert (tmp_path / "root/wnids.txt").is_file()
     assert len(read_csv(tmp_path / "root", "tiny_imagenet")) == 6
+
+
+@pytest.fixture
+def interrupted(tmp_path, run, made):
+    """A root with one image of iCub less than the archive that was being unpacked."""
+    archive = pack(tmp_path / "source/all.tar.gz", made(ICUB))
+    stop = len(ICUB) - 1
+    with pytest.raises(KeyboardInterrupt):
+        run(
+            "icub", tmp_path / "root", archive, progress=NotedBar(stop=(stop, stop + 1))
+        )
+    return tmp_path / "root"
+
+
+def test_an_interrupted_preparation_is_told(interrupted):
+    words = (
+        f"icub in {interrupted} is not complete: 2 classes; the paper has 20; "
+        f"`crumb prepare icub --dataset-root {interrupted} --check` lists the gaps"
+    )
+    with pytest.warns(UserWarning, match=re.escape(words)):
+        BENCHMARKS["icub"].stream(interrupted)
+
+
+def test_a_run_on_an_interrupted_preparation(interrupted):
+    settings = RunSettings(
+        benchmark="icub", dataset_root=str(interrupted), backbone="small_cnn"
+    )
+    with pytest.warns(UserWarning, match="is not complete: 2 classes; the paper has"):
+        open_stream(RunPlan.of(settings))
+
+
+def test_a_finished_part_of_a_data_set_is_quiet(interrupted, tmp_path, run, recwarn):
+    run("icub", interrupted, tmp_path / "source/all.tar.gz")
+    BENCHMARKS["icub"].stream(interrupted)
+    assert not [warning for warning in recwarn if "not complete" in str(warning)]
+
+
+def test_a_whole_data_set_was_asked_for(tmp_path):
+    root = write_files(tmp_path, CIFAR100)
+    with pytest.warns(UserWarning, match="cifar100 in .* is not complete: 2 classes; "):
+        BENCHMARKS["cifar100"].stream(root, {}, True)
 
 
 # CIFAR-100's root is a place for its own archive alone.
