@@ -205,8 +205,8 @@ class Benchmark:
 
         Args:
             root: Folder of the data set; None if it has none.
-            is_downloaded: Whether the whole data set was asked for, so that any gap is
-                told.
+            is_downloaded: Whether the whole data set was asked for; then any gap is a
+                warning.
         """
         if not self.needs_root or root is None:
             return

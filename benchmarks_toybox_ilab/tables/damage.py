@@ -236,7 +236,7 @@ def _extents_of_items(iloc: BinaryIO) -> Iterator[tuple[int, int, int]]:
     length_size = sizes >> 8 & 15
     base_size = sizes >> 4 & 15
     index_size = sizes & 15 if version else 0
-    if not length_size:  # every item is the whole file
+    if not length_size:  # an item has no end of its own
         return
     number_size = 2 if version < 2 else 4
     for _ in range(_read_number(iloc, number_size)):
