@@ -60,8 +60,6 @@ _DNG_VERSION = 50706
 _HDR_TRANSFERS = (16, 18)
 # of LittleCMS, whose transforms are safe in threads only without the cache
 _NO_CACHE = 0x40
-
-
 # Entry of `PIL.Image.Image.info`: by how much the sides of a JPEG were reduced.
 REDUCTION = "reduced_by"
 

@@ -126,12 +126,13 @@ def paired(
         ValueError: two runs of one number saw different splits.
     """
     common = {number: splits.get(number) for number in reference if number in compared}
-    differing = numbers_of_other_images(common, compared_splits or {})
+    other_splits = compared_splits or {}
+    differing = numbers_of_other_images(common, other_splits)
     if differing:
         number = differing[0]
         raise ValueError(
             f"run {number}: the two runs that are compared saw different images (frame "
-            f"tables {splits[number]} and {(compared_splits or {})[number]}), and runs "
+            f"tables {splits[number]} and {other_splits[number]}), and runs "
             "of one number are compared on the same ones: do one of them again on the "
             "images of the other"
         )

@@ -270,13 +270,13 @@ def _check_has_effect(
         defaults: of what the user left out.
         values: of all settings; ``method`` has those of the method.
     """
-    given = getattr(settings, name)
-    if name not in values["method"] or given in (None, defaults.get(name)):
+    value = getattr(settings, name)
+    if name not in values["method"] or value in (None, defaults.get(name)):
         return
     flag = name.replace("_", "-")
     raise ValueError(
-        f"--{flag} {given} has no effect on {values['strategy']}, which has its own: "
-        f"give --method.{name} {given}"
+        f"--{flag} {value} has no effect on {values['strategy']}, which has its own: "
+        f"give --method.{name} {value}"
     )
 
 

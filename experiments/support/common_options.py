@@ -229,8 +229,8 @@ class Recorder:
             line = self._line(cell, number)
             if line is not None:
                 runs[number] = line
-        others = [number for number in numbers if number not in runs]
-        for run in runs_in_folders(cell, others):
+        not_recorded = [number for number in numbers if number not in runs]
+        for run in runs_in_folders(cell, not_recorded):
             runs[run.number] = run
         return [runs[number] for number in numbers if number in runs]
 

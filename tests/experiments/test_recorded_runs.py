@@ -120,9 +120,9 @@ def test_a_new_run_has_a_line_of_its_own(path):
 
 
 def test_a_run_of_other_settings_replaces_no_line(path):
-    other = replace(RUN, settings="strategy=crumb replay_weight=1.0")
+    changed = replace(RUN, settings="strategy=crumb replay_weight=1.0")
     with pytest.raises(ValueError, match=r"run 3 of 'Ours'.*give another --recorded"):
-        RecordedRuns(path).add(other)
+        RecordedRuns(path).add(changed)
     assert read_recorded(path) == [RUN]
 
 
