@@ -16,7 +16,7 @@ from crumb_avalanche.learner.prior import Prior, Taught
 from crumb_avalanche.learner.rates import Rates, expected_rates, mixed
 from crumb_avalanche.learner.record_fit import (
     RecordFit,
-    limited,
+    limited_log_odds,
     records_of_present,
 )
 from crumb_avalanche.learner.records import Records
@@ -127,7 +127,7 @@ class Confidence:
         Their sum is the probability that the image shows any of them.
         """
         among_classes = self.calibrated(evidence).scores.softmax(1)  # if it shows one
-        return among_classes * self.odds(evidence).sigmoid().unsqueeze(1)
+        return among_classes * self.log_odds(evidence).sigmoid().unsqueeze(1)
 
     def of_clip(self, evidence: Evidence) -> Tensor:
         """Return ``(1, C)`` probabilities for all images together, as those of a clip.
@@ -135,7 +135,7 @@ class Confidence:
         Scores and logarithms of odds are means.
         """
         scores = self.calibrated(evidence).scores.mean(0, keepdim=True)
-        return scores.softmax(1) * self.odds(evidence).mean().sigmoid()
+        return scores.softmax(1) * self.log_odds(evidence).mean().sigmoid()
 
     def known(self, probabilities: Tensor, evidence: Evidence, strict: float) -> Tensor:
         """Return whether the most likely class of each row is named: ``(n,)`` bool.
@@ -157,7 +157,7 @@ class Confidence:
         """Return the factor on the usual temperature of the closed form."""
         return self._fit_for(evidence).temperature
 
-    def odds(self, evidence: Evidence) -> Tensor:
+    def log_odds(self, evidence: Evidence) -> Tensor:
         """Return logarithms of the odds that images show any class: ``(B,)`` float64.
 
         Those of images that look like what was shown as nothing are low.
@@ -167,14 +167,15 @@ class Confidence:
         """
         fit = self._fit_for(evidence)  # to earlier answers; cached
         # Computed, where torch.full would be traced as a constant number of images.
-        odds = 0 * evidence.typicality[:, 0] + CERTAIN
+        log_odds = 0 * evidence.typicality[:, 0] + CERTAIN
         if fit.prior is not None:
-            odds = fit.odds(evidence.typicality, fit.taught)
+            log_odds = fit.log_odds(evidence.typicality, fit.taught)
         if fit.least_apart is not None:
-            odds = limited(odds, evidence.typicality[:, 2], fit.least_apart)
+            apart = evidence.typicality[:, 2]
+            log_odds = limited_log_odds(log_odds, apart, fit.least_apart)
         if evidence.apart is not None:
-            odds = limited(odds, evidence.apart, LEAST_APART)
-        return odds.clamp(-CERTAIN, CERTAIN)
+            log_odds = limited_log_odds(log_odds, evidence.apart, LEAST_APART)
+        return log_odds.clamp(-CERTAIN, CERTAIN)
 
     # Fitting
 

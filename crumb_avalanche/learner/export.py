@@ -289,7 +289,7 @@ class Graph(nn.Module):
         # so that it is a constant of the graph.
         length = self.classifier.looks.views * self.classifier.length
         features = torch.zeros(1, length, dtype=torch.float32)
-        self.classifier.confidence.odds(self.classifier.evidence(features))
+        self.classifier.confidence.log_odds(self.classifier.evidence(features))
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """Compute ``OUTPUTS``."""

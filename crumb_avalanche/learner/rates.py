@@ -7,7 +7,7 @@ from torch import Tensor
 
 from crumb_avalanche.learner.record_fit import (
     BELOW_MEAN,
-    ODDS_OF_LEAST,
+    LOG_ODDS_OF_LEAST,
     RecordFit,
     logit,
 )
@@ -74,7 +74,7 @@ def expected_rates(fit: RecordFit, strict: float) -> Rates:
     alike = strange + ALIKE * strange.stdev + max(0.0, -fit.shift)
     # Closeness from which on a class is named, beyond the mean of known images.
     slope = float(prior.slope.at(taught))
-    beyond_quantile = (logit(strict) - ODDS_OF_LEAST) / slope
+    beyond_quantile = (logit(strict) - LOG_ODDS_OF_LEAST) / slope
     least_closeness = beyond_quantile - BELOW_MEAN * known.stdev
     # All are moved by the shift; by the excess others, and the threshold by half of it.
     return Rates(

@@ -29,8 +29,8 @@ LEAST_LESSONS = 5  # after which records count alone that are of the present cla
 DEVIATION = 0.25
 LESSONS_OF_PRIOR = 3.0  # as which it counts for how close images are
 CLEAR = 0.95  # of the classes' probability, the share of the most likely one
-# Logarithm of the largest odds of an image at LEAST_APART, and its growth beyond.
-ODDS_APART = 0.0
+# Largest log-odds of an image at LEAST_APART, and its growth beyond.
+LOG_ODDS_APART = 0.0
 STEEPNESS_APART = 100.0
 REJECTED = 0.05  # share of images of known classes that are like images of nothing
 
@@ -110,7 +110,7 @@ class RecordFit:
             return min(strict, DOUBTFUL)
         return strict
 
-    def odds(self, typicality: Tensor, taught: Taught) -> Tensor:
+    def log_odds(self, typicality: Tensor, taught: Taught) -> Tensor:
         """Return logarithms of the odds that images show any class: ``(n,)`` float64.
 
         They grow linearly with closeness, from the odds at the least closeness of what
@@ -131,18 +131,18 @@ class RecordFit:
         least_closeness = quantile + self.shift + self.excess / 2  # of what is named
         closeness = prior.closeness(typicality, taught.shortage)
         slope = prior.slope.at(taught)
-        return ODDS_OF_LEAST + slope * (closeness - least_closeness)
+        return LOG_ODDS_OF_LEAST + slope * (closeness - least_closeness)
 
     def confidences(self, records: Records) -> Tensor:
         """Return the probability of the most likely class of each record: ``(n,)``."""
         shares = records.shares(self.temperature)
         if self.prior is None:
             return shares
-        odds = self.odds(records.typicality, records.taught)
+        log_odds = self.log_odds(records.typicality, records.taught)
         if self.least_apart is not None:
             apart = records.typicality[:, 2].double()
-            odds = limited(odds, apart, self.least_apart)
-        return shares * odds.sigmoid()
+            log_odds = limited_log_odds(log_odds, apart, self.least_apart)
+        return shares * log_odds.sigmoid()
 
 
 def logit(share: float) -> float:
@@ -152,12 +152,12 @@ def logit(share: float) -> float:
 
 # Of an image of the least closeness that is named: one class has the share CLEAR of the
 # probability of any class, and STRICT in all.
-ODDS_OF_LEAST = logit(STRICT / CLEAR)
+LOG_ODDS_OF_LEAST = logit(STRICT / CLEAR)
 
 
-def limited(odds: Tensor, apart: Tensor, least: float) -> Tensor:
-    """Return odds that are low where a cosine is below a threshold: ``(n,)``."""
-    return torch.minimum(odds, ODDS_APART + STEEPNESS_APART * (apart - least))
+def limited_log_odds(log_odds: Tensor, apart: Tensor, least: float) -> Tensor:
+    """Return log-odds that are low where a cosine is below a threshold: ``(n,)``."""
+    return torch.minimum(log_odds, LOG_ODDS_APART + STEEPNESS_APART * (apart - least))
 
 
 def records_of_present(records: Records, images: Mapping[int, int]) -> Records:

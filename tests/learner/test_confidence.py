@@ -447,7 +447,7 @@ def test_probabilities_add_up_to_that_of_any_class(seed, lessons):
     confidence = observed(range(lessons))
     evidence = random_lesson(seed)
     probabilities = confidence.probabilities(evidence)
-    of_any = confidence.odds(evidence).sigmoid()
+    of_any = confidence.log_odds(evidence).sigmoid()
     assert torch.allclose(probabilities.sum(1), of_any)
     assert torch.equal(probabilities.argmax(1), evidence.scores.argmax(1))
 
@@ -515,7 +515,7 @@ def test_forget():
     """It leaves nothing of a class."""
     confidence = observed(range(12))
     asked = without_class_two(random_lesson(77))
-    confidence.odds(asked)  # what is fitted here is not asked again
+    confidence.log_odds(asked)  # what is fitted here is not asked again
     confidence.forget(2)
     merged = Confidence()
     for seed in (0, 1, 3, 4, 5, 7, 8, 9, 11):
@@ -527,7 +527,7 @@ def test_forget():
     assert 2 not in state["rivals"]
     expected = merged.temperature(asked)
     assert confidence.temperature(asked) == pytest.approx(expected)
-    assert torch.allclose(confidence.odds(asked), merged.odds(asked))
+    assert torch.allclose(confidence.log_odds(asked), merged.log_odds(asked))
 
 
 def test_state_round_trip():
@@ -536,7 +536,7 @@ def test_state_round_trip():
     loaded.load_state_dict(confidence.state_dict())
     assert same(confidence, loaded)
     evidence = random_lesson(123)
-    assert torch.equal(confidence.odds(evidence), loaded.odds(evidence))
+    assert torch.equal(confidence.log_odds(evidence), loaded.log_odds(evidence))
 
 
 def test_a_loaded_state_is_a_copy():
