@@ -196,7 +196,7 @@ def watch(learner: Learner, settings: PredictSettings) -> None:
         if settings.json:
             print(json.dumps(answer.as_dict()), flush=True)
         elif answer.changed:
-            line = f"{answer.time:8.1f} s  {answer.shown}"
+            line = f"{answer.time:8.1f} s  {answer.label_text}"
             if not answer.unknown:
                 line += f"  {100 * answer.confidence:.0f} %"
             print(line, flush=True)
@@ -297,7 +297,7 @@ def csv_row(answer: Answer) -> tuple[object, ...]:
     if answer.runners_up:
         runner_up, runner_up_confidence = answer.runners_up[0]
     return (
-        answer.place,
+        answer.source,
         answer.label,
         f"{answer.confidence:.6f}",
         answer.known,
@@ -313,7 +313,7 @@ def line_of(answer: Answer) -> str:
     It has the class, its probability and two runners-up. That something is unknown has
     no probability: those of the classes hold if one of them is shown.
     """
-    line = f"{printable(answer.place)}  {answer.shown}"
+    line = f"{printable(answer.source)}  {answer.label_text}"
     if answer.unknown:
         return line
     line += f"  {100 * answer.confidence:.0f} %"

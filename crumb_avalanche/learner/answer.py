@@ -28,8 +28,8 @@ class Answer:
             ``Learner.strict``; if not, ``label`` is the nearest class. ``None`` where
             the method cannot tell.
         runners_up: the next classes with their probabilities, most likely first.
-        path: source of the image or clip.
-        truth: name of the class folder that the source lies in, if there is one.
+        path: of the image or clip.
+        truth: name of the class folder that it lies in, if there is one.
         frames: answers for the frames of a clip of several.
         box: left, top, right and bottom in pixels, if it was asked about a box of the
             image.
@@ -51,23 +51,23 @@ class Answer:
 
     @property
     def right(self) -> bool:
-        """Whether the true class is known, and was named."""
+        """Whether the true class is given, and is the answer."""
         return not self.unknown and self.label == self.truth
 
     @property
     def wrong(self) -> bool:
-        """Whether the true class is known, and another one was named."""
+        """Whether the true class is given, and another one is the answer."""
         return not self.unknown and self.truth not in (None, self.label)
 
     @property
-    def shown(self) -> str:
+    def label_text(self) -> str:
         """The label, or that the image is unknown and which class is nearest."""
         if self.unknown:
             return f"unknown (nearest: {self.label})"
         return self.label
 
     @property
-    def place(self) -> str:
+    def source(self) -> str:
         """The path, with the box if there is one: ``photo.jpg#box=10,20,110,220``."""
         if self.box is None:
             return self.path

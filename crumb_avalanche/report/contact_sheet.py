@@ -56,7 +56,7 @@ class Caption:
         answer: in words.
         confidence: its probability, 0 to 1.
         path: of the image.
-        place: the path, with what of it was asked about.
+        source: the path, with the box if the answer is for one.
         truth: the true class, if it is known.
         runners_up: the next classes with their probabilities, most likely first.
         frames: number of frames of a clip, 0 for an image.
@@ -67,7 +67,7 @@ class Caption:
     answer: str
     confidence: float
     path: str
-    place: str
+    source: str
     truth: str | None = None
     runners_up: tuple[tuple[str, float], ...] = ()
     frames: int = 0
@@ -80,10 +80,10 @@ class Caption:
         # The class that is second, if there is one.
         next_names = [name for name, _ in answer.runners_up[:1]]
         return cls(
-            answer=answer.shown,
+            answer=answer.label_text,
             confidence=answer.confidence,
             path=answer.path,
-            place=answer.place,
+            source=answer.source,
             truth=answer.truth,
             runners_up=answer.runners_up,
             frames=len(answer.frames),

@@ -84,7 +84,7 @@ class Example:
     """
 
     image: Markup
-    place: str
+    source: str
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,8 @@ def _examples(table: FrameTable, rows: np.ndarray) -> list[Example]:
     """Return the frames of the first rows as examples, ``MOST_EXAMPLES`` at most."""
     examples = []
     for row in rows[:MOST_EXAMPLES].tolist():
-        shown_path = place_of(table.path[row])
-        examples.append(Example(picture_of(table, row), shown_path))
+        source = source_of(table.path[row])
+        examples.append(Example(picture_of(table, row), source))
     return examples
 
 
@@ -364,12 +364,12 @@ def _mistake_card(table: FrameTable, predictions: Predictions, index: int) -> Ca
     """
     row = int(predictions["row"][index])
     confidence = float(predictions["confidence"][index])
-    shown_path = place_of(table.path[row])
+    source = source_of(table.path[row])
     caption = Caption(
         answer=table.classes[predictions["answer"][index]],
         confidence=confidence,
-        path=shown_path,
-        place=shown_path,
+        path=source,
+        source=source,
         truth=table.classes[predictions["label"][index]],
     )
     return Card(
@@ -379,7 +379,7 @@ def _mistake_card(table: FrameTable, predictions: Predictions, index: int) -> Ca
     )
 
 
-def place_of(path: str) -> str:
+def source_of(path: str) -> str:
     """Return where the owner of the clips finds a frame: its path, as a rule.
 
     Of a frame that was taken out of a video, that is the video and the second.

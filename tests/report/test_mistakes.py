@@ -15,7 +15,7 @@ from crumb_avalanche.report.mistakes import (
     film_next,
     kinds_table,
     pair_pictures,
-    place_of,
+    source_of,
     write_mistakes,
 )
 from crumb_avalanche.runs.run_folder import MISTAKES
@@ -160,8 +160,8 @@ def test_examples_are_spread_over_what_was_learned(learned, shown):
     table = FrameTable(frames, "nowhere")
     asked = predictions(table, answers=[1], confidence=[0.9])
     (pair,) = pair_pictures(table, asked, Counter({("a", "b"): 1}))
-    assert [example.place for example in pair.learned] == shown
-    assert [example.place for example in pair.mistaken] == ["asked"]
+    assert [example.source for example in pair.learned] == shown
+    assert [example.source for example in pair.mistaken] == ["asked"]
 
 
 def test_kinds_of_test_images_are_counted(page):
@@ -205,7 +205,7 @@ def test_objects_clips_and_rests_are_told_apart():
 
 
 @pytest.mark.parametrize(
-    ("path", "place"),
+    ("path", "source"),
     [
         (
             ".crumb_frames/2fps/mug/kitchen.mp4/000004.png",
@@ -214,8 +214,8 @@ def test_objects_clips_and_rests_are_told_apart():
         ("mug/kitchen/000004.png", "mug/kitchen/000004.png"),
     ],
 )
-def test_where_an_owner_finds_a_frame(path, place):
-    assert place_of(path) == place
+def test_where_an_owner_finds_a_frame(path, source):
+    assert source_of(path) == source
 
 
 def test_the_pair_confused_most_is_filmed_next():
