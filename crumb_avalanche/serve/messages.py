@@ -32,7 +32,7 @@ class RunnerUp(BaseModel):
     confidence: Annotated[float, Field(ge=0, le=1, description="probability")]
 
 
-class Found(BaseModel):
+class PredictionResult(BaseModel):
     """What an image or a clip shows."""
 
     label: Annotated[str, Field(description="the most likely class")]
@@ -63,7 +63,7 @@ class Found(BaseModel):
     ]
 
 
-class Doubted(BaseModel, from_attributes=True):
+class LabelDoubt(BaseModel, from_attributes=True):
     """What speaks against the label of a lesson."""
 
     text: Annotated[
@@ -88,7 +88,7 @@ class Doubted(BaseModel, from_attributes=True):
     ]
 
 
-class OfLesson(BaseModel):
+class LessonSummary(BaseModel):
     """What a lesson learned."""
 
     number: Annotated[
@@ -107,12 +107,12 @@ class OfLesson(BaseModel):
         ),
     ]
     doubts: Annotated[
-        list[Doubted],
+        list[LabelDoubt],
         Field(description="what speaks against the label; at most one for each class"),
     ]
 
 
-class Listed(OfLesson):
+class LessonEntry(LessonSummary):
     """A lesson of the list."""
 
     source: Annotated[
@@ -139,7 +139,7 @@ class Listed(OfLesson):
     can_undo: Annotated[bool, Field(description="whether it can be taken back")]
 
 
-class Learned(OfLesson):
+class LessonResult(LessonSummary):
     """A lesson that was learned, or taken back."""
 
     notes: Annotated[
@@ -201,13 +201,13 @@ class Classes(BaseModel):
     ]
 
 
-class Changed(BaseModel):
+class ChangeResult(BaseModel):
     """A change was made and saved."""
 
     version: Version
 
 
-class Forgotten(Changed):
+class ForgetResult(ChangeResult):
     """A class was removed."""
 
     remains: Annotated[

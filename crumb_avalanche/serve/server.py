@@ -33,12 +33,12 @@ from crumb_avalanche.serve.bodies import (
 from crumb_avalanche.serve.error_answers import RESPONSES, STATUS_BY_ERROR, answer_to
 from crumb_avalanche.serve.guard import TOKEN_HEADER, Guard
 from crumb_avalanche.serve.messages import (
-    Changed,
+    ChangeResult,
     Classes,
-    Forgotten,
-    Found,
-    Learned,
-    Listed,
+    ForgetResult,
+    LessonEntry,
+    LessonResult,
+    PredictionResult,
 )
 from crumb_avalanche.serve.page_source import page
 from crumb_avalanche.serve.parameters import KnownParameters
@@ -114,7 +114,7 @@ async def classes(shared: Shared) -> Classes:
 @api.get(
     "/lessons", summary="The lessons, in order, without those that were taken back"
 )
-async def lessons(shared: Shared) -> list[Listed]:
+async def lessons(shared: Shared) -> list[LessonEntry]:
     """List the lessons."""
     return shared.lessons()
 
@@ -135,7 +135,7 @@ async def picture(shared: Shared, lesson: int) -> Response:
 )
 async def predict(
     request: Request, shared: Shared, box: Box = None, all: All = False
-) -> Found:
+) -> PredictionResult:
     """Answer for the images of the body."""
     images = await read_images(request)
     if len(images) > MOST_ASKED:
@@ -157,7 +157,7 @@ async def teach(
     new_class: NewClass = False,
     source: Source = "",
     box: Box = None,
-) -> Learned:
+) -> LessonResult:
     """Learn the images of the body as one lesson of a class."""
     if not new_class:  # raises before the upload is read
         check_near([label], [info.name for info in shared.learner.classes])
@@ -172,7 +172,9 @@ async def teach(
     summary="Learn images of the empty scene, as one lesson",
     openapi_extra=body_of_images(MOST_IMAGES),
 )
-async def nothing(request: Request, shared: Shared, source: Source = "") -> Learned:
+async def nothing(
+    request: Request, shared: Shared, source: Source = ""
+) -> LessonResult:
     """Learn the images of the body as showing nothing."""
     return await shared.teach(None, await read_images(request), source=source)
 
@@ -180,7 +182,7 @@ async def nothing(request: Request, shared: Shared, source: Source = "") -> Lear
 @api.post("/rename", summary="Give a class another name")
 async def rename(
     shared: Shared, old: Name, new: Name, new_class: NewClass = False
-) -> Changed:
+) -> ChangeResult:
     """Rename a class."""
     return await shared.changed(lambda learner: learner.rename(old, new, new_class))
 
@@ -189,7 +191,7 @@ async def rename(
     "/forget",
     summary="Remove a class, which only /revert brings back, until the next change",
 )
-async def forget(shared: Shared, name: Name) -> Forgotten:
+async def forget(shared: Shared, name: Name) -> ForgetResult:
     """Remove a class."""
     return await shared.forget(name)
 
@@ -197,13 +199,13 @@ async def forget(shared: Shared, name: Name) -> Forgotten:
 @api.post(
     "/undo", summary="Take a lesson back, the last one unless another number is given"
 )
-async def undo(shared: Shared, lesson: Number = None) -> Learned:
+async def undo(shared: Shared, lesson: Number = None) -> LessonResult:
     """Take a lesson back."""
     return await shared.undo(lesson)
 
 
 @api.post("/remove", summary="Remove one image of a lesson, by its number from 0")
-async def remove(shared: Shared, lesson: int, image: int) -> Changed:
+async def remove(shared: Shared, lesson: int, image: int) -> ChangeResult:
     """Remove an image."""
     return await shared.changed(lambda learner: learner.remove_image(lesson, image))
 
@@ -218,7 +220,7 @@ async def move(
     new: Name,
     lesson: Number = None,
     new_class: NewClass = False,
-) -> Changed:
+) -> ChangeResult:
     """Move images from one class to another."""
     return await shared.changed(
         lambda learner: learner.move(old, new, lesson=lesson, new_class=new_class)
@@ -229,7 +231,7 @@ async def move(
     "/revert",
     summary="Take the last change back, whatever it was, if it made this version",
 )
-async def revert(shared: Shared, version: int) -> Changed:
+async def revert(shared: Shared, version: int) -> ChangeResult:
     """Put the learner back that was there before the last change."""
     return await shared.revert(version)
 
@@ -272,7 +274,7 @@ async def export(shared: Shared) -> Response:
         }
     },
 )
-async def open_file(request: Request, shared: Shared) -> Changed:
+async def open_file(request: Request, shared: Shared) -> ChangeResult:
     """Open the learner file of the body; ``/revert`` takes it back."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "opened.safetensors"

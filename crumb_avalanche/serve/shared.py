@@ -22,15 +22,15 @@ from crumb_avalanche.learner.network import FrozenNetwork, are_same
 from crumb_avalanche.learner.prediction import RUNNERS_UP
 from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.serve.messages import (
-    Changed,
+    ChangeResult,
     Class,
     Classes,
     ErrorRates,
-    Forgotten,
-    Found,
-    Learned,
+    ForgetResult,
     Learning,
-    Listed,
+    LessonEntry,
+    LessonResult,
+    PredictionResult,
 )
 from crumb_avalanche.serve.uploads import decoded
 from crumb_avalanche.system.words import counted
@@ -129,7 +129,7 @@ class SharedLearner:
             learning=self.learning,
         )
 
-    def lessons(self) -> list[Listed]:
+    def lessons(self) -> list[LessonEntry]:
         """Describe the lessons, in order."""
         answering = self._answering
         undoable = answering.undoable
@@ -144,7 +144,7 @@ class SharedLearner:
 
     async def predict(
         self, images: NamedImages, box: Box = None, all_classes: bool = False
-    ) -> Found:
+    ) -> PredictionResult:
         """Answer for an image, or for several as a clip.
 
         Args:
@@ -161,7 +161,9 @@ class SharedLearner:
         # `_predict` runs in the thread of answers, after those that wait.
         return await self._answer_queue(self._predict, images, box, all_classes)
 
-    def _predict(self, images: NamedImages, box: Box, all_classes: bool) -> Found:
+    def _predict(
+        self, images: NamedImages, box: Box, all_classes: bool
+    ) -> PredictionResult:
         """Answer in the thread of answers; see ``predict``."""
         notes: list[str] = []
         with self._answer_lock:
@@ -172,7 +174,7 @@ class SharedLearner:
             if all_classes:
                 runners_up = len(self._answering.classes)
             (answer,) = self._answering.predict_all(clip, runners_up=runners_up)
-        return Found(notes=notes, **answer.as_dict())
+        return PredictionResult(notes=notes, **answer.as_dict())
 
     async def teach(
         self,
@@ -181,7 +183,7 @@ class SharedLearner:
         new_class: bool = False,
         source: str = "",
         box: Box = None,
-    ) -> Learned:
+    ) -> LessonResult:
         """Learn images; one call is one lesson.
 
         Args:
@@ -227,20 +229,20 @@ class SharedLearner:
 
         return _lesson_of_change(await self.change(learn_images))
 
-    async def forget(self, name: str) -> Forgotten:
+    async def forget(self, name: str) -> ForgetResult:
         """Remove a class; see ``Learner.forget``."""
         change = await self.change(lambda learner: learner.forget(name))
-        return Forgotten(remains=change.result, version=change.version)
+        return ForgetResult(remains=change.result, version=change.version)
 
-    async def undo(self, lesson: int | None = None) -> Learned:
+    async def undo(self, lesson: int | None = None) -> LessonResult:
         """Take a lesson back, the last one by default; see ``Learner.undo``."""
         change = await self.change(lambda learner: learner.undo(lesson))
         return _lesson_of_change(change)
 
-    async def changed(self, action: Callable[[Learner], None]) -> Changed:
+    async def changed(self, action: Callable[[Learner], None]) -> ChangeResult:
         """Change the learner as ``change`` does, by an action that returns nothing."""
         change = await self.change(action)
-        return Changed(version=change.version)
+        return ChangeResult(version=change.version)
 
     def _frames(self, images: NamedImages, notes: list[str]) -> Frames:
         """Yield the decoded images of a request, one at a time, with their names.
@@ -257,7 +259,7 @@ class SharedLearner:
             notes.extend(unused)
             yield name, image
 
-    async def revert(self, version: int) -> Changed:
+    async def revert(self, version: int) -> ChangeResult:
         """Take the last change back, whatever it was.
 
         Taken back itself, it is done again.
@@ -347,7 +349,7 @@ class SharedLearner:
                 f"{self.path} cannot be written ({reason}); nothing was changed"
             ) from error
 
-    async def open(self, path: Path) -> Changed:
+    async def open(self, path: Path) -> ChangeResult:
         """Put the learner of a file in the place of this one; ``revert`` undoes it.
 
         Args:
@@ -487,7 +489,7 @@ def _error_rates(learner: Learner) -> ErrorRates | None:
     return ErrorRates(**learner.rates._asdict())
 
 
-def _lesson_of_list(lesson: Lesson, undoable: Sequence[int]) -> Listed:
+def _lesson_of_list(lesson: Lesson, undoable: Sequence[int]) -> LessonEntry:
     """Describe a lesson for the list.
 
     ``undoable`` has the numbers of the lessons that can be taken back.
@@ -496,12 +498,14 @@ def _lesson_of_list(lesson: Lesson, undoable: Sequence[int]) -> Listed:
         "picture": bool(lesson.picture),
         "can_undo": lesson.number in undoable,
     }
-    return Listed.model_validate(values)
+    return LessonEntry.model_validate(values)
 
 
-def _lesson_of_change(change: Change[Lesson]) -> Learned:
+def _lesson_of_change(change: Change[Lesson]) -> LessonResult:
     """Describe the lesson that a change learned or took back."""
-    return Learned.model_validate({**vars(change.result), "version": change.version})
+    return LessonResult.model_validate(
+        {**vars(change.result), "version": change.version}
+    )
 
 
 def _copy_learner(learner: Learner, network: FrozenNetwork) -> Learner:
