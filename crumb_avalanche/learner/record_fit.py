@@ -161,10 +161,12 @@ def limited_log_odds(log_odds: Tensor, apart: Tensor, least: float) -> Tensor:
 
 
 def records_of_present(records: Records, images: Mapping[int, int]) -> Records:
-    """Return the records that hold for the present classes, if they are enough.
+    """Return the records from times with about as many images and classes as now.
 
-    They are of times when their class had half of its present images, and there were
-    half of the present classes. Else only the first has to hold, or neither.
+    Then the class of the record had at least half of its present images, and there were
+    at least half of the present classes. If these records are of fewer than
+    ``LEAST_LESSONS`` lessons, the number of classes does not count; if they still are,
+    all records are returned.
 
     Args:
         records: of clips that were predicted before they were learned.

@@ -316,22 +316,19 @@ def _check_learned(
     _check_look_weights(learned["look_weights"], looks, f"{path}look_weights")
     statistics_of_looks = learned["statistics"]
     used = learned["look_weights"]["used"]
-    is_right = len(statistics_of_looks) == len(used)
-    require(is_right, f"{path}statistics", "one for each look that is used")
+    has_used_looks = len(statistics_of_looks) == len(used)
+    require(has_used_looks, f"{path}statistics", "one for each look that is used")
     for index, statistics in enumerate(statistics_of_looks):
         statistics_path = f"{path}statistics[{index}]"
         _check_settings(statistics, len(names), statistics_path)
-        is_right = _same_settings(statistics, statistics_of_looks[0])
-        require(is_right, f"{statistics_path}.settings", "those of the first look")
+        has_same_settings = _same_settings(statistics, statistics_of_looks[0])
+        rule = "those of the first look"
+        require(has_same_settings, f"{statistics_path}.settings", rule)
     counts = [images[name] for name in names]
-    is_right = learned["images"] == counts
-    require(is_right, f"{path}images", "what the lessons add up to")
-    clips = learned["clips"]
-    is_allowed = len(clips) == len(counts) and all(
-        (number > 0) == (count > 0) and number <= count
-        for number, count in zip(clips, counts)
-    )
-    require(is_allowed, f"{path}clips", "one to all images of each class")
+    has_lesson_images = learned["images"] == counts
+    require(has_lesson_images, f"{path}images", "what the lessons add up to")
+    has_clips = _may_be_clips(learned["clips"], counts)
+    require(has_clips, f"{path}clips", "one to all images of each class")
     for index, look in enumerate(used):
         views = len(looks.views_of([look]))
         statistics_path = f"{path}statistics[{index}]"
@@ -339,12 +336,27 @@ def _check_learned(
     _check_confidence(learned["confidence"], names, f"{path}confidence")
     length = statistics_of_looks[0]["settings"]["length"]
     nothing_of_looks = learned["nothing"]
-    is_right = len(nothing_of_looks) in (0, len(used))
-    require(is_right, f"{path}nothing", "of each look that is used, or of none")
+    has_all_or_none = len(nothing_of_looks) in (0, len(used))
+    require(has_all_or_none, f"{path}nothing", "of each look that is used, or of none")
     are_shown = {len(nothing) > DRAWN for nothing in nothing_of_looks}
     require(len(are_shown) <= 1, f"{path}nothing", "shown in all looks, or in none")
     for index, nothing in enumerate(nothing_of_looks):
         _check_nothing(nothing, length, f"{path}nothing[{index}]")
+
+
+def _may_be_clips(clips: list[int], images: list[int]) -> bool:
+    """Whether each class can have so many clips: at least one if it has images.
+
+    Args:
+        clips: number of clips of each class, not negative.
+        images: number of images of each class; a clip has at least one.
+    """
+    if len(clips) != len(images):
+        return False
+    return all(
+        min(1, n_images) <= n_clips <= n_images
+        for n_clips, n_images in zip(clips, images, strict=True)
+    )
 
 
 def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None:
