@@ -23,7 +23,7 @@ from crumb_avalanche.methods.replay import (
     draw,
     draw_from,
 )
-from crumb_avalanche.models.layers import trainable
+from crumb_avalanche.models.layers import trainable, undamped
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import Count, NotNegative, Positive
@@ -352,8 +352,11 @@ class AANetsPlugin(HerdingPlugin):
 
         After the first experience, the stable branch begins as a copy of the plastic
         one. A later experience that was too short for an outer step, which updates the
-        share that blends both branches, gets one on memories alone.
+        share that blends both branches, gets one on memories alone. An experience
+        without images changes nothing.
         """
+        if not len(strategy.adapted_dataset):
+            return
         model = strategy.model
         is_first_experience = not self.old_classes
         with model.stopwatch.measure("replay"):
@@ -371,8 +374,8 @@ class AANetsPlugin(HerdingPlugin):
     def _outer_step(self, strategy, maps: Tensor, labels: Tensor, **kwargs) -> None:
         """Take a gradient step of the share ``a`` alone, by which branches are blended.
 
-        The step is plain gradient descent on equally many images of each class, and
-        leaves ``a`` in [0, 1].
+        The step is plain gradient descent on equally many images of each class, whose
+        gradient no ``CentredLinear`` head damps, and leaves ``a`` in [0, 1].
 
         Args:
             strategy: gives model, criterion and size of the batch; its ``replay_loss``
@@ -383,7 +386,8 @@ class AANetsPlugin(HerdingPlugin):
             kwargs: those of the Avalanche hook that calls this, for other plugins.
         """
         model = strategy.model
-        with model.stopwatch.measure("replay"), evaluating(model):
+        measure = model.stopwatch.measure
+        with measure("replay"), evaluating(model), undamped(model):
             balanced_maps, balanced_labels = self._balanced_batch(
                 strategy, maps, labels
             )

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from crumb_avalanche.methods.registry import Recipe, register
-from crumb_avalanche.models.layers import trainable
+from crumb_avalanche.models.layers import CentredLinear, trainable, undamped
 from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.system.setting_ranges import NotNegative, Positive
 from crumb_avalanche.training.replay_step import in_replay_step
@@ -32,6 +32,11 @@ def zeros_like(weights: Mapping[str, Tensor]) -> Tensors:
     return {name: torch.zeros_like(weight) for name, weight in weights.items()}
 
 
+def moved(tensors: Mapping[str, Tensor], device: torch.device) -> Tensors:
+    """Return tensors on a device: the very ones that lie there."""
+    return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+
 def mean_importances(
     strategy,
     loss: Callable[[Tensor, Tensor], Tensor],
@@ -40,7 +45,8 @@ def mean_importances(
     """Return how important each weight is, on average over an experience's images.
 
     Gradients are of one image at a time, since that of a batch is the mean of theirs.
-    The model is in evaluation mode meanwhile.
+    The model is in evaluation mode meanwhile, and a ``CentredLinear`` head damps no
+    gradient.
 
     Args:
         strategy: gives the model and the experience; the gradients are 0 afterwards.
@@ -53,11 +59,12 @@ def mean_importances(
     weights = trainable(strategy.model)
     totals = zeros_like(weights)
     loader = DataLoader(strategy.adapted_dataset, batch_size=1)
-    with evaluating(strategy.model):
+    with evaluating(strategy.model), undamped(strategy.model):
         for image, label, *_ in loader:
             strategy.optimizer.zero_grad()
             logits = strategy.model(image.to(strategy.device))
-            loss(logits, label.to(strategy.device)).backward()
+            label = label.long().to(strategy.device)
+            loss(logits, label).backward()
             for name, weight in weights.items():
                 if weight.grad is not None:
                     totals[name] += importance(weight.grad)
@@ -112,6 +119,16 @@ class Penalty(StatefulPlugin):
             return 0.5 / strength
         return float("inf")
 
+    def before_training_exp(self, strategy, **kwargs):
+        """Move the anchors of a loaded state to the device of the strategy."""
+        self.anchors = [
+            Anchor(
+                importance=moved(anchor.importance, strategy.device),
+                weights=moved(anchor.weights, strategy.device),
+            )
+            for anchor in self.anchors
+        ]
+
     def before_backward(self, strategy, **kwargs):
         """Add the penalty on the shift of the weights to the loss."""
         weights = trainable(strategy.model)
@@ -125,40 +142,34 @@ class Penalty(StatefulPlugin):
         strategy.loss = strategy.loss + self.weight * penalty
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the anchors as plain values, and the device that they lie on."""
-        device = "cpu"
-        for anchor in self.anchors:
-            for importance in anchor.importance.values():
-                device = str(importance.device)
-        anchors = list(map(tuple, self.anchors))
-        return super().state_dict() | {"anchors": anchors, "device": device}
+        """Return the anchors as plain values."""
+        return super().state_dict() | {"anchors": list(map(tuple, self.anchors))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what ``state_dict`` returned, onto the device that it was saved from."""
-        state = _on_device(state, state["device"])
+        """Load a copy of what ``state_dict`` returned, of any device."""
+        state = _copied(state)
         state["anchors"] = list(starmap(Anchor, state["anchors"]))
         super().load_state_dict(state)
 
 
-def _on_device(value: Any, device: str) -> Any:
-    """Return copies of the tensors of a nested state on a device.
+def _copied(value: Any) -> Any:
+    """Return copies of the tensors of a nested state.
 
     Those of four axes are in channels-last memory, as weights are.
 
     Args:
         value: a tensor, dict, list or tuple of such values, or a plain value, which is
             returned itself.
-        device: of the copies.
     """
     if isinstance(value, Tensor):
         memory_format = torch.contiguous_format
         if value.dim() == 4:
             memory_format = torch.channels_last
-        return value.clone(memory_format=memory_format).to(device)
+        return value.clone(memory_format=memory_format)
     if isinstance(value, dict):
-        return {name: _on_device(nested, device) for name, nested in value.items()}
+        return {name: _copied(nested) for name, nested in value.items()}
     if isinstance(value, list | tuple):
-        return [_on_device(nested, device) for nested in value]
+        return [_copied(nested) for nested in value]
     return value
 
 
@@ -194,6 +205,8 @@ class StreamEWC(Penalty):
         It is the mean over images of the squared gradient of the loss. Both become an
         anchor, from which later experiences are penalised for moving the weights.
         """
+        if not len(strategy.adapted_dataset):
+            return  # no images, of which there is no mean
 
         def image_loss(logits: Tensor, labels: Tensor) -> Tensor:
             """Compute the loss over the classes seen so far, of one image."""
@@ -248,6 +261,8 @@ class StreamMAS(Penalty):
         of the outputs' squared length. Both are the anchor, from which later
         experiences are penalised for moving the weights.
         """
+        if not len(strategy.adapted_dataset):
+            return  # no images, of which there is no mean
         seen = strategy.seen_classes.seen  # columns of the classes
 
         def squared_length(logits: Tensor, labels: Tensor) -> Tensor:
@@ -315,9 +330,11 @@ class StreamSI(Penalty):
 
     def before_training_exp(self, strategy, **kwargs):
         """Begin the path integrals, and pull weights to their values of now."""
+        super().before_training_exp(strategy, **kwargs)
         weights = trainable(strategy.model)
         if not self.total:
             self.total = zeros_like(weights)
+        self.total = moved(self.total, strategy.device)
         self.path = zeros_like(weights)
         importance = zeros_like(weights)
         if self.anchors:
@@ -335,18 +352,28 @@ class StreamSI(Penalty):
         It is that of the weights, minus that of the penalty ``strength * importance *
         shift ** 2``, where ``self.weight`` is the strength, and the shift that of the
         weights before this step, which the optimizer has not taken yet. The path
-        integral of the experience is computed from it after the step.
+        integral of the experience is computed from it after the step. Below a
+        ``CentredLinear`` head, the gradient of the loss is the damped one divided by
+        the damping.
         """
         if in_replay_step(strategy):
             return
         anchor = self.anchors[0]
-        for name, weight in trainable(strategy.model).items():
+        model = strategy.model
+        head = model.plastic_layers.get_submodule(model.head)
+        damping = 1.0  # of the gradient below the head
+        if isinstance(head, CentredLinear):
+            damping = head.DAMPING
+        for name, weight in trainable(model).items():
             gradient = weight.grad
             if gradient is None:
                 gradient = torch.zeros_like(weight)
             shift = self._weights_before[name] - anchor.weights[name]
             penalty_gradient = 2 * self.weight * anchor.importance[name] * shift
-            self._gradients[name] = gradient - penalty_gradient
+            loss_gradient = gradient - penalty_gradient
+            if not name.startswith(f"plastic_layers.{model.head}."):
+                loss_gradient = loss_gradient / damping
+            self._gradients[name] = loss_gradient
 
     @torch.no_grad()
     def after_training_iteration(self, strategy, **kwargs):

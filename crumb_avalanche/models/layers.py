@@ -2,6 +2,8 @@
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -41,6 +43,7 @@ class CentredLinear(nn.Linear):
     mean of the first images is taken off, and their usual distance to it becomes
     ``DISTANCE``. The gradient to the layers below is multiplied by ``DAMPING``, since
     they are pretrained and the head is new, and the optimiser has one rate for both.
+    What methods measure by gradients is ``undamped``.
 
     Attributes:
         mean: ``(D,)``, of the inputs; zero before ``calibrate``.
@@ -48,7 +51,7 @@ class CentredLinear(nn.Linear):
     """
 
     DISTANCE = 100.0
-    DAMPING = 0.01
+    DAMPING = 0.01  # 1 within ``undamped``
 
     mean: Tensor
     scale: Tensor
@@ -84,6 +87,22 @@ class CentredLinear(nn.Linear):
 def with_damped_gradient(values: Tensor, factor: float) -> Tensor:
     """Return values unchanged; the gradient to them is multiplied by a factor."""
     return values.detach() + factor * (values - values.detach())
+
+
+@contextmanager
+def undamped(network: nn.Module) -> Iterator[None]:
+    """Pass the whole gradient below each ``CentredLinear`` within the ``with`` block.
+
+    For gradients that measure something, instead of training the layers below.
+    """
+    heads = [head for head in network.modules() if isinstance(head, CentredLinear)]
+    for head in heads:
+        head.DAMPING = 1.0
+    try:
+        yield
+    finally:
+        for head in heads:
+            del head.DAMPING
 
 
 class CoinDropout(nn.Dropout):

@@ -288,6 +288,27 @@ def test_an_outer_step_changes_the_share_alone(outer_steps, images):
     assert outer_steps.model.training
 
 
+def share_after_a_step(model, maps, labels):
+    """The share after an outer step of a strategy whose exemplars are the maps."""
+    strategy = built("aanets", model, method={"a_learning_rate": 0.01})
+    model.plastic_layers.aggregate()
+    with torch.no_grad():
+        model.plastic_layers.plastic.conv.weight.add_(0.3)  # apart from the stable one
+    strategy.memory._outer_step(strategy, maps, labels)
+    return share_of(model)
+
+
+def test_a_head_that_damps_moves_the_share_as_far():
+    plain = make_model(codebook=False)
+    damped = make_model(codebook=False)
+    damped.centre_head()  # which damps the gradient below the head, and centres nothing
+    maps = torch.rand(5, *plain.map_shape)
+    labels = torch.tensor([0, 1, 2, 3, 0])
+    share = share_after_a_step(plain, maps, labels)
+    assert share != 0.5
+    assert share_after_a_step(damped, maps, labels) == share
+
+
 class FirstLoss:
     """The loss of the first step of the second experience.
 

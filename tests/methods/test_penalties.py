@@ -346,6 +346,46 @@ def test_unseen_classes_have_no_importance(measured):
     assert bias[unseen].max() == 0 < bias.max()
 
 
+def damped(model):
+    """The model with a head that damps the gradient below it, and centres nothing."""
+    model.centre_head()
+    return model
+
+
+def learned_once(name, model, experience, rate):
+    """The plugin after a batch of the whole experience."""
+    plugin = plugin_of(name)
+    settings = dict(rate=rate, train_mb_size=100, first_epochs=1)
+    learn(model, [experience], plugin, **settings)
+    return plugin
+
+
+@pytest.mark.parametrize("name", ["ewc", "mas"])
+def test_a_head_that_damps_lessens_no_importance(name, make_model, make_stream):
+    experience = make_stream().train_stream[0]
+    plain_model = make_model(codebook=False)
+    damped_model = damped(make_model(codebook=False))
+    plain = learned_once(name, plain_model, experience, rate=0.0)
+    behind_damping = learned_once(name, damped_model, experience, rate=0.0)
+    torch.testing.assert_close(
+        behind_damping.anchors[0].importance, plain.anchors[0].importance
+    )
+
+
+def test_a_path_integral_is_of_the_whole_gradient(make_model, make_stream):
+    """Steps below a head that damps are a hundredth, and so is their integral."""
+    experience = make_stream().train_stream[0]
+    damped_model = damped(make_model(codebook=False))
+    plain = learned_once("si", make_model(codebook=False), experience, rate=1e-3)
+    behind_damping = learned_once("si", damped_model, experience, rate=1e-3)
+    below = "plastic_layers.conv.weight"
+    head = "plastic_layers.head.weight"
+    torch.testing.assert_close(
+        behind_damping.path[below], 0.01 * plain.path[below], rtol=0.01, atol=1e-9
+    )
+    torch.testing.assert_close(behind_damping.path[head], plain.path[head])
+
+
 # Distillation
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from crumb_avalanche.models.calibration import calibrate
-from crumb_avalanche.models.layers import CentredLinear
+from crumb_avalanche.models.layers import CentredLinear, undamped
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.split_backbone import split_backbone
 
@@ -75,6 +75,15 @@ def test_layers_below_learn_a_hundredth():
     head(inputs).sum().backward()
     expected = head.weight.sum(0).expand(5, 4) * CentredLinear.DAMPING
     torch.testing.assert_close(inputs.grad, expected)
+
+
+def test_measured_gradients_are_whole():
+    head = CentredLinear(4, 3)
+    inputs = torch.randn(5, 4, requires_grad=True)
+    with undamped(head):
+        head(inputs).sum().backward()
+    torch.testing.assert_close(inputs.grad, head.weight.sum(0).expand(5, 4))
+    assert head.DAMPING == CentredLinear.DAMPING
 
 
 def test_a_reset_head_centres(model):

@@ -1,5 +1,7 @@
 """What a GPU learns and refuses, on a device that is played; a CPU run uses none."""
 
+import copy
+
 import pytest
 import torch
 from avalanche.training.plugins import EvaluationPlugin, SupervisedPlugin
@@ -32,14 +34,18 @@ def test_a_gpu_learns_what_a_cpu_learns(make_model, make_stream):
             torch.testing.assert_close(held, buffer, msg=name)
 
 
-def train_penalty(name, model, stream, device):
-    strategy = build_strategy(
+def penalty_strategy(name, model, device):
+    return build_strategy(
         name,
         model,
         LearningSettings(learning_rate=0.05, first_epochs=1),
         device=device,
         evaluator=EvaluationPlugin(loggers=[]),
     )
+
+
+def train_penalty(name, model, stream, device):
+    strategy = penalty_strategy(name, model, device)
     for experience in stream.train_stream:
         strategy.train(experience)
 
@@ -52,6 +58,25 @@ def test_penalties_are_on_the_device(make_model, make_stream, name):
     on_device = make_model(codebook=False)
     with PlayedDevice():
         train_penalty(name, on_device, make_stream(), DEVICE)
+    assert_same_weights(on_device, on_cpu)
+
+
+# The device has the type of torch's tensors without values, of which torch warns.
+@pytest.mark.filterwarnings("ignore:.*copying from a non-meta")
+@pytest.mark.parametrize("name", ["ewc", "si", "mas"])
+def test_a_state_of_a_cpu_goes_on_on_the_device(make_model, make_stream, name):
+    """After a first experience on a CPU."""
+    first, second = make_stream().train_stream
+    on_cpu = make_model(codebook=False)
+    strategy = penalty_strategy(name, on_cpu, CPU)
+    strategy.train(first)
+    state = copy.deepcopy(strategy.state_dict())
+    strategy.train(second)
+    on_device = make_model(codebook=False)
+    with PlayedDevice():
+        device_strategy = penalty_strategy(name, on_device, DEVICE)
+        device_strategy.load_state_dict(state)
+        device_strategy.train(second)
     assert_same_weights(on_device, on_cpu)
 
 
