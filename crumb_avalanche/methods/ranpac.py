@@ -23,7 +23,8 @@ from crumb_avalanche.methods.registry import register
 from crumb_avalanche.methods.typicality import TINY, Typicality
 from crumb_avalanche.system.setting_ranges import NotNegative, Range
 
-Projection = Annotated[int, Range(0, 50_000)]
+MOST_PROJECTION = 50_000  # random features
+Projection = Annotated[int, Range(0, MOST_PROJECTION)]
 PAGE = 4096  # bytes of the items that a budget buys
 WITHOUT_BUDGET = 640  # random features
 MOST_OF_LEARNER = 2000  # random features
@@ -123,7 +124,10 @@ class FillsBudget(RandomFeatures):
     def bought(
         cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the ``projection`` whose matrices fill the pages that are bought."""
+        """Return the ``projection`` whose matrices fill the pages that are bought.
+
+        It is at most 50,000, however many pages there are.
+        """
         if settings["projection"] or not items:
             return {}
 
@@ -132,19 +136,18 @@ class FillsBudget(RandomFeatures):
             arguments = {**settings, "projection": projection}
             return cls.bytes_of(n_classes, length, **arguments) <= items * PAGE
 
-        return {"projection": largest_that_fits(fits)}
+        return {"projection": largest_that_fits(fits, MOST_PROJECTION)}
 
 
-def largest_that_fits(fits: Callable[[int], bool]) -> int:
-    """Return the largest number from 1 that fits, by bisection; 1 if none does.
+def largest_that_fits(fits: Callable[[int], bool], most: int) -> int:
+    """Return the largest number of 1 to ``most`` that fits; 1 if none does.
 
     Args:
         fits: whether a number fits; with it all smaller ones do.
+        most: the largest number that is tried.
     """
     low = 1
-    high = 2  # doubled until it does not fit
-    while fits(high):
-        high *= 2
+    high = most + 1  # bisection: ``low`` fits, ``high`` does not
     while high - low > 1:
         middle = (low + high) // 2
         if fits(middle):
@@ -173,8 +176,8 @@ class RandomProjection(RandomFeatures):
     ``forget`` removes the sum of a class and leaves the Gram matrix: the removed images
     count from then on as images of none of the classes.
 
-    Typical images have a large score, also relative to the root of their leverage in
-    the regression.
+    Typical images have a large score, with a ``ridge`` above 0 also relative to the
+    root of their leverage in the regression.
 
     Deviation: RanPAC trains its network on the first experience, which stays frozen
     here.
@@ -279,9 +282,10 @@ class RandomProjection(RandomFeatures):
     def _typical_space(self, nothing: Tensor | None) -> Tensor | None:
         """Return the root of the ridged Gram matrix, ``(M, M)``, for the leverage.
 
-        ``None`` for forms without: an image is typical by its largest score there.
+        ``None`` for forms without, and where each solution chooses its ridge: an image
+        is typical by its largest score there.
         """
-        if not self.has_leverage:
+        if not self.has_leverage or not self.ridge:
             return None
         gram = self.gram.double()
         # Of the ridge; the mean is 0 where all features are.

@@ -244,6 +244,14 @@ def test_another_form_has_its_largest_score():
     assert torch.equal(measured.typicality, largest[:, None].expand(-1, 3))
 
 
+def test_a_chosen_ridge_has_its_largest_score():
+    """Each solution chooses its own ridge, so there is no leverage."""
+    statistics = learned(RandomProjection(CLASSES, D, projection=300, ridge=0.0))
+    measured = evidence(statistics, features_of())
+    largest = measured.scores.amax(1)
+    assert torch.equal(measured.typicality, largest[:, None].expand(-1, 3))
+
+
 class FirstMean(ClassMeans):
     """Class means to which an image is typical by its distance from the first one."""
 

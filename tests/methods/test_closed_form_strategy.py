@@ -16,7 +16,7 @@ from crumb_avalanche.methods.features import (
     feature_length,
     pooled_features,
 )
-from crumb_avalanche.methods.ranpac import PAGE
+from crumb_avalanche.methods.ranpac import MOST_PROJECTION, PAGE
 from crumb_avalanche.methods.registry import (
     STRATEGIES,
     LearningSettings,
@@ -227,6 +227,14 @@ def test_a_number_of_random_features_is_taken(model, name):
 def test_without_a_budget_there_are_640(model, name):
     statistics = build_strategy(name, model).statistics
     assert statistics.held_bytes == bytes_by_hand(name, 640)
+
+
+@pytest.mark.parametrize("name", [*FILLING, "loranpac", "randumb"])
+def test_a_large_budget_buys_the_most_random_features(name):
+    form = STRATEGIES[name].form
+    pages = 10**12 // PAGE
+    bought = form.bought(1000, 512, pages, {"projection": 0})
+    assert bought == {"projection": MOST_PROJECTION}
 
 
 MORE_FEATURES = {"maps": True, "deviations": True, "rank": 250}  # 2,048
