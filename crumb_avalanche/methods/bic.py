@@ -5,9 +5,10 @@ Wu et al., CVPR 2019.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from crumb_avalanche.memory.selection import SelectionRule
@@ -282,8 +283,12 @@ class BiCPlugin(ImageMemoryPlugin):
     has trained the network to make the same correction; one pass is too short for
     that.)
 
+    Frames are held out by their order within their class: several epochs need the same
+    order.
+
     Args:
-        recipe: what the strategy is built from.
+        recipe: what the strategy is built from; the criterion for the host is plain
+            cross-entropy.
         temperature: temperature of the distillation.
         validation_share: share of a class's exemplars that only the bias stage uses; at
             least one.
@@ -292,6 +297,10 @@ class BiCPlugin(ImageMemoryPlugin):
             each quarter of the steps. (The authors use SGD; Adam's steps do not depend
             on the scale of the logits, which the feature scale sets here.)
         bias_decay: weight of ``beta ** 2 / 2`` in the loss of that stage.
+
+    Raises:
+        ValueError: the criterion is another; or, before an experience is trained on,
+            frames are shuffled in several epochs.
 
     Attributes:
         alpha, beta: ``(n_classes,)`` float32, the scalars of each class's experience.
@@ -311,6 +320,7 @@ class BiCPlugin(ImageMemoryPlugin):
         bias_learning_rate: Positive = 0.1,
         bias_decay: NotNegative = 0.1,
     ):
+        _check_plain_cross_entropy(recipe.host.get("criterion"))
         self.exemplars = SplitExemplars(validation_share)
         super().__init__(recipe, self.exemplars)
         self.temperature = temperature
@@ -328,6 +338,7 @@ class BiCPlugin(ImageMemoryPlugin):
 
     def before_training_exp(self, strategy, **kwargs):
         """Note the classes of earlier experiences; new ones have no correction."""
+        _check_same_order(strategy)
         coming = sorted(set(labels_of(strategy.experience.dataset)))
         seen = strategy.seen_classes.seen
         self.old_classes = [label for label in seen if label not in coming]
@@ -472,3 +483,38 @@ class BiCPlugin(ImageMemoryPlugin):
         """Correct the logits of the images under test."""
         logits = self.correct(strategy.mb_output)
         strategy.mb_output = strategy.seen_classes.mask_answers(logits)
+
+
+def _check_plain_cross_entropy(criterion: Any) -> None:
+    """Raise ValueError for another criterion, which no loss of BiC would use.
+
+    Args:
+        criterion: for the host; ``None`` for the default.
+    """
+    if criterion is None:
+        return
+    is_plain = (
+        type(criterion) is nn.CrossEntropyLoss
+        and criterion.weight is None
+        and criterion.label_smoothing == 0
+        and criterion.reduction == "mean"
+    )
+    if not is_plain:
+        raise ValueError(
+            f"the criterion is {criterion!r}, but bic weighs the plain cross-entropy "
+            "of each image against its distillation: leave the criterion out"
+        )
+
+
+def _check_same_order(strategy) -> None:
+    """Raise ValueError for several epochs whose frames come in different orders.
+
+    Frames for validation are told by their order within their class.
+    """
+    if strategy.train_epochs > 1 and not strategy.frames_in_order:
+        raise ValueError(
+            "bic holds out frames for validation by their order, but "
+            f"{strategy.train_epochs} shuffled epochs have different orders, so that "
+            "it would train on these frames: call train(experience, shuffle=False), or "
+            "train one epoch (epochs=1, first_epochs=1)"
+        )

@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from avalanche.training.plugins import SupervisedPlugin
+from torch import nn
 from torch.nn.functional import cross_entropy
 from watched import SIX, Losses, outputs_of, taught
 
@@ -328,3 +329,38 @@ def test_old_classes_are_trimmed_from_the_end():
     counts = {label: filled.slots.count(label) for label in range(4)}
     assert counts == dict.fromkeys(range(4), 2)
     assert filled.lists() == [[7, 1]] * 2
+
+
+def test_shuffled_epochs_are_refused():
+    """What is held out in the first epoch would be trained on in the second."""
+    strategy, stream = taught("bic", 0)
+    words = (
+        r"2 shuffled epochs have different orders.*train\(experience, shuffle=False\)"
+    )
+    with pytest.raises(ValueError, match=words):
+        strategy.train(stream.train_stream[0], shuffle=True)
+
+
+def test_an_epoch_may_be_shuffled():
+    strategy, stream = taught("bic", 0, settings={"first_epochs": 1})
+    strategy.train(stream.train_stream[0], shuffle=True)
+    assert len(strategy.storage_policy) == 7
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(weight=torch.ones(4)),
+        nn.MultiMarginLoss(),
+    ],
+)
+def test_another_criterion_is_refused(criterion):
+    words = "bic weighs the plain cross-entropy .*: leave the criterion out"
+    with pytest.raises(ValueError, match=words):
+        taught("bic", 0, criterion=criterion)
+
+
+def test_plain_cross_entropy_may_be_given():
+    strategy, _ = taught("bic", 1, criterion=nn.CrossEntropyLoss())
+    assert len(strategy.storage_policy) == 7
