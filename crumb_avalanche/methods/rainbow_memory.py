@@ -340,7 +340,12 @@ class RainbowPlugin(ImageMemoryPlugin):
         add_replay_loss(self, strategy)
 
     def after_training_exp(self, strategy, **kwargs):
-        """Choose memories, and train on them for some epochs."""
+        """Choose memories, and train on them for some epochs.
+
+        An experience without images changes nothing.
+        """
+        if not len(strategy.adapted_dataset):
+            return
         with strategy.model.stopwatch.measure("replay"):
             self._choose_memories(strategy)
             for epoch in range(self.memory_epochs):

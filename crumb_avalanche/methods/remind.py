@@ -621,9 +621,14 @@ class RemindPlugin(StoringPlugin):
         return self.storage_policy.quantizer.fitted and super().offers(strategy)
 
     def after_training_exp(self, strategy, **kwargs):
-        """Fit the quantizer after the first experience, and store images of it."""
+        """Fit the quantizer after the first experience, and store images of it.
+
+        An experience without images is none.
+        """
         if self.storage_policy.quantizer.fitted:
             super().after_training_exp(strategy, **kwargs)
+            return
+        if not len(strategy.adapted_dataset):
             return
         self._fit_quantizer(strategy)
         self._store_first_experience(strategy)

@@ -138,12 +138,12 @@ def allot(capacity: int, classes: Sequence[int]) -> dict[int, int]:
 
     Args:
         capacity: number of slots of the buffer.
-        classes: all classes, in order of priority.
+        classes: all classes, in order of priority; none before the first images.
 
     Returns:
         The number of slots of each class.
     """
-    share, remainder = divmod(capacity, len(classes))
+    share, remainder = divmod(capacity, max(1, len(classes)))
     quotas = {}
     for index, label in enumerate(classes):
         quotas[label] = share
@@ -370,8 +370,11 @@ class HerdingPlugin(ImageMemoryPlugin):
         comes again is herded from its old exemplars and its new frames.
 
         Args:
-            strategy: gives the model, and the experience with the frames.
+            strategy: gives the model, and the experience with the frames; without
+                frames, the exemplars stay.
         """
+        if not len(strategy.adapted_dataset):
+            return
         features, labels = self._features_of_frames(strategy)  # (N, D), (N,)
         slots_by_class = self.storage_policy.slots.by_class
         new_classes = sorted(set(labels.tolist()))

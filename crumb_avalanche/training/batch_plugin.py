@@ -355,7 +355,7 @@ def _batches_at(positions: list[int], strategy) -> Iterator[StreamBatch]:
         start = batch_number * batch_size
         positions_of_batch = positions[start : start + batch_size]
         yield StreamBatch(
-            labels=labels.to(strategy.device),
+            labels=labels.long().to(strategy.device),
             feature_map=model.features(images),
             codes=None,
             pixels=pixel_reader(strategy, images, positions_of_batch, in_order=True),

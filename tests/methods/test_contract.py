@@ -16,11 +16,14 @@ import numpy as np
 import pytest
 import small_models
 import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import AvalancheDataset, DataAttribute
 from avalanche.core import BasePlugin
 from avalanche.training.plugins import SupervisedPlugin
 from resumed import restore_as_a_run
 from site_parts.result_tables import methods
 from small_models import same_tensors
+from torch.utils.data import TensorDataset
 from watched import SIX, VARIANTS, Answers, built, entry_of, outputs_of
 from watched import learned as learned_by
 
@@ -179,6 +182,56 @@ def test_every_frame_is_seen_once_in_order(name, number):
     if number == 0:  # of several epochs
         rows = rows[: len(frames)]
     assert [row for row in rows if row in set(frames)] == frames
+
+
+def experience_of(labels, dtype=torch.int64, seed=0):
+    """An experience of noisy images with these labels, as a data set."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(
+        0, 256, (len(labels), 3, 16, 16), dtype=torch.uint8, generator=generator
+    )
+    data = TensorDataset(images, torch.tensor(labels, dtype=dtype))
+    return AvalancheDataset([data], data_attributes=[DataAttribute(labels, "targets")])
+
+
+def trained_on_datasets(name, datasets, plugins=()):
+    """A strategy by name after experiences of four classes in all."""
+    entry, method = entry_of(name)
+    model = small_models.make_model(codebook=entry.codebook)
+    if name == "remind":
+        method = {"centroids": 4}
+    strategy = built(entry.name, model, 40, method=method, plugins=list(plugins))
+    for experience in benchmark_from_datasets(train=datasets).train_stream:
+        strategy.train(experience)
+    return strategy
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+@each_learner
+def test_an_experience_may_have_no_images(name, empty):
+    datasets = [experience_of([0, 1] * 6), experience_of([2, 3] * 6)]
+    datasets.insert(empty, experience_of([]))
+    answers = Answers()
+    strategy = trained_on_datasets(name, datasets, [answers])
+    strategy.eval(benchmark_from_datasets(test=datasets).test_stream)
+    assert set(answers.given) <= {0, 1, 2, 3}
+    assert set(strategy.seen_classes.seen) == {0, 1, 2, 3}
+
+
+class StopAtOnce(SupervisedPlugin):
+    """Stops the training of each experience after its first batch."""
+
+    def after_training_iteration(self, strategy, **kwargs):
+        strategy.stop_training()
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_stopped_experience_may_have_short_labels(name):
+    short = experience_of([0, 1] * 6, torch.int16)
+    usual = experience_of([0, 1] * 6)
+    stopped = trained_on_datasets(name, [short], [StopAtOnce()])
+    expected = trained_on_datasets(name, [usual], [StopAtOnce()])
+    assert same_tensors(weights(stopped), weights(expected))
 
 
 @pytest.mark.parametrize("name", BUDGETED)
