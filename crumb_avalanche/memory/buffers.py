@@ -404,8 +404,21 @@ class ImageBuffer(MemoryBuffer):
 
         Args:
             batch, positions, model: as for ``MemoryBuffer.to_rows``.
+
+        Raises:
+            ValueError: images are not of ``image_size``, whose bytes are charged.
         """
-        return batch.pixels(positions)
+        pixels = batch.pixels(positions)
+        height, width = pixels.shape[2:]
+        side = model.image_size
+        if (height, width) != (side, side):
+            raise ValueError(
+                f"images of {height} x {width} pixels are to be stored, but the model "
+                f"was built with image_size={side}, by which their bytes are counted; "
+                f"resize the images to {side} x {side} pixels in the transform, or "
+                "build the model with their image_size"
+            )
+        return pixels
 
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
         """Run F on ``(n, 3, h, w)`` pixels: ``(n, C, H, W)`` maps.

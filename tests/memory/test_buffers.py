@@ -493,3 +493,15 @@ def test_fitted():
 def test_errors_of_a_quantizer(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+@pytest.mark.parametrize(("height", "width"), [(17, 17), (15, 16)])
+def test_images_of_another_size_are_refused(model, height, width):
+    """Their bytes are not those that are charged."""
+    batch = batch_of([1, 2], [0, 1])
+    batch.pixels = lambda positions: torch.zeros(
+        len(positions), 3, height, width, dtype=torch.uint8
+    )
+    words = f"images of {height} x {width} pixels .* image_size=16.*; resize the images"
+    with pytest.raises(ValueError, match=words):
+        ImageBuffer(4, ClassBalancedReservoir()).store(batch, model)
