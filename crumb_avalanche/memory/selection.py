@@ -446,3 +446,16 @@ RULES: dict[str, type[SelectionRule]] = {
     "reservoir": ClassBalancedReservoir,
     "reference": ReferenceRule,
 }
+
+
+def make_rule(name: str) -> SelectionRule:
+    """Make a new selection rule of ``RULES``.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in RULES:
+        raise ValueError(
+            f"selection rule {name!r} is unknown; known are {', '.join(RULES)}"
+        )
+    return RULES[name]()

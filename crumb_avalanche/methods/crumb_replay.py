@@ -11,7 +11,7 @@ from crumb_avalanche.memory.buffers import (
     MapBuffer,
     MemoryBuffer,
 )
-from crumb_avalanche.memory.selection import RULES
+from crumb_avalanche.memory.selection import make_rule
 from crumb_avalanche.methods.crumb_readout import ReadoutStrategy
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.system.setting_ranges import InRange, NotNegative
@@ -60,12 +60,7 @@ def replay_strategy(
         ValueError: there is no selection rule of that name.
     """
     settings = recipe.settings
-    name = settings.selection_rule
-    if name not in RULES:
-        raise ValueError(
-            f"selection rule {name!r} is unknown; known are {', '.join(RULES)}"
-        )
-    selection_rule = RULES[name]()
+    selection_rule = make_rule(settings.selection_rule)
     return strategy(
         optimizer=recipe.optimizer(),
         storage_policy=buffer(recipe.mem_size, selection_rule, recipe.seed),

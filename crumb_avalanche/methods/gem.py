@@ -194,6 +194,7 @@ def project(gradient: Tensor, references: Tensor, margin: float = 0.0) -> Tensor
         "NeurIPS 2017"
     ),
     stores="raw images, an equal share for every experience",
+    each_experience=True,
 )
 class GEMPlugin(ImageMemoryPlugin):
     """Corrects each gradient by those of the past experiences' memories.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
+from crumb_avalanche.memory.selection import make_rule
 from crumb_avalanche.methods.registry import Recipe, register
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import InRange
@@ -197,20 +198,26 @@ def build_memory_recall(recipe: Recipe) -> StreamStrategy:
     """Build CRUMB's two steps with maps drawn from class Gaussians in the replay step.
 
     The plastic layers take feature maps as they are: the loss of maps from a codebook
-    has no weight.
+    has no weight. ``selection_rule`` and ``replay_compute``, which a preset may give to
+    all methods, have no effect: every image counts in a Gaussian, and replay has its
+    number of steps.
 
     Args:
         recipe: model, settings, and ``mem_size``, the Gaussians that the budget buys.
 
     Raises:
-        ValueError: the budget does not hold a Gaussian for each class.
+        ValueError: the budget does not hold a Gaussian for each class, or there is no
+            selection rule of that name.
     """
     if recipe.mem_size < recipe.n_classes:
+        advice = "raise the budget"
+        if not recipe.method.per_channel:
+            advice += ", or leave per_channel on"
         raise ValueError(
             f"the budget buys {recipe.mem_size} class Gaussians, but the stream has "
-            f"{recipe.n_classes} classes; raise the budget, or leave per_channel on"
+            f"{recipe.n_classes} classes; {advice}"
         )
-    # Of the settings of replay, all but this one hold for Gaussians.
+    make_rule(recipe.settings.selection_rule)  # refuses an unknown name
     replay = replace(recipe.settings, replay_compute=None).replay
     return CRUMBStrategy(
         optimizer=recipe.optimizer(),

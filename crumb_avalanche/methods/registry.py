@@ -164,6 +164,7 @@ class Entry:
         joint: whether it trains on all classes at once, shuffled (a bound instead of a
             stream learner).
         each_class: whether it needs a memory of each class.
+        each_experience: whether it needs a memory of each experience.
         scores_answer: whether it predicts by scores that are not logits, such as
             distances. The loss of its head then decides the learning rate.
         tuning: settings of the method to change while the learning rate is tuned, to
@@ -189,6 +190,7 @@ class Entry:
     codebook: bool = False
     joint: bool = False
     each_class: bool = False
+    each_experience: bool = False
     scores_answer: bool = False
     tuning: dict[str, Any] = field(default_factory=dict, hash=False)
     gradient: bool = True

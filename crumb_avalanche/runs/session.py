@@ -34,7 +34,12 @@ from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
 from crumb_avalanche.system.words import counted, listed
 from crumb_avalanche.training.feature_cache import FeatureCache
-from crumb_avalanche.training.lr_search import Trial, small_stream, tune
+from crumb_avalanche.training.lr_search import (
+    MOST_EXPERIENCES,
+    Trial,
+    small_stream,
+    tune,
+)
 from crumb_avalanche.training.pretraining import read_pretrained
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
@@ -584,7 +589,13 @@ def rate_trials(session: Session) -> list[Trial]:
         rows = first_experience.dataset.frame_row
         object_names = session.stream.table.object_name
         objects = [object_names[row] for row in rows]
-        arrivals = small_stream(first_experience, objects, session.model.n_classes)
+        most_experiences = MOST_EXPERIENCES
+        if strategy_entry.each_experience:
+            assert plan.capacity is not None, "build sets it"
+            most_experiences = min(most_experiences, plan.capacity)
+        arrivals = small_stream(
+            first_experience, objects, session.model.n_classes, most_experiences
+        )
     return tune(
         new_learner,
         arrivals,

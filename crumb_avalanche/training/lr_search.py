@@ -97,9 +97,10 @@ def pseudo_classes(
 ) -> list[list[int]]:
     """Divide the images of a first experience into the classes of a small stream.
 
-    These are its own classes if there are at least four, else its objects, which are
-    then told apart: what a class that arrives does to earlier ones can be seen only
-    where several arrive. Objects come class by class in turn.
+    These are its own classes if there are at least four. Of fewer classes, they are its
+    objects, if at least four of these are known: what a class that arrives does to
+    earlier ones can be seen only where several arrive. Objects come class by class in
+    turn.
 
     Args:
         labels: class of each image.
@@ -167,15 +168,21 @@ def _evenly_spread(positions: list[int], most: int) -> list[int]:
     return [positions[number * len(positions) // count] for number in range(count)]
 
 
-def classes_of_experiences(n_classes: int) -> list[list[int]]:
+def classes_of_experiences(
+    n_classes: int, most: int = MOST_EXPERIENCES
+) -> list[list[int]]:
     """Divide the classes of a small stream into experiences.
 
-    These are four of almost equal size, of which the first has two classes or more.
-    Fewer than four classes, such as two of unknown objects, are one experience.
+    They are of almost equal size, and the first has two classes or more. Fewer than
+    four classes, such as two of unknown objects, are one experience.
+
+    Args:
+        n_classes: of the small stream.
+        most: largest number of experiences.
     """
     if n_classes < FEWEST_CLASSES:
         return [list(range(n_classes))]
-    n_experiences = min(MOST_EXPERIENCES, n_classes - 1)
+    n_experiences = min(most, n_classes - 1)
     sections = np.array_split(np.arange(n_classes), n_experiences)
     return [section.tolist() for section in sections]
 
@@ -195,7 +202,7 @@ class _Relabelled(Dataset):
         return self.dataset[self.positions[number]][0], self.labels[number]
 
 
-def _relabelled(dataset, label_of_position: dict[int, int]) -> AvalancheDataset:
+def _relabelled_dataset(dataset, label_of_position: dict[int, int]) -> AvalancheDataset:
     """Return some images of a data set with other labels, in the order of the data set.
 
     They have the attributes that the stream gives them, such as ``frame_row``, by which
@@ -223,7 +230,10 @@ def _relabelled(dataset, label_of_position: dict[int, int]) -> AvalancheDataset:
 
 
 def small_stream(
-    first_experience, objects: Sequence[Hashable] | None = None, most: int | None = None
+    first_experience,
+    objects: Sequence[Hashable] | None = None,
+    most: int | None = None,
+    most_experiences: int = MOST_EXPERIENCES,
 ):
     """Make a stream of the first experience, in which classes arrive in turn.
 
@@ -235,6 +245,7 @@ def small_stream(
             ``None`` if they are not known.
         most: largest number of classes; without it the experience stays one, with its
             own labels.
+        most_experiences: largest number of experiences.
 
     Returns:
         An Avalanche benchmark; the last fifth of each class is its test.
@@ -252,7 +263,9 @@ def small_stream(
         for number, positions in enumerate(positions_of_classes):
             label_of_position |= dict.fromkeys(positions, number)
         # A list of classes for each experience.
-        experiences = classes_of_experiences(len(positions_of_classes))
+        experiences = classes_of_experiences(
+            len(positions_of_classes), most_experiences
+        )
     train: list[AvalancheDataset] = []
     test: list[AvalancheDataset] = []
     for classes in experiences:
@@ -261,8 +274,8 @@ def small_stream(
             if label in classes:
                 labels_of_experience[position] = label
         training_labels, test_labels = _split_labels(labels_of_experience)
-        train.append(_relabelled(dataset, training_labels))
-        test.append(_relabelled(dataset, test_labels))
+        train.append(_relabelled_dataset(dataset, training_labels))
+        test.append(_relabelled_dataset(dataset, test_labels))
     return benchmark_from_datasets(train=train, test=test)
 
 

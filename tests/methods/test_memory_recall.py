@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from watched import built
 
 from crumb_avalanche.memory.buffers import StreamBatch
 from crumb_avalanche.methods.memory_recall import GaussianBuffer, MemoryRecallSettings
@@ -188,3 +189,21 @@ def test_bytes_at_the_papers_cut(squeezenet, settings, size, classes):
 
 def test_bytes_of_the_default(squeezenet):
     assert GaussianBuffer.item_bytes(squeezenet) == 4_104
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({}, "raise the budget$"),
+        ({"per_channel": False}, "raise the budget, or leave per_channel on$"),
+    ],
+)
+def test_a_small_budget_is_told(make_model, settings, advice):
+    with pytest.raises(ValueError, match=f"buys 2 .* has 4 classes; {advice}"):
+        built("memory_recall", make_model(codebook=False), 2, method=settings)
+
+
+def test_an_unknown_selection_rule_is_told(make_model):
+    settings = {"selection_rule": "typo"}
+    with pytest.raises(ValueError, match="selection rule 'typo' is unknown; known are"):
+        built("memory_recall", make_model(codebook=False), settings=settings)

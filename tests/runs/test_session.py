@@ -107,6 +107,10 @@ def test_a_stream_is_tuned_on_four_objects_in_turn(tuned_on):
     assert tuned_on(strategy="finetune") == [[0, 1], [2], [3]]
 
 
+def test_a_memory_of_each_experience_limits_their_number(tuned_on):
+    assert tuned_on(strategy="gem", mem_size=2) == [[0, 1], [2, 3]]
+
+
 @pytest.mark.parametrize("strategy", PAPER)
 def test_rows_of_the_paper_build_their_network(strategy):
     plan = RunPlan.of(

@@ -72,6 +72,10 @@ def test_pieces_arrive_one_after_the_other(pieces, arrivals):
     assert classes_of_experiences(pieces) == arrivals
 
 
+def test_the_number_of_experiences_may_be_limited():
+    assert classes_of_experiences(5, most=2) == [[0, 1, 2], [3, 4]]
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60))
 def test_the_last_fifth_is_held_out(labels):
     labels = [*labels, 0, 0, 1, 1, 2, 2, 3, 3]
