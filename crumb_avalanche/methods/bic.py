@@ -509,7 +509,7 @@ def _check_plain_cross_entropy(criterion: Any) -> None:
 def _check_same_order(strategy) -> None:
     """Raise ValueError for several epochs whose frames come in different orders.
 
-    Frames for validation are told by their order within their class.
+    Frames are held out for validation by their order within their class.
     """
     if strategy.train_epochs > 1 and not strategy.frames_in_order:
         raise ValueError(

@@ -64,9 +64,10 @@ class ClosedForm(BudgetedStatistics):
     Attributes:
         moments: arguments of ``FeatureMoments`` that differ from its defaults in a run,
             where they are settings, too.
-        temperature: divisor of the scores whose softmax are probabilities; of those
-            below the median of the best ones for held-out images of 40 of 50 classes of
-            CIFAR-100 and of Tiny-ImageNet, SqueezeNet 1.0.
+        temperature: divisor of the scores: the softmax of the quotients are the
+            probabilities of the classes. Values of subclasses are below the median of
+            the best temperatures for held-out images of 40 of 50 classes of CIFAR-100
+            and of Tiny-ImageNet, with features of SqueezeNet 1.0.
         apart_from_nothing: whether ``typicality`` sees images apart from those that
             show nothing.
         settings: arguments of the constructor by name; ``n_classes`` follows ``grow``.

@@ -152,9 +152,7 @@ def products_of_rows(rows: Tensor) -> Tensor:
 
 
 class Span(NamedTuple):
-    """The space that the class means span, where the common covariance is 1.
-
-    It is the shrunk common covariance.
+    """The space that the class means span, whitened by the shrunk common covariance.
 
     Attributes:
         axes: ``(D, r)`` float64, orthonormal; coordinates are those along them.
@@ -206,16 +204,16 @@ def _principal_axes(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Group(NamedTuple):
-    """Gaussians ``a_c I + U_c^T U_c`` of classes with equally many directions.
+    """Gaussians ``b_c I + U_c^T U_c`` of classes with equally many directions.
 
-    Woodbury: the inverse is ``(I - W^T W) / a`` with ``W = R^-1 U`` and ``R R^T = a I +
+    Woodbury: the inverse is ``(I - W^T W) / b`` with ``W = R^-1 U`` and ``R R^T = b I +
     U U^T``, a matrix of ``k x k``.
 
     Attributes:
         members: ``(C,)`` int64, columns of the classes in the scores.
         rows: ``W``, ``(C k, r)``.
         offsets: ``W m``, ``(C, k)``.
-        isotropic: ``a``, ``(C,)``.
+        isotropic: ``b``, ``(C,)``.
         log_determinants: of the covariances, ``(C,)``.
     """
 
@@ -229,25 +227,25 @@ class Group(NamedTuple):
     def solve(
         cls, members: Tensor, spreads: Tensor, means: Tensor, isotropic: Tensor
     ) -> "Group":
-        """Solve for Gaussian classes of covariances ``a I + U^T U``.
+        """Solve for Gaussian classes of covariances ``b I + U^T U``.
 
         Each has ``k`` directions ``U``, equally many, so they are solved as one batch.
-        By Woodbury, the inverse is ``(I - W^T W) / a`` with ``W = R^-1 U``, where ``R
-        R^T = a I + U U^T`` is of ``k x k`` only. From the squared distance
+        By Woodbury, the inverse is ``(I - W^T W) / b`` with ``W = R^-1 U``, where ``R
+        R^T = b I + U U^T`` is of ``k x k`` only. From the squared distance
         ``|x - m|^2`` of a point, ``scores`` subtracts ``|W x - W m|^2``.
 
         Args:
             members: ``(C,)`` int64, columns of the classes in the scores.
             spreads: ``U``, ``(C, k, r)`` float64.
             means: ``m``, ``(C, r)``.
-            isotropic: ``a``, ``(C,)``.
+            isotropic: ``b``, ``(C,)``.
         """
         _, n_directions, n_features = spreads.shape  # k of a class, r of a point
         inner = spreads @ spreads.mT
         inner.diagonal(dim1=1, dim2=2).add_(isotropic[:, None])
         root = torch.linalg.cholesky(inner)  # R
         rows = torch.linalg.solve_triangular(root, spreads, upper=False)  # W
-        # The determinant of the covariance is that of R R^T times a^(r - k): the other
+        # The determinant of the covariance is that of R R^T times b^(r - k): the other
         # directions have the isotropic variance.
         log_determinants = 2 * root.diagonal(dim1=1, dim2=2).log().sum(1)
         log_determinants += (n_features - n_directions) * isotropic.log()
@@ -264,8 +262,8 @@ class Group(NamedTuple):
         """Compute log-densities of the classes up to a constant, ``(B, members)``.
 
         They are ``-(d + log |covariance|) / 2`` with the squared Mahalanobis distance
-        ``d = (|x - m|^2 - |W x - W m|^2) / a``, by Woodbury, of a point ``x`` and a
-        class of mean ``m`` and covariance ``a (I - W^T W)^-1``.
+        ``d = (|x - m|^2 - |W x - W m|^2) / b``, by Woodbury, of a point ``x`` and a
+        class of mean ``m`` and covariance ``b (I - W^T W)^-1``.
 
         Args:
             points: ``(B, r)``, ``x``.
@@ -353,7 +351,7 @@ class ProductGroup(NamedTuple):
         """Compute log-densities of the classes up to a constant, ``(B, members)``.
 
         They are ``-(d + log |covariance|) / 2`` with the squared Mahalanobis distance
-        ``d = (|x - m|^2 - |W x - W m|^2) / a``, by Woodbury, where ``W x`` follows from
+        ``d = (|x - m|^2 - |W x - W m|^2) / b``, by Woodbury, where ``W x`` follows from
         the products of an image with the rows.
 
         Args:
@@ -401,9 +399,9 @@ def solve_groups(
 
 @dataclass
 class Solution:
-    """What ``BlendedGaussians`` answer by, where the common covariance is 1.
+    """What ``BlendedGaussians`` score classes by.
 
-    It is the shrunk common covariance.
+    Features are whitened: the shrunk common covariance is the unit matrix.
 
     Attributes:
         centre: ``(D,)``, mean of the class means.

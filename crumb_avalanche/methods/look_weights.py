@@ -28,6 +28,7 @@ LEAST_EVIDENCE = 5.0
 ENOUGH = 0.02
 CERTAIN = 2.0
 ROUNDING = 1e-9  # of a sum of weights
+ALL_VIEWS = 0  # the weighting of all views with the usual weights
 
 
 class LookWeights:
@@ -58,17 +59,19 @@ class LookWeights:
         self.looks = looks
         n_views = looks.views
         steps = STEPS[n_views]
-        # All weightings in steps; before them the usual weights of all views after
-        # LEAST_CLIPS clips, and equal weights of the views of each look alone.
+        # The weightings: of all views as is usual after LEAST_CLIPS clips; of the views
+        # of each look alone, equally; then all in steps.
         steps_of_views = itertools.product(range(steps + 1), repeat=n_views)
         weightings = [numbers for numbers in steps_of_views if sum(numbers) == steps]
         weights_in_steps = torch.tensor(weightings, dtype=torch.float64) / steps
-        usual_weights = torch.zeros(1 + len(looks), n_views, dtype=torch.float64)
-        usual_weights[0] = looks.usual_weights(LEAST_CLIPS)
+        usual_weights = looks.usual_weights(LEAST_CLIPS).unsqueeze(0)  # ALL_VIEWS
+        weights_alone = torch.zeros(len(looks), n_views, dtype=torch.float64)
         for number in looks.all:
             views_of_look = self.looks.views_of([number])
-            usual_weights[1 + number, views_of_look] = 1 / len(views_of_look)
-        self._grid = torch.cat([usual_weights, weights_in_steps])  # (weightings, V)
+            weights_alone[number, views_of_look] = 1 / len(views_of_look)
+        self._looks_alone = slice(1, 1 + len(looks))  # weightings of single looks
+        # (weightings, V)
+        self._grid = torch.cat([usual_weights, weights_alone, weights_in_steps])
         self.losses = torch.zeros(len(self._grid), dtype=torch.float64)
         self.squares = torch.zeros(len(looks), dtype=torch.float64)
         self.clips = 0
@@ -191,13 +194,13 @@ class LookWeights:
         """Return the losses of each look alone minus that of all views: ``(L,)``.
 
         Args:
-            losses: of each weighting; see ``__init__`` for the first ones.
+            losses: of each weighting.
         """
-        return losses[1 : 1 + len(self.looks)] - losses[0]
+        return losses[self._looks_alone] - losses[ALL_VIEWS]
 
     def settle(self) -> None:
         """Give up the other looks where the views of one are enough; see the class."""
-        losses_alone = self.losses[1 : 1 + len(self.looks)]
+        losses_alone = self.losses[self._looks_alone]
         is_evident = float(losses_alone.max()) >= LEAST_EVIDENCE
         has_all_looks = self.used == self.looks.all and len(self.looks) > 1
         if not has_all_looks or self.clips < LEAST_CLIPS or not is_evident:
