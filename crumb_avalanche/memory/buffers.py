@@ -206,8 +206,9 @@ class MemoryBuffer(ABC):
         Args:
             without: classes that are not drawn from.
             at_least: smallest number of slots.
-            at_most: largest number of slots; of more classes, so many are drawn, and
-                the last round is cut short. Default: no limit.
+            at_most: largest number of slots; default no limit. Of more classes than
+                that, so many are drawn at random, and the others have no slot; of
+                fewer, the last round ends at the limit.
 
         Returns:
             ``(n,)`` int64, round by round; empty if no class is left.

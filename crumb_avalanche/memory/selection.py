@@ -6,12 +6,17 @@ slot numbers only; the buffers of ``memory.buffers`` hold the bytes.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from crumb_avalanche.memory.slots import Slots
+
+
+def classes_with(slots: Slots, coming: Iterable[int]) -> list[int]:
+    """Return the classes that have memories or are coming, ascending."""
+    return sorted({*slots.classes, *coming})
 
 
 class SelectionRule(ABC):
@@ -74,7 +79,7 @@ class SelectionRule(ABC):
         Raises:
             ValueError: more classes than slots, and each is to hold a memory.
         """
-        n_classes = len(set(slots.classes) | set(coming))
+        n_classes = len(classes_with(slots, coming))
         self.check_room(slots.capacity, n_classes)
         return []
 
@@ -172,7 +177,7 @@ class EveryJth(SelectionRule):
             self.past[label] = self.past.get(label, 0) + count
         self.coming = dict(coming)
         self.offered = dict.fromkeys(coming, 0)
-        n_classes = len(set(slots.classes) | set(coming))
+        n_classes = len(classes_with(slots, coming))
         # No class has come where the first experience is empty.
         self.quota = slots.capacity // max(1, n_classes)
         return []
@@ -344,7 +349,8 @@ class ReferenceRule(SelectionRule):
         quota: memories a class may hold.
         stride: ``j``.
         expected: classes seen, those of the present experience included.
-        done: whether every class is at its quota.
+        finished: whether every class is at its quota, so that the rest of the
+            experience can be skipped.
         trimmed: whether old classes were cut to the quota.
     """
 
@@ -354,7 +360,7 @@ class ReferenceRule(SelectionRule):
     quota: int = 0
     stride: int = 1
     expected: list[int] = field(default_factory=list)
-    done: bool = False
+    finished: bool = False
     trimmed: bool = False
 
     def begin_experience(
@@ -374,11 +380,11 @@ class ReferenceRule(SelectionRule):
             No freed slots: old memories are replayed until the second pass.
         """
         super().begin_experience(slots, coming, batch_size)
-        self.expected = sorted(set(slots.classes) | set(coming))
+        self.expected = classes_with(slots, coming)
         self.quota = slots.capacity // max(1, len(self.expected))
         n_batches = math.ceil(sum(coming.values()) / batch_size)
         self.stride = max(1, (n_batches - 1) * batch_size // slots.capacity)
-        self.done = False
+        self.finished = False
         self.trimmed = False
         return []
 
@@ -404,7 +410,7 @@ class ReferenceRule(SelectionRule):
         for label, positions in positions_by_class.items():
             candidates = positions[:: self.stride]
             chosen += self._choose_of_class(slots, label, candidates)
-        self.done = all(slots.count(label) >= self.quota for label in self.expected)
+        self.finished = all(slots.count(label) >= self.quota for label in self.expected)
         return chosen
 
     def _choose_of_class(
@@ -434,11 +440,6 @@ class ReferenceRule(SelectionRule):
             if number in survivors:
                 chosen.append((position, slots.take(label)))
         return chosen
-
-    @property
-    def finished(self) -> bool:
-        """Whether every class is at its quota."""
-        return self.done
 
 
 RULES: dict[str, type[SelectionRule]] = {

@@ -291,7 +291,8 @@ class Codebook(nn.Module):
             ``(B, G * d, H, W)`` float32, channels-last in memory.
 
         Raises:
-            IndexError: a code is outside ``[0, n)``.
+            IndexError: a code is outside the rows of all tables. With several tables,
+                one outside ``[0, n)`` may be a row of another table.
         """
         decoded = self.concatenate(codes)
         if self.map_filter is None:
@@ -312,7 +313,8 @@ class Codebook(nn.Module):
             ``(B, G * d, H, W)`` float32, channels-last in memory.
 
         Raises:
-            IndexError: a code is outside ``[0, n)``.
+            IndexError: a code is outside the rows of all tables. With several tables,
+                one outside ``[0, n)`` may be a row of another table.
             ValueError: the codebook is that of maps with other channels.
         """
         batch, groups, height, width = codes.shape
@@ -491,7 +493,7 @@ class Codebook(nn.Module):
         if usable is not None:
             questions.append(usable)
         answers = torch.stack(questions).tolist()
-        any_filled, all_filled, is_finite, *is_usable = answers
+        any_filled, all_filled, is_finite = answers[:3]
         if not any_filled:
             raise ValueError(
                 "all rows of the codebook are zero; fill it with calibrate(model, "
@@ -503,9 +505,9 @@ class Codebook(nn.Module):
                 "from are damaged, or a learning rate was too high; load or initialise "
                 "it again"
             )
-        if not is_usable:
+        if usable is None:
             return all_filled, None
-        return all_filled, is_usable[0]
+        return all_filled, answers[3]
 
 
 def _by_location(maps_bchw: Tensor) -> Tensor:

@@ -346,7 +346,9 @@ class MapStore:
         check_maps(extracted, images)
         maps = extracted.numpy()
         highest = np.abs(maps).max()
-        limit = float(np.finfo(np.float16 if self.half else np.float32).max)
+        limit = float(np.finfo(np.float32).max)
+        if self.half:
+            limit = float(np.finfo(np.float16).max)
         if highest > limit:
             raise FeatureCacheError(
                 f"a feature map has a value of {highest:.0f}, but half precision ends "
@@ -467,16 +469,10 @@ class FeatureMemo:
     compared, and is not part of a method's memory. On a CPU an image passes F alone, so
     that its map does not depend on its batch. It keeps ``capacity`` maps of ``4 * C * H
     * W`` bytes (346,112 for 512x13x13).
-
-    Attributes:
-        found: images whose maps were cached.
-        computed: images that passed F.
     """
 
     def __init__(self, capacity: int = USUAL_CAPACITY):
         self.capacity = capacity
-        self.found = 0
-        self.computed = 0
         self._maps: OrderedDict[bytes, Tensor] = OrderedDict()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -505,8 +501,6 @@ class FeatureMemo:
         for position, key in enumerate(keys):
             if key not in self._maps:
                 missing.setdefault(key, position)
-        self.computed += len(missing)
-        self.found += len(keys) - len(missing)
         if missing:
             positions = list(missing.values())
             self._compute(keys, positions, images, extract)

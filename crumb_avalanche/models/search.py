@@ -64,11 +64,12 @@ def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
     Among ties it is the lowest one.
 
     Args:
-        vectors: ``(N, d)`` float32, finite.
-        rows: ``(K, d)`` float32.
+        vectors: ``(N, d)`` float32.
+        rows: ``(K, d)`` float32, finite.
 
     Returns:
-        ``(N,)`` int64 indices below ``K``.
+        ``(N,)`` int64 indices below ``K``; ``NOT_FINITE`` (-1) for a vector with a
+        NaN.
     """
     if _suits_faiss(vectors):
         return _nearest_by_faiss(vectors, _faiss_index(rows))

@@ -170,7 +170,8 @@ class StoringPlugin(BatchPlugin):
         returning_expected: whether nothing more is warned of classes that return.
     """
 
-    # Of the state, whose names are those of attributes, which a subclass does not have.
+    # Entries of ``state_dict``, named as the attributes are: privately, so that no
+    # subclass has others of these names.
     class_numbers: ClassVar[tuple[str, ...]] = (
         "_offered_counts",
         "_classes",

@@ -198,7 +198,8 @@ def _columns_of_loss(logits: Tensor, labels: Tensor, unseen: Tensor) -> Tensor:
     else:
         classes = torch.arange(logits.shape[1], device=logits.device)
         is_in_batch = (labels[:, None] == classes).any(0)
-    counts_in_loss = is_possible & ~unseen | is_in_batch
+    is_seen = is_possible & ~unseen
+    counts_in_loss = is_seen | is_in_batch
     return counts_in_loss.nonzero().flatten()
 
 

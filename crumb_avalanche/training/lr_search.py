@@ -98,9 +98,9 @@ def pseudo_classes(
     """Divide the images of a first experience into the classes of a small stream.
 
     These are its own classes if there are at least four. Of fewer classes, they are its
-    objects, if at least four of these are known: what a class that arrives does to
-    earlier ones can be seen only where several arrive. Objects come class by class in
-    turn.
+    objects of two images or more, if these are known and at least four: what a class
+    that arrives does to earlier ones can be seen only where several arrive. Objects
+    come class by class in turn.
 
     Args:
         labels: class of each image.

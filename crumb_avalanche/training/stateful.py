@@ -33,8 +33,8 @@ class StatefulPlugin(SupervisedPlugin):
             with a state of their own.
         answer_state_names: attributes that evaluation needs, too, besides the model and
             the classes seen.
-        class_numbers: entries of ``state_dict`` that hold class numbers, which
-            ``class_numbers_in`` gives; no others are taken for such.
+        class_numbers: names of the entries of ``state_dict`` that hold class numbers;
+            ``class_numbers_in`` looks for them in no other entries.
     """
 
     state_names: ClassVar[tuple[str, ...]] = ()
@@ -369,7 +369,9 @@ def _check_plugin_states(
 def answer_state(strategy: Any) -> dict[str, Any]:
     """Return what evaluation needs, which a run leaves as its learner.
 
-    It lacks optimiser, replay buffer and, where answers draw none, RNG state.
+    That is the weights that training changes, and the answer states of the plugins:
+    neither optimiser nor replay buffer, and RNG states only of plugins whose answers
+    are drawn at random.
     """
     plugin_states = {}
     for name, plugin in _plugins_with("answer_state", strategy).items():

@@ -125,3 +125,16 @@ def same_tensors(tensors, others) -> bool:
 def stacked_images(dataset) -> torch.Tensor:
     """Stack the images of a data set, ``(N, ...)``."""
     return torch.stack([image for image, *_ in dataset])
+
+
+def images_extracted(model: SplitModel) -> list[torch.Tensor]:
+    """A list to which every image is added whose map is computed from now on."""
+    images = []
+    extract = model.extract
+
+    def noted_extract(batch: torch.Tensor) -> torch.Tensor:
+        images.extend(batch)
+        return extract(batch)
+
+    model.extract = noted_extract
+    return images

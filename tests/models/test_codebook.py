@@ -335,6 +335,15 @@ def test_nearest_row_of_any_number(count):
     assert search.nearest_rows(vectors, rows).tolist() == expected
 
 
+@pytest.mark.parametrize("count", [3, 5_000])
+def test_a_vector_with_a_nan_has_no_nearest_row(count):
+    """By products, and by faiss."""
+    vectors = torch.zeros(count, 2)
+    vectors[1, 0] = torch.nan
+    indices = search.nearest_rows(vectors, torch.eye(2))
+    assert (indices < 0).nonzero().flatten().tolist() == [1]
+
+
 def relu_maps(scale=14.0):
     """Half zeros, half a half-normal."""
     return torch.randn(8, 16, 10, 10, generator=generator(9)).relu() * scale
