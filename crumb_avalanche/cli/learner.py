@@ -107,7 +107,8 @@ def merge(settings: LearnerSettings) -> str:
         learner.check_teachable()  # raises if it can only be asked
         other = Learner.load(other_path, settings.weights)
         learner.merge(other, new_class=settings.new_class)
-        learner.save(output, locked=True)  # by the block
+        # The block holds the lock. The file has the pictures of both learners.
+        learner.save(output, pictures=True, locked=True)
     classes = counted(len(learner.classes), "class")
     return f"{output}: {classes}, {learner.bytes:,} bytes learned"
 

@@ -334,8 +334,12 @@ def spelled_arguments(arguments: list[str]) -> list[str]:
     """Return a command line with dashes in flags, and ``=true`` after bare ones.
 
     ``--dataset_root`` becomes ``--dataset-root``, and ``--check X`` becomes
-    ``--check=true X`` unless X is true or false: X may be a name without a flag.
+    ``--check=true X`` unless X is true or false: X may be a name without a flag. What
+    comes after ``--`` has no flags, and stays as it is.
     """
+    if "--" in arguments:
+        end = arguments.index("--")
+        return [*spelled_arguments(arguments[:end]), *arguments[end:]]
     words = []
     for argument, next_argument in zip(arguments, [*arguments[1:], ""], strict=False):
         flag, equals, value = argument.partition("=")

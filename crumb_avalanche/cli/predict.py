@@ -21,6 +21,7 @@ from crumb_avalanche.images.clips import BadImage, Clip
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.predictor import NothingTaughtError
+from crumb_avalanche.learner.watch import Watched
 from crumb_avalanche.system.folder_lock import output_file
 from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.words import counted
@@ -190,16 +191,32 @@ def check_strict_counts(learner: Learner) -> None:
 
 
 def watch(learner: Learner, settings: PredictSettings) -> None:
-    """Print what a camera, a video or a stream shows as its frames come."""
+    """Print what a camera, a video or a stream shows as its frames come.
+
+    Of a video that is too short for a change, the last answer is printed.
+    """
     learner.use_runtime(settings.runtime)
-    for answer in learner.watch(str(settings.watch)):
-        if settings.json:
+    answers = learner.watch(str(settings.watch))
+    if settings.json:
+        for answer in answers:
             print(json.dumps(answer.as_dict()), flush=True)
-        elif answer.changed:
-            line = f"{answer.time:8.1f} s  {answer.label_text}"
-            if not answer.unknown:
-                line += f"  {100 * answer.confidence:.0f} %"
-            print(line, flush=True)
+        return
+    last_answer = None
+    has_changed = False
+    for last_answer in answers:
+        if last_answer.changed:
+            has_changed = True
+            print(line_of_watched(last_answer), flush=True)
+    if last_answer is not None and not has_changed:
+        print(line_of_watched(last_answer))
+
+
+def line_of_watched(answer: Watched) -> str:
+    """Return an answer for a frame, with its time, as a line for people."""
+    line = f"{answer.time:8.1f} s  {answer.label_text}"
+    if not answer.unknown:
+        line += f"  {100 * answer.confidence:.0f} %"
+    return line
 
 
 def print_and_write_page(

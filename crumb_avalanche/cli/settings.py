@@ -193,8 +193,8 @@ class PredictSettings(ranges.InRange):
             one by one, such as {"photo.jpg": [[10, 20, 110, 220]]}; names are from its
             folder on.
         watch: answer for the frames of this camera, video or address (rtsp://...) as
-            they come, until interrupted; prints what changes, or with --json every
-            answer.
+            they come, until interrupted; prints what changes, the last answer if
+            nothing does, or with --json every answer.
         json: print one JSON object a line.
         csv: print comma-separated values.
         html: also write this page of all answers, with images, runners-up and heat

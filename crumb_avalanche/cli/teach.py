@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -231,7 +232,11 @@ def check_source(source: Any, label: str | None, new_class: bool) -> None:
     """Raise what ``Learner.teach`` would for a source that cannot be taught."""
     if label is None and not new_class:
         check_class_folders(source)
-    label_of(next(clips_to_learn(source, label)))
+    clip = next(clips_to_learn(source, label))
+    is_photo_of_list = isinstance(source, list) and not clip.files
+    if is_photo_of_list:
+        clip = replace(clip, path=source[0][0])  # for the error, instead of source[0]
+    label_of(clip)
 
 
 def clips_to_learn(source: Any, label: str | None) -> Iterator[Clip]:

@@ -391,6 +391,15 @@ def test_a_file_of_settings(tmp_path, text, value):
     assert settings[name] == value
 
 
+def test_words_after_two_dashes_are_no_flags():
+    # When files have names that look like flags
+    files = ["--my_pic.jpg", "--json", "-a.jpg"]
+    _, settings = command_and_settings(["predict", "MODEL", "--csv", "--", *files])
+    # Then they stay as they are
+    assert settings["csv"]
+    assert settings["sources"] == files
+
+
 NEEDED_FLAGS = {"prepare": ["dataset_root"], "pretrain": ["data"]}
 
 

@@ -419,6 +419,18 @@ def test_merge(mine, images, place, new, tmp_path, done):
     assert "green.png  lawn" in answer
 
 
+def test_a_merge_keeps_pictures(mine, images, place, new, tmp_path, done):
+    # Given two learners, each with a lesson that has a picture
+    second = tmp_path / "other.safetensors"
+    done("teach", mine, images["red"], "--label", "red", "--keep-pictures")
+    done("teach", second, images["green"], "--label", "lawn", "--keep-pictures", *new)
+    # When they are merged into the file of the first one
+    done("learner", "merge", mine, second, "--output", mine)
+    # Then the file has the pictures of both
+    pictures = [bool(lesson.picture) for lesson in Learner.load(mine).lessons]
+    assert pictures == [False, True, True]
+
+
 # Refusals
 
 RULE = "1 to 200 characters without slashes.* Choose another name"
@@ -429,7 +441,10 @@ RULE = "1 to 200 characters without slashes.* Choose another name"
     [
         ("teach {mine} absent.jpg --label x", "no file or folder absent.jpg"),
         ("teach {mine} {photos}/red.png", "has no class: give"),
-        ("teach {mine} {photos}/red.png {photos}/blue.png", "has no class: give"),
+        (
+            "teach {mine} {photos}/red.png {green}/object0/0.png",
+            "photos/red.png has no class: give",
+        ),
         ("teach {mine} {photos} --label a/b", f"class name 'a/b'.*{RULE}"),
         (["teach", "{mine}", "{photos}", "--label", "two\nlines"], RULE),
         (
