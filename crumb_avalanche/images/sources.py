@@ -32,7 +32,7 @@ from benchmarks_toybox_ilab.tables.image import (
     read_image,
     to_rgb,
 )
-from benchmarks_toybox_ilab.tables.names import check_name
+from benchmarks_toybox_ilab.tables.names import check_name, near_key
 from benchmarks_toybox_ilab.tables.text import printable
 from benchmarks_toybox_ilab.video.sampling import VideoError, sampled_frames, seconds_of
 from crumb_avalanche.images.clips import (
@@ -136,7 +136,8 @@ def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterato
     """Yield the clips of a source as ``clips_of`` does, to be asked about.
 
     Folders such as ``day1`` say nothing about what the photos show: clips have no
-    labels if no folder has the name of a class taught.
+    labels if no folder has the name of a class taught. A folder ``Mug`` has that of the
+    class ``mug``, unless ``Mug`` or ``MUG`` is a class, too.
 
     Args:
         source: path of a photo, a video or a folder, glob pattern, image, array, or an
@@ -145,12 +146,37 @@ def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterato
         **options: of ``clips_of``.
     """
     folder_names = class_folders(source).values()
-    class_names = {class_info.name for class_info in classes}
-    are_no_classes = bool(folder_names) and class_names.isdisjoint(folder_names)
+    class_names = [class_info.name for class_info in classes]
+    taught_names = _taught_names(folder_names, class_names)
+    are_no_classes = bool(folder_names) and not taught_names
     for clip in clips_of(source, **options):
+        label = clip.label
         if are_no_classes:
-            clip = replace(clip, label=None)
-        yield clip
+            label = None
+        elif label in taught_names:
+            label = taught_names[label]
+        yield replace(clip, label=label)
+
+
+def _taught_names(
+    folder_names: Iterable[str], class_names: Iterable[str]
+) -> dict[str, str]:
+    """Return the classes taught that folders are named after, by name of the folder.
+
+    That is the class of the same name, or the only one of nearly the same; folders
+    without such a class are left out.
+    """
+    names_by_key: dict[str, list[str]] = {}
+    for name in class_names:
+        names_by_key.setdefault(near_key(name), []).append(name)
+    taught_names = {}
+    for folder_name in folder_names:
+        names = names_by_key.get(near_key(folder_name), [])
+        if folder_name in names:
+            taught_names[folder_name] = folder_name
+        elif len(names) == 1:
+            taught_names[folder_name] = names[0]
+    return taught_names
 
 
 @dataclass(frozen=True)
@@ -393,7 +419,7 @@ class _ClipReader:
         """
         for name, undecoded in named_images:
             try:
-                image = _decoded_image(undecoded)
+                image = decoded_image(undecoded)
             # Pillow's decoders raise far more than OSError on damaged bytes.
             except Exception as error:
                 if is_array(undecoded) and not self.skip:
@@ -437,7 +463,7 @@ def _is_list(source: Any) -> bool:
     return isinstance(source, Iterable) and not is_other_iterable
 
 
-def _decoded_image(source: Any) -> Image.Image:
+def decoded_image(source: Any) -> Image.Image:
     """Return the RGB image of a path, PIL image, array or tensor."""
     if is_array(source):
         return pixels_image(source)

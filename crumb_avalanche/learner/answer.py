@@ -29,7 +29,7 @@ class Answer:
             the method cannot tell.
         runners_up: the next classes with their probabilities, most likely first.
         path: of the image or clip.
-        truth: name of the class folder that it lies in, if there is one.
+        truth: class of the class folder that it lies in, if there is one.
         frames: answers for the frames of a clip of several.
         box: left, top, right and bottom in pixels, if it was asked about a box of the
             image.

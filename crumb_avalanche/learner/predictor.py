@@ -372,7 +372,7 @@ class Predictor:
         Raises:
             CameraError: the camera or stream cannot be opened, or stops.
             FileNotFoundError: the video does not exist.
-            NothingTaughtError: nothing was taught.
+            NothingTaughtError: nothing was taught, or all was forgotten meanwhile.
             TypeError: the source or a frame is none of these.
             VideoError: the video cannot be read.
             ValueError: ``window`` is negative, ``fps`` is not above 0, or a frame is
@@ -397,6 +397,7 @@ class Predictor:
                 ((_, pixels),) = batches([(path, image)], 1, transform)
                 features = self._compute(pixels, transform.shares)
                 with self._lock:
+                    self._check_taught()  # raises if all was forgotten meanwhile
                     # Scores of the classes, and how typical the frame is of them.
                     evidence = self._classifier.evidence(features)
                     clip_evidence = frames_in_window.joined_with(evidence, seconds)
@@ -445,6 +446,7 @@ class Predictor:
         if not paths:
             return _ClipAnswers(frames=(), together=Answer("", 0.0, None))
         with self._lock:
+            self._check_taught()  # raises if all was forgotten meanwhile
             # Scores of the classes, and how typical each frame is of them.
             evidence = self._classifier.evidence(torch.cat(features))
             # Classes by rank for each frame, and last for all as a clip.

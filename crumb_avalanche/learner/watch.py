@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from crumb_avalanche.images.sources import array_images, is_array, pixels_image
+from crumb_avalanche.images.sources import array_images, decoded_image, is_array
 from crumb_avalanche.learner.answer import Answer
 from crumb_avalanche.learner.evidence import Evidence
 
@@ -258,10 +258,7 @@ def _timed(images: Iterable[Any], bgr: bool) -> Timed:
 
 def _rgb_image(frame: Any, bgr: bool) -> Image.Image:
     """Return the RGB image of a frame, an array or a PIL image."""
-    if isinstance(frame, Image.Image):
-        image = frame.convert("RGB")
-    else:
-        image = pixels_image(frame)
+    image = decoded_image(frame)
     if not bgr:
         return image
     blue, green, red = image.split()

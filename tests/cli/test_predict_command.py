@@ -172,6 +172,24 @@ def test_watch_prints_changes(answers, predict, video):
     assert len(predict("--watch", video)) == changes > 0
 
 
+@pytest.mark.parametrize("name", ["clip.mp4", "photo.png"])
+def test_watch_prints_the_answer_for_what_is_short(answers, predict, tmp_path, name):
+    # Given a video that is shorter than half a window, or a photo
+    pytest.importorskip("av")
+    path = tmp_path / name
+    if name == "clip.mp4":
+        write_video(path, seconds=0.4)
+    else:
+        Image.new("RGB", (32, 32), "red").save(path)
+    # When it is watched
+    lines = predict("--watch", path)
+    # Then its last answer is printed, though no answer is a change
+    *_, last = answers("--watch", path)
+    assert not last["changed"]
+    assert len(lines) == 1
+    assert last["label"] in lines[0]
+
+
 def test_watch_stands_alone(mine, video, refused):
     words = "--watch stands alone, or with --json"
     refused(words, "predict", mine, video, "--watch", video)
@@ -206,6 +224,16 @@ def test_folders_of_no_class_say_nothing(mine, trip, tmp_path, done, answers):
     assert "taken for" not in out
     assert "Mistakes" not in Page(page.read_text()).text
     assert [answer.get("truth") for answer in answers(trip)] == [None, None]
+
+
+def test_a_folder_of_nearly_the_name_of_a_class(mine, trip, done):
+    # Given a folder whose name differs by case from that of the class in it
+    (trip / "day1").rename(trip / "RED")
+    # When it is asked about
+    out = done("predict", mine, trip)
+    # Then the right answer is no mistake
+    assert "1 of 2 right (50.0 %)" in out
+    assert "RED" not in out.partition("right")[2]
 
 
 def test_one_folder_of_a_class_is_enough(mine, trip, done):

@@ -9,7 +9,8 @@ from PIL import Image, ImageDraw
 
 from benchmarks_toybox_ilab.tables.frame import BadFrameError, natural_key
 from crumb_avalanche.images.clips import Clip, class_folders
-from crumb_avalanche.images.sources import clips_of
+from crumb_avalanche.images.sources import clips_of, clips_to_ask
+from crumb_avalanche.learner.answer import ClassInfo
 
 # The frames of each clip of TREE.
 CLIPS = {"cup/blue/desk": TREE[:2], "cup/red/sofa": TREE[2:3], "mug": TREE[3:]}
@@ -181,6 +182,28 @@ def test_photos_come_in_natural_order(tmp_path, source):
     write_tree(tmp_path, ["frame10.png", "frame2.png", "frame1.png"])
     ((_, _, frames),) = read(tmp_path / source, tmp_path)
     assert frames == ["frame1.png", "frame2.png", "frame10.png"]
+
+
+@pytest.mark.parametrize(
+    ("taught", "label"),
+    [
+        (["mug", "cup"], "mug"),
+        (["Mug", "cup"], "Mug"),
+        (["ｍｕｇ"], "ｍｕｇ"),
+        (["Mug", "mug"], "mug"),
+        (["Mug", "MUG", "cup"], "mug"),  # may be either
+        (["Mug", "MUG"], None),
+        (["plate"], None),
+    ],
+)
+def test_the_class_of_a_folder_that_is_asked_about(tmp_path, taught, label):
+    # Given folders mug and cup
+    write_tree(tmp_path, ["mug/1.png", "cup/1.png"])
+    # When a learner of some classes is asked about them
+    classes = [ClassInfo(name, 1) for name in taught]
+    clips = list(clips_to_ask(tmp_path, classes))
+    # Then the label is the class of the same name, or the only one of nearly the same
+    assert clips[1].label == label
 
 
 # Lists and iterators

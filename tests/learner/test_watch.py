@@ -141,6 +141,36 @@ def test_sources_are_answered_alike(learner, source):
     assert labels == predicted(learner, frames)
 
 
+def with_alpha():
+    """A transparent image, white to who looks at it, on black."""
+    return Image.new("RGBA", (32, 32), (0, 0, 0, 0))
+
+
+def grey_of_16_bits():
+    """A grey ramp of 16 bits."""
+    ramp = np.linspace(0, 65535, 32 * 32).reshape(32, 32).astype(np.uint16)
+    return Image.fromarray(ramp)
+
+
+def rotated():
+    """A half black, half white image with an EXIF orientation."""
+    image = Image.new("RGB", (32, 32))
+    image.paste("white", (0, 0, 32, 16))
+    image.getexif()[0x0112] = 6
+    return image
+
+
+@pytest.mark.parametrize("make_image", [with_alpha, grey_of_16_bits, rotated])
+def test_pil_images_are_converted_as_predict_does(learner, make_image):
+    # Given a PIL image that is not plain RGB
+    image = make_image()
+    # When it is watched
+    (answer,) = learner.watch([image], window=0)
+    # Then the answer is that of predict
+    expected = learner.predict(image)
+    assert (answer.label, answer.confidence) == (expected.label, expected.confidence)
+
+
 def test_frames_of_opencv(learner):
     frames = frames_of((0, 2), (1, 2))
     swapped = (frame[..., ::-1] for frame in frames)
@@ -187,6 +217,18 @@ def test_a_live_source_holds_few_frames(learner):
     camera = Camera()
     alive = [camera.alive() for _ in learner.watch(iter(camera), live=True)]
     assert max(alive) <= 4
+
+
+def test_the_classes_may_be_forgotten_meanwhile(learner):
+    # Given a learner that is watching
+    answers = learner.watch(frames_of((0, 2)))
+    next(answers)
+    # When all of its classes are forgotten
+    for info in learner.classes:
+        learner.forget(info.name)
+    # Then the next frame has no answer
+    with pytest.raises(NothingTaughtError):
+        next(answers)
 
 
 def test_the_learner_may_be_taught_meanwhile(learner):
