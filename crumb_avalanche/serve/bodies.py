@@ -12,6 +12,7 @@ from crumb_avalanche.serve.uploads import TooLargeError
 
 MOST_BYTES = 20_000_000  # of a request
 MOST_IMAGES = 1000  # of a lesson
+SMALLER_LESSONS = "send smaller images, or several lessons"
 PART = 1 << 16  # bytes of a download that are sent at a time
 
 
@@ -63,20 +64,19 @@ class InMemoryParser(MultiPartParser):
 
 
 async def read_parts(
-    request: Request, most: int = MOST_BYTES
+    request: Request, most: int = MOST_BYTES, cure: str = SMALLER_LESSONS
 ) -> AsyncGenerator[bytes, None]:
     """Yield the parts of the body of a request as they come.
 
     Args:
         request: whose body is read.
         most: bytes of the body at most.
+        cure: what the error says is to be done with a larger body.
 
     Raises:
         TooLargeError: as soon as the body is known to have more.
     """
-    too_large = TooLargeError(
-        f"a request may have {most:,} bytes; send smaller images, or several lessons"
-    )
+    too_large = TooLargeError(f"a request may have {most:,} bytes; {cure}")
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > most:
         raise too_large

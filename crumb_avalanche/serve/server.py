@@ -45,6 +45,7 @@ from crumb_avalanche.serve.parameters import KnownParameters
 from crumb_avalanche.serve.shared import SharedLearner
 
 MOST_FILE_BYTES = 500_000_000  # of a learner that is opened
+START_WITH_FILE = "end crumb serve, and start it with that file"
 MOST_ASKED = 32  # images of a clip that is asked about
 
 
@@ -279,7 +280,7 @@ async def open_file(request: Request, shared: Shared) -> ChangeResult:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "opened.safetensors"
         with path.open("wb") as file:
-            async for chunk in read_parts(request, MOST_FILE_BYTES):
+            async for chunk in read_parts(request, MOST_FILE_BYTES, START_WITH_FILE):
                 file.write(chunk)
         return await shared.open(path)
 

@@ -113,8 +113,19 @@ def group_frozen_weights(strategy: Any) -> None:
 
 
 def labels_of(dataset: Any) -> list[int]:
-    """Return the label of each item, as ``targets`` of a data set of classes say."""
-    return list(map(int, dataset.targets))
+    """Return the label of each item, as ``targets`` of a data set of classes say.
+
+    Raises:
+        ValueError: the data set has no targets.
+    """
+    targets = getattr(dataset, "targets", None)
+    if targets is None:
+        raise ValueError(
+            f"the data set is {type(dataset).__name__} without targets, the number of "
+            "the class of each item; make it with as_classification_dataset(...), or "
+            "give it targets"
+        )
+    return list(map(int, targets))
 
 
 def classes_announced(experience: Any) -> set[int]:

@@ -297,6 +297,21 @@ def test_a_large_upload_is_not_read(served, length, most_bodies, kind):
     assert "20,000,000 bytes" in json.loads(body["body"])["error"]
 
 
+def test_a_large_learner_file_is_not_read(served):
+    async def receive():
+        pytest.fail("it is read")
+
+    # When a learner file is sent that is too large
+    headers = [(b"content-length", b"500000001")]
+    start, body = asked(served[0].app, "/open", b"", receive, headers)
+    # Then the answer says how to open it all the same
+    assert start["status"] == 413
+    assert json.loads(body["body"])["error"] == (
+        "a request may have 500,000,000 bytes; end crumb serve, and start it with that "
+        "file"
+    )
+
+
 @pytest.mark.parametrize(
     ("headers", "words"),
     [

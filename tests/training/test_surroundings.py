@@ -52,6 +52,17 @@ from crumb_avalanche.training.stateful import strategy_state
 EXACT = dict(rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_a_data_set_without_targets(name):
+    # Given an Avalanche data set that does not say the class of each image
+    images = make_avalanche_dataset(TensorDataset(*coloured_images().tensors))
+    benchmark = benchmark_from_datasets(train=[images], test=[images])
+    # When a strategy is trained on it
+    # Then the error says what to do
+    with pytest.raises(ValueError, match=r"without targets.*as_classification_dataset"):
+        our_strategy(name).train(benchmark.train_stream[0])
+
+
 def test_maps_codes_and_calibration_ignore_autocast(
     make_model, make_stream, pixels, monkeypatch
 ):
