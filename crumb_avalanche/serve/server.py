@@ -104,6 +104,9 @@ All = Annotated[
     bool, Query(description="name all classes as runners-up, not the next four alone")
 ]
 Number = Annotated[int | None, Query(description="number of a lesson")]
+Version = Annotated[
+    int | None, Query(description="of the lessons that the numbers are from")
+]
 
 
 @api.get("/classes", summary="The classes taught, and the lesson that is being learned")
@@ -205,10 +208,18 @@ async def undo(shared: Shared, lesson: Number = None) -> LessonResult:
     return await shared.undo(lesson)
 
 
-@api.post("/remove", summary="Remove one image of a lesson, by its number from 0")
-async def remove(shared: Shared, lesson: int, image: int) -> ChangeResult:
+@api.post(
+    "/remove",
+    summary=(
+        "Remove one image of a lesson, by its number from 0; with a version only if no "
+        "change came after it"
+    ),
+)
+async def remove(
+    shared: Shared, lesson: int, image: int, version: Version = None
+) -> ChangeResult:
     """Remove an image."""
-    return await shared.changed(lambda learner: learner.remove_image(lesson, image))
+    return await shared.remove_image(lesson, image, version)
 
 
 @api.post(

@@ -239,6 +239,35 @@ class SharedLearner:
         change = await self.change(lambda learner: learner.undo(lesson))
         return _lesson_of_change(change)
 
+    async def remove_image(
+        self, lesson: int, image: int, version: int | None = None
+    ) -> ChangeResult:
+        """Remove one image of a lesson; see ``Learner.remove_image``.
+
+        Args:
+            lesson: its number.
+            image: its number in the lesson, from 0; those after it then count one less.
+            version: number of changes that the caller knows of; default any.
+
+        Raises:
+            ValueError: there is no such image, or something was changed since that
+                version.
+            SaveError: the learner cannot be saved; nothing was changed.
+            BusyError: too many calls are waiting.
+        """
+
+        def remove(learner: Learner) -> None:
+            """Remove the image, unless its number may be that of another one now."""
+            if version not in (None, self.version):
+                raise ValueError(
+                    f"version is {version}, but something else was changed meanwhile, "
+                    "and the image may have another number; read GET /classes and "
+                    "GET /lessons again"
+                )
+            learner.remove_image(lesson, image)
+
+        return await self.changed(remove)
+
     async def changed(self, action: Callable[[Learner], None]) -> ChangeResult:
         """Change the learner as ``change`` does, by an action that returns nothing."""
         change = await self.change(action)

@@ -611,3 +611,120 @@ def test_the_page_after_a_reload_and_by_keyboard(page_of_two):
     page.wait_for("document.querySelectorAll('.class').length === 2", 60)
     news = "document.getElementById('teach-news').textContent"
     page.wait_for(f"/^Learned.*grün/.test({news})")
+
+
+def choose_photos(page, folder, *names):
+    """Choose photos of a colour each, made in a folder."""
+    paths = [folder / f"{name}.png" for name in names]
+    for number, path in enumerate(paths):
+        Image.new("RGB", (40, 40), (60 * number, 100, 100)).save(path)
+    page.browser.choose("#files", *paths)
+    page.wait_for(f"!reading && chosen.length === {len(paths)}")
+
+
+def press_in_card(page, card, text):
+    """Press the button of a card that has a text."""
+    buttons = f"[...document.querySelectorAll('#{card}-news button')]"
+    page.run(f"{buttons}.find((button) => button.textContent === {text!r}).click()")
+
+
+@pytest.mark.slow
+def test_a_question_about_a_name_stays_until_it_is_answered(page, tmp_path):
+    # Given a photo whose name is nearly that of a class, and the question about it
+    choose_photos(page, tmp_path, "photo")
+    page.teach("mug", "Learned 1 image of mug")
+    page.teach("shoe", "Learned 1 image of shoe")
+    page.teach("Mug", "There is a class mug")
+    # When another class is renamed, and the page gets another language
+    page.answer("Rename shoe", "boot", "Renamed shoe to boot.")
+    page.says("teach", "There is a class mug")
+    page.run("document.getElementById('language').value = 'de'")
+    page.run("document.getElementById('language').dispatchEvent(new Event('change'))")
+    # Then the question stays, in the language, and its answer counts
+    page.says("teach", "Es gibt eine Klasse mug")
+    press_in_card(page, "teach", "Es ist mug")
+    page.says("teach", "1 Bild von mug gelernt.")
+    assert page.images() == {"mug": 2, "boot": 1}
+
+
+@pytest.mark.slow
+def test_the_answer_about_a_name_holds_for_all_parts(page, tmp_path):
+    # Given a video and a photo under a name that is nearly that of a class
+    pytest.importorskip("av")
+    choose_photos(page, tmp_path, "photo")
+    page.teach("mug", "Learned 1 image of mug")
+    write_video(tmp_path / "clip.webm", live=True)
+    page.browser.choose("#files", tmp_path / "clip.webm", tmp_path / "photo.png")
+    page.wait_for("!reading && chosen.length === 2")
+    page.teach("Mug", "There is a class mug")
+    # When it is said once which class they show
+    press_in_card(page, "teach", "It is mug")
+    # Then both are lessons of this class
+    page.says("teach", "Learned 1 image of mug.")
+    lessons = get(f"{page.address}/lessons", page.token)
+    assert [list(lesson["images"]) for lesson in lessons] == [["mug"]] * 3
+
+
+# The server learns the next lesson, but no answer reaches the page.
+LOSE_ANSWERS = """
+const complete = fetch;
+fetch = async (address, options) => {
+  if (address.startsWith("teach")) await complete(address, options);
+  throw new TypeError("lost");
+};
+"""
+
+
+@pytest.mark.slow
+def test_a_lesson_whose_answer_is_lost_is_not_taught_twice(page, tmp_path):
+    # Given the question which class is meant
+    choose_photos(page, tmp_path, "photo")
+    page.teach("mug", "Learned 1 image of mug")
+    page.teach("Mug", "There is a class mug")
+    # When the answers to the lesson and to another try are lost
+    page.run(LOSE_ANSWERS)
+    press_in_card(page, "teach", "It is mug")
+    page.says("teach", "Try again")
+    press_in_card(page, "teach", "Try again")
+    page.wait_for("!document.querySelector('#teach-news .row[aria-busy]')")
+    # Then a try with an answer does not teach the lesson again
+    page.run("fetch = complete")
+    press_in_card(page, "teach", "Try again")
+    page.says("teach", "Learned 1 image of mug.")
+    assert page.images() == {"mug": 2}
+
+
+@pytest.mark.slow
+def test_an_image_is_not_removed_after_another_change(page, tmp_path):
+    # Given the images of a lesson to choose one from
+    choose_photos(page, tmp_path, "first", "second", "third")
+    page.teach("mug", "Learned 3 images of mug")
+    page.run("document.querySelector('#classes summary').click()")
+    page.press("Remove an image 3 images of mug")
+    page.wait_for("document.querySelectorAll('.cells canvas').length === 3")
+    # When another page removes the first image before the second one is pressed
+    first_window = page.browser.open_window()
+    page.open()
+    page.lists("mug")
+    page.run("call('POST', 'remove', { lesson: 1, image: 0 })")
+    page.browser.window = first_window
+    page.press("Image 2")
+    # Then none is removed, and the buttons of the lesson are back
+    page.says("known", "No image was removed")
+    assert page.images() == {"mug": 2}
+    page.wait_for("!document.querySelector('.cells')")
+
+
+@pytest.mark.slow
+def test_a_class_with_the_name_of_a_property(page, tmp_path):
+    # Given a class whose name each object of JavaScript has, and another one
+    choose_photos(page, tmp_path, "photo")
+    page.teach("mug", "Learned 1 image of mug")
+    page.teach("constructor", "Learned 1 image of constructor")
+    # When the lessons of the class are listed
+    page.run("document.querySelectorAll('#classes summary')[1].click()")
+    # Then they are its own
+    page.wait_for("document.querySelectorAll('details[open] li').length === 1")
+    page.press("Remove photo.png of constructor")
+    page.says("known", "Removed a lesson of constructor.")
+    assert page.images() == {"mug": 1}

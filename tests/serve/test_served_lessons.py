@@ -80,6 +80,20 @@ def test_an_image_is_removed(three_lessons):
     assert (first["images"], first["pictured"]) == ({"red": 3}, [0, 1, 2])
 
 
+@pytest.mark.parametrize(("version", "remaining"), [(2, 4), (3, 3)])
+def test_an_image_is_removed_of_the_last_version_alone(
+    three_lessons, version, remaining
+):
+    # Given a learner that was changed three times
+    params = {"lesson": 1, "image": 2, "version": version}
+    # When an image is removed by its number in a version
+    answer = three_lessons.post("/remove", params=params)
+    # Then this is refused unless it is the last one
+    assert answer.is_success == (version == 3)
+    lesson = three_lessons.get("/lessons").json()[0]
+    assert lesson["images"] == {"red": remaining}
+
+
 def test_a_copy_is_without_pictures(three_lessons, shared):
     post(three_lessons, "/rename?old=green&new=lawn")
     path = shared.path.with_name("copy.safetensors")

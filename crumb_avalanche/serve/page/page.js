@@ -78,6 +78,7 @@ let steady = null; // the answer that is shown of them
 let undoable = null; // the last change, while it can be taken back: {place, said, version}
 let spoken = -SPEAK_EVERY; // when the progress was last said
 let away = false; // while the server does not answer
+const openQuestions = new Map(); // by cards, what shows their question again
 const running = new Map(); // places by the buttons whose actions run
 const fooled = new Map(); // of each thing that was not taught, whether it was taken for a class
 const notCounted = new Set(); // things of which people said that they were taught
@@ -95,7 +96,7 @@ function made(kind, content, attributes = {}, children = []) {
 // What is said stands in the card of the button that was pressed
 
 function press(place, name, action, about = "") {
-  const button = made("button", name, { type: "button", "aria-label": about ? `${name} ${about}` : name });
+  const button = made("button", name, { type: "button", "aria-label": `${name} ${about}`.trim() });
   on("click", button, () => act(place, action, button));
   return button;
 }
@@ -105,6 +106,7 @@ const rowOf = (place, choices) => made("div", "", { class: "row" }, choices.map(
 
 // Says something in a card. The offer to take the last change back stays below it, but not below a question.
 function say(place, said, choices = [], kind = "") {
+  openQuestions.delete(place);
   const news = newsOf(place);
   const focused = news.contains(document.activeElement);
   const parts = said ? [made("p", said, { class: kind })] : [];
@@ -113,6 +115,20 @@ function say(place, said, choices = [], kind = "") {
   news.ariaLive = kind === "wrong" ? "assertive" : "polite";
   news.replaceChildren(...parts);
   if (focused) (news.querySelector("button") || news).focus({ preventScroll: true });
+}
+
+// Asks in a card, where a lesson may wait for the answer: what is said stays until a choice is pressed or the card is used
+// again, and follows the language.
+function sayUntilPressed(place, said, choices, kind = "") {
+  const pressed = (action) => () => {
+    openQuestions.delete(place);
+    return action();
+  };
+  const show = () => {
+    say(place, said(), choices.map(([name, action]) => [name(), pressed(action)]), kind);
+    openQuestions.set(place, show);
+  };
+  show();
 }
 
 // An error that is said already is not announced again.
@@ -149,11 +165,13 @@ function release(button) {
   if (running.delete(button)) button.ariaBusy = null;
 }
 
-// Asks in a card. Until the answer the buttons that led to the question can be pressed again.
+// Asks in a card; gives the key of the answer, one of the names. Until then the buttons that led to the question can be
+// pressed again.
 function asked(place, question, names) {
   const waiting = [...running].filter(([, its]) => its === place).map(([button]) => button);
   waiting.forEach(release);
-  const answer = new Promise((done) => say(place, question, names.map((name) => [name, () => done(name)])));
+  const choices = (done) => Object.entries(names).map(([key, name]) => [name, () => done(key)]);
+  const answer = new Promise((done) => sayUntilPressed(place, question, choices(done)));
   return answer.finally(() => waiting.forEach((button) => hold(button, place)));
 }
 
@@ -161,8 +179,9 @@ function asked(place, question, names) {
 async function changed(place, said, version) {
   await load().catch((error) => fail("look", error)); // the change was made all the same
   undoable = known.version <= version ? { place, said, version } : null;
-  ["teach", "test", "known"].forEach((other) => say(other, ""));
-  if (!undoable) say(place, said());
+  const free = ["teach", "test", "known"].filter((other) => !openQuestions.has(other));
+  free.forEach((other) => say(other, ""));
+  if (!undoable && free.includes(place)) say(place, said());
 }
 
 function offered({ place, said, version }) {
@@ -199,6 +218,7 @@ async function call(method, path, parameters = {}, body = undefined) {
 // Why the server refused a request, in words of the page where the API speaks to programs.
 function refusal(path, status, error) {
   if (status === 400 && path === "revert") return text("not_undoable");
+  if (status === 400 && path === "remove") return text("not_removed");
   if (status === 400 && path === "open") return text("not_opened");
   if (status === 400 && /^(class name|(label|new|old) is )|needs \?(new|label)=/.test(error)) return text("bad_name");
   if (status === 409 && error.startsWith("nothing was taught")) return text("none_taught");
@@ -206,20 +226,26 @@ function refusal(path, status, error) {
   return (status !== 500 && error) || text("failed", { status });
 }
 
-async function change(place, path, parameters, body = undefined) {
+// Changes what the server knows. Where a name is nearly that of a class, people say which one is meant; decided gets
+// the parameters that follow from the answer.
+async function change(place, path, parameters, body = undefined, decided = () => {}) {
   try {
     return await (await call("POST", path, parameters, body)).json();
   } catch (error) {
     if (!error.near) throw error;
     if (known.learning?.own) known.learning = null;
     refresh(); // no progress above the question
-    const other = text(path === "rename" ? "rename_anyway" : "another_class");
-    const [same, none] = [text("it_is", { name: error.near }), text("cancel")];
-    const names = parameters.label ? [same, other, none] : [other, none];
-    const answer = await asked(place, text("same_name", { name: error.near }), names);
-    if (answer === none) throw new Error(text("unchanged"));
-    const changed = answer === same ? { label: error.near } : { new_class: true };
-    return change(place, path, { ...parameters, ...changed }, body);
+    const names = {
+      same: () => text("it_is", { name: error.near }),
+      other: () => text(path === "rename" ? "rename_anyway" : "another_class"),
+      none: () => text("cancel"),
+    };
+    if (!parameters.label) delete names.same;
+    const answer = await asked(place, () => text("same_name", { name: error.near }), names);
+    if (answer === "none") throw new Error(text("unchanged"));
+    const meant = answer === "same" ? { label: error.near } : { new_class: true };
+    decided(meant);
+    return change(place, path, { ...parameters, ...meant }, body, decided);
   }
 }
 
@@ -515,40 +541,52 @@ async function teach() {
   const name = at("name").value.trim();
   if (!name) at("name").focus();
   if (!name) throw new Error(text("write_first"));
-  await learn(name, await shown(at("teach"), SECONDS));
+  await learn({ label: name }, await shown(at("teach"), SECONDS));
 }
 
-// Teaches the parts one after the other; those that the server did not get are kept for another try.
-async function learn(name, parts) {
+// Teaches the parts one after the other; those that the server did not get are kept for another try. What is answered
+// about the name, {label, new_class}, holds for the parts that follow.
+async function learn(named, parts) {
+  const decided = (meant) => (named = { ...named, ...meant });
   for (const [number, part] of parts.entries()) {
     const last = lessons.at(-1)?.number ?? 0;
     try {
-      await learnPart(name, part);
+      await learnPart(named, part, decided);
     } catch (error) {
       if (!error.away) throw error;
-      const again = () => learnRest(name, parts.slice(number), last);
-      return say("teach", error.message, [[text("again"), again]], "wrong");
+      return offerRest(named, parts.slice(number), last);
     }
   }
 }
 
-// Goes on after an answer was lost: a part that the server learned all the same is not taught twice.
-async function learnRest(name, parts, last) {
-  await load();
-  const count = parts[0].blobs.length;
-  const isLearned = lessons.some(({ number, images }) => number > last && images[name] === count);
-  if (!isLearned) return learn(name, parts);
-  say("teach", text("learned", { images: counted(count, "image"), name }));
-  await learn(name, parts.slice(1));
+function offerRest(named, parts, last) {
+  const again = () => learnRest(named, parts, last);
+  sayUntilPressed("teach", () => text("no_answer"), [[() => text("again"), again]], "wrong");
 }
 
-async function learnPart(name, { source, blobs }) {
+// Goes on after an answer was lost: a part that the server learned all the same is not taught twice.
+async function learnRest(named, parts, last) {
+  try {
+    await load();
+  } catch (error) {
+    if (!error.away) throw error;
+    return offerRest(named, parts, last);
+  }
+  const count = parts[0].blobs.length;
+  const hasPart = (images) => Object.hasOwn(images, named.label) && images[named.label] === count;
+  const isLearned = lessons.some(({ number, images }) => number > last && hasPart(images));
+  if (!isLearned) return learn(named, parts);
+  say("teach", text("learned", { images: counted(count, "image"), name: named.label }));
+  await learn(named, parts.slice(1));
+}
+
+async function learnPart(named, { source, blobs }, decided) {
   const size = blobs.reduce((sum, blob) => sum + blob.size, 0);
   const sent = { photos: counted(blobs.length, "photo"), size: Math.ceil(size / 1e6), most: MOST_SENT / 1e6 };
   if (size > MOST_SENT) throw new Error(text("too_large", sent));
-  known.learning = { label: name, images: blobs.length, done: 0, own: true };
+  known.learning = { label: named.label, images: blobs.length, done: 0, own: true };
   refresh();
-  const done = await change("teach", "teach", { label: name, source }, form(blobs)).finally(() => {
+  const done = await change("teach", "teach", { ...named, source }, form(blobs), decided).finally(() => {
     known.learning = null;
     refresh();
   });
@@ -567,13 +605,14 @@ function questionOf({ label, frames, as_label, other, as_other, unknown }) {
 
 async function settle(news, doubt, { number, version }) {
   const { label, other } = doubt;
-  const [right, wrong, none] = [text("it_is", { name: label }), text("it_is", { name: other }), text("take_back")];
-  const answer = await asked("teach", `${news()} ${questionOf(doubt)}`, [right, wrong, none]);
-  if (answer === none) {
+  const [right, wrong] = [label, other].map((name) => () => text("it_is", { name }));
+  const names = { right, wrong, none: () => text("take_back") };
+  const answer = await asked("teach", () => `${news()} ${questionOf(doubt)}`, names);
+  if (answer === "none") {
     await change("teach", "revert", { version });
     return load("teach", text("taken_back"));
   }
-  if (answer === right) return changed("teach", news, version);
+  if (answer === "right") return changed("teach", news, version);
   const moved = await change("teach", "move", { old: label, new: other, lesson: number });
   await changed("teach", () => text("moved", { name: other }), moved.version);
 }
@@ -638,6 +677,8 @@ async function load(place = "", news = "") {
   const told = await Promise.all(["classes", "lessons"].map((path) => call("GET", path)));
   const own = known.learning?.own ? known.learning : null;
   [known, lessons] = await Promise.all(told.map((response) => response.json()));
+  // Another tab may remove an image, after which these numbers of images are those of others.
+  for (const lesson of lessons) lesson.version = known.version;
   if (own) known.learning = own;
   forgetUndo();
   showClasses();
@@ -650,7 +691,7 @@ async function load(place = "", news = "") {
 function showClasses() {
   if (at("classes").querySelector("form, .cells")) return; // a name is being typed, or an image chosen
   const rows = known.classes.map((one) => {
-    const its = lessons.filter((lesson) => one.name in lesson.images);
+    const its = lessons.filter((lesson) => Object.hasOwn(lesson.images, one.name)); // a class may be named constructor
     const changes = [["rename", renameClass], ["forget", forgetClass]];
     const row = made("div", "", { class: "row" });
     row.append(...changes.map(([name, action]) => press("known", text(name), () => action(one.name, row), one.name)));
@@ -757,9 +798,10 @@ function lessonOf(lesson, name) {
   if (lesson.can_undo) {
     const about = text("of_class", { what: source || count, name: name || text("empty_scene") });
     row.append(press("known", text("remove"), () => removeLesson(lesson, name), about));
-    const single = Object.keys(images).length === 1 && images[name] > 1 && lesson.picture;
+    const isOfClass = Object.hasOwn(images, name);
+    const single = isOfClass && Object.keys(images).length === 1 && images[name] > 1 && lesson.picture;
     if (single) row.append(press("known", text("remove_image"), () => chooseImage(lesson, name, row), about));
-    if (name in images) row.append(press("known", text("wrong_name"), () => moveLesson(number, name, row), about));
+    if (isOfClass) row.append(press("known", text("wrong_name"), () => moveLesson(number, name, row), about));
   } else row.append(made("span", text("not_removable"), { class: "faint" }));
   return made("li", "", {}, [pictureOf(lesson, "strip"), ...said, row]);
 }
@@ -771,14 +813,14 @@ async function removeLesson({ number }, name) {
 
 // The images of a lesson's picture as buttons; a press removes one.
 async function chooseImage(lesson, name, place) {
-  const { number, pictured } = lesson;
+  const { number, pictured, version } = lesson;
   const response = await call("GET", "picture", { lesson: number });
   const shown = await createImageBitmap(await response.blob());
   const width = shown.width / pictured.length;
   const cells = pictured.map((image, cell) => {
     const canvas = made("canvas", "", { width, height: shown.height });
     canvas.getContext("2d").drawImage(shown, -cell * width, 0);
-    const remove = () => (closeChooser(), removeImage(number, image, name));
+    const remove = () => (closeChooser(), removeImage(number, image, name, version));
     const button = press("known", "", remove, text("image_number", { n: image + 1 }));
     button.append(canvas);
     return button;
@@ -789,9 +831,9 @@ async function chooseImage(lesson, name, place) {
   cells[0].focus();
 }
 
-async function removeImage(lesson, image, name) {
-  const { version } = await change("known", "remove", { lesson, image });
-  await changed("known", () => text("removed_image", { name }), version);
+async function removeImage(lesson, image, name, version) {
+  const removed = await change("known", "remove", { lesson, image, version });
+  await changed("known", () => text("removed_image", { name }), removed.version);
 }
 
 async function moveLesson(number, old, place) {
@@ -958,7 +1000,10 @@ on("toggle", at("all"), () => (stream ? forgetAnswers() : act("look", askChosen)
 on("change", at("language"), () => {
   language = keptLanguage(at("language").value) || at("language").value;
   translate();
-  ["look", "teach", "test", "known"].forEach((place) => say(place, "")); // an offer to undo stays, translated
+  for (const place of ["look", "teach", "test", "known"]) {
+    const showQuestion = openQuestions.get(place) || (() => say(place, "")); // an offer to undo stays, too
+    showQuestion();
+  }
   showFooled();
   showClasses();
   act("look", load);
