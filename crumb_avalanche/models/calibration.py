@@ -39,9 +39,10 @@ def calibrate(
     """Set the feature scale and the initial codebook of a new model.
 
     ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss or a buffer of codes
-    call it before the first experience of a model that is not calibrated. The paper
-    fits the codebook once, to torchvision's maps ("Initializing the codebook matrix and
-    CNN"); here it is fitted to the maps of these images. The scale is not in the paper.
+    call it before the first experience of a model that needs it (see
+    ``SplitModel.needs_calibration``). The paper fits the codebook once, to
+    torchvision's maps ("Initializing the codebook matrix and CNN"); here it is fitted
+    to the maps of these images. The scale is not in the paper.
 
     Afterwards the error of the codes is measured on other images (see
     ``measure_codes``).
@@ -52,10 +53,10 @@ def calibrate(
         >>> from crumb_avalanche import calibrate, split_backbone
         >>> images = torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8)
         >>> model = split_backbone("small_cnn", None, n_classes=4, image_size=32)
-        >>> model.is_calibrated
-        False
-        >>> calibrate(model, TensorDataset(images)).is_calibrated
+        >>> model.needs_calibration
         True
+        >>> calibrate(model, TensorDataset(images)).needs_calibration
+        False
 
     Args:
         model: changed in place: ``feature_scale``, biases of the plastic layers, what

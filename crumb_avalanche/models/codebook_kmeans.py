@@ -142,11 +142,14 @@ def _sampled_locations(
 
 
 def _check_enough_slices(slices: Tensor, n_rows: int) -> None:
-    """Raise ValueError for fewer ``(N, d)`` slices than rows of a codebook."""
+    """Raise ValueError for fewer ``(N, d)`` slices than rows of a codebook.
+
+    Where rows are chosen by direction, all-zero slices were left out before.
+    """
     if len(slices) < n_rows:
         raise ValueError(
-            f"{len(slices)} slices that are not zero cannot make {n_rows} k-means "
-            "centres; give more feature maps"
+            f"{len(slices)} slices cannot make {n_rows} k-means centres (slices of "
+            "zeros do not count where rows are chosen by direction); give more maps"
         )
 
 
@@ -245,7 +248,7 @@ def _fit_tables(
 def _errors_of_tables(codebook: Codebook, slices_lgd: Tensor) -> Tensor:
     """Return the mean squared error of each of ``T`` tables for each group, ``(T, G)``.
 
-    It is that of slices of which the nearest row of the table takes the place.
+    It is the error of slices that are replaced by the nearest row of the table.
 
     Args:
         codebook: with several tables of rows.

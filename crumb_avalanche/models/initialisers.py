@@ -89,11 +89,11 @@ def init_dense_matched_(codebook: Codebook, maps: Tensor, generator: Generator) 
 
 @torch.no_grad()
 def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
-    """Draw entries as ``init_dense_matched_`` does, and set as many to zero as in maps.
+    """Draw entries as ``init_dense_matched_`` does, and set a share of them to zero.
 
-    The fraction of zeros is measured on ``(B, C, H, W)`` maps, their positions in the
-    codebook are random (Table 4, "Ours"). With a small ``d`` a few rows are all zero;
-    no search returns them. At least one value is kept.
+    The share is that of zeros in the ``(B, C, H, W)`` maps, at random positions of the
+    codebook (Table 4, "Ours"). With a small ``d`` a few rows are all zero; no search
+    returns them. At least one value stays as it was drawn.
     """
     init_dense_matched_(codebook, maps, generator)
     values = codebook.blocks.view(-1)

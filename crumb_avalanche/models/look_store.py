@@ -72,7 +72,7 @@ class LookStore:
 
     @property
     def seconds(self) -> float:
-        """Time spent filling; what is set counts instead of all until then."""
+        """Seconds spent filling, over all looks; setting it replaces the sum."""
         return sum(store.seconds for store in self.stores)
 
     @seconds.setter
@@ -81,7 +81,7 @@ class LookStore:
 
     @property
     def filled(self) -> int:
-        """Maps computed; what is set counts instead of all until then."""
+        """Number of maps computed, over all looks; setting it replaces the sum."""
         return sum(store.filled for store in self.stores)
 
     @filled.setter
@@ -90,7 +90,7 @@ class LookStore:
 
     @property
     def damaged(self) -> int:
-        """Maps that were damaged; what is set counts instead of all until then."""
+        """Number of damaged maps, over all looks; setting it replaces the sum."""
         return sum(store.damaged for store in self.stores)
 
     @damaged.setter

@@ -122,7 +122,7 @@ class SplitModel(ImageInput):
         fixed_statistics: whether batch norms of P keep their statistics in training and
             use them, since those of a batch of one clip would be biased.
         calibrated: whether ``calibrate`` was called on this model, or on the model that
-            its state dict comes from.
+            its state dict comes from; true also after a state dict that does not say.
         codes_error: squared error of the codes in units of the maps' energy, which
             ``measure_codes`` sets; ``None`` before.
         runtime: what runs F (see ``use_runtime``); torch in copies of the model.
@@ -262,14 +262,11 @@ class SplitModel(ImageInput):
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     @property
-    def is_calibrated(self) -> bool:
-        """Whether the model needs no ``calibrate``.
-
-        Either that was called, or the codebook was filled in another way.
-        """
+    def needs_calibration(self) -> bool:
+        """Whether the model was not calibrated, and has no filled codebook."""
         if self.calibrated:
-            return True
-        return self.codebook is not None and bool(self.codebook.blocks.any())
+            return False
+        return self.codebook is None or not bool(self.codebook.blocks.any())
 
     @property
     def n_classes(self) -> int:

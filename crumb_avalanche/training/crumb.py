@@ -178,12 +178,13 @@ class CRUMBPlugin(StoringPlugin):
         """Calibrate the model on the first images, if the loss or the buffer has codes.
 
         The loss does if ``codebook_weight``, beta of eq. 3, is not 0; then the network
-        trains on maps decoded from codes. A model that is calibrated stays as it is.
+        trains on maps decoded from codes. A model that needs no calibration
+        stays as it is.
         """
         model = strategy.model
         super().before_training_exp(strategy, **kwargs)
         images = strategy.experience.dataset
-        if self._needs_codes and not model.is_calibrated and len(images):
+        if self._needs_codes and model.needs_calibration and len(images):
             with preserve_rng_state():  # training draws as without it
                 calibrate(model, images)
         model.quantized_training = self.codebook_weight > 0

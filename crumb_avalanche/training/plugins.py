@@ -460,16 +460,16 @@ class TaskIncrementalPlugin(StatefulPlugin):
         """
         logits = strategy.mb_output
         n_classes = logits.shape[1]
-        # (classes,) bool each; "here" is in the experience under test.
-        is_here = torch.zeros(n_classes, dtype=torch.bool, device=logits.device)
-        is_here[self._classes] = True
+        # (classes,) bool each; "tested" are classes of the experience under test.
+        is_tested = torch.zeros(n_classes, dtype=torch.bool, device=logits.device)
+        is_tested[self._classes] = True
         # Below the logit of classes not seen in training, which this experience may
         # have.
-        masked = logits.masked_fill(~is_here, 2 * UNSEEN_LOGIT)
+        masked = logits.masked_fill(~is_tested, 2 * UNSEEN_LOGIT)
         is_unseen = strategy.seen_classes.unseen_mask(n_classes).to(logits.device)
-        is_unseen_here = is_unseen & is_here
-        is_seen_here = ~is_unseen & is_here
-        if bool(is_unseen_here.any()) and bool(is_seen_here.any()):
+        is_tested_unseen = is_unseen & is_tested
+        is_tested_seen = ~is_unseen & is_tested
+        if bool(is_tested_unseen.any()) and bool(is_tested_seen.any()):
             # Their probability was relative to classes of other experiences.
-            masked = give_unseen_probability(masked, is_unseen_here)
+            masked = give_unseen_probability(masked, is_tested_unseen)
         strategy.mb_output = masked

@@ -550,11 +550,11 @@ def test_errors_of_a_calibration(model, images, options, words):
 
 def test_calibrated_is_part_of_the_state(make_model):
     model, twin = make_model(codebook=False), make_model(codebook=False)
-    assert not model.is_calibrated
+    assert model.needs_calibration
     calibrate(model, Recorded(4))
-    assert not twin.is_calibrated
+    assert twin.needs_calibration
     twin.load_state_dict(model.state_dict())
-    assert twin.is_calibrated
+    assert not twin.needs_calibration
 
 
 @pytest.mark.parametrize(
@@ -570,8 +570,8 @@ def test_weights_of_others_count_as_calibrated(make_model, load):
     del state["calibrated"]
     model = make_model(codebook=False)
     load(model, state)
-    assert model.is_calibrated
+    assert not model.needs_calibration
 
 
-def test_a_filled_codebook_counts_as_calibrated(make_model):
-    assert make_model().is_calibrated
+def test_a_filled_codebook_needs_no_calibration(make_model):
+    assert not make_model().needs_calibration

@@ -189,9 +189,9 @@ def test_a_model_and_a_size_are_enough(make_stream):
     trained_on_all(by_hand, stream, storage_policy=buffer)
 
     model = small()
-    assert not model.is_calibrated
+    assert model.needs_calibration
     strategy = trained_on_all(model, make_stream(), mem_size=MEM_SIZE)
-    assert model.is_calibrated
+    assert not model.needs_calibration
     assert float(model.feature_scale) != 1
     assert weights_hash(model) == weights_hash(by_hand)
     assert torch.equal(strategy.storage_policy.rows, buffer.rows)
@@ -217,7 +217,7 @@ def test_codes_of_the_direct_loss(make_stream):
     expected = trained_on_all(by_hand, stream, mem_size=MEM_SIZE, **DIRECT)
     model = small()
     strategy = trained_on_all(model, make_stream(), mem_size=MEM_SIZE, **DIRECT)
-    assert model.is_calibrated
+    assert not model.needs_calibration
     assert weights_hash(model) == weights_hash(by_hand)
     rows = strategy.storage_policy.rows
     assert torch.equal(rows, expected.storage_policy.rows)
@@ -233,7 +233,7 @@ def test_an_empty_first_experience(make_stream, weights, rule):
     benchmark = benchmark_from_datasets(train=datasets)
     buffer = CodeBuffer(MEM_SIZE, rule())
     strategy = trained_on_all(model, benchmark, storage_policy=buffer, **weights)
-    assert model.is_calibrated
+    assert not model.needs_calibration
     assert sorted(strategy.storage_policy.classes) == [0, 1, 2, 3]
 
 
