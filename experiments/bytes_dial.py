@@ -158,7 +158,7 @@ def main() -> int:
     own_presets(chosen, "every row")
     options = common_options(chosen)
     cells = cells_of(options, chosen.rows, chosen.budgets, chosen.protocol)
-    findings, failures = options.found(cells)
+    findings, failures = options.run_cells(cells)
     failed = {
         path: error for path, error in failures.items() if not is_too_small(error)
     }

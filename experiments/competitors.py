@@ -195,7 +195,7 @@ def main() -> int:
     shared = shared_settings(options, chosen.family)
     if options.quick:
         shared = {"family": "fair", **QUICK}
-    findings, failed = options.found(cells, **shared)
+    findings, failed = options.run_cells(cells, **shared)
     finished = list(filter(attrgetter("runs"), findings))
     if finished:
         title = f"{options.benchmark}, family {chosen.family}"

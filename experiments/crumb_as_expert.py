@@ -173,7 +173,7 @@ def main() -> int:
     ).parse_args()
     own_presets(chosen, "every expert")
     options = common_options(chosen)
-    findings, failed = options.found(cells_of(options))
+    findings, failed = options.run_cells(cells_of(options))
     experts = {}
     for finding in findings:
         experts[finding.cell.benchmark, finding.cell.row] = finding

@@ -178,7 +178,9 @@ def main() -> int:
         limit = "no limit of memory"
     methods = chosen.strategies or methods_of(figure, options.quick)
     cells = cells_of_figure(options, figure, methods)
-    findings, failed = options.found(cells, **shared_settings(options, chosen.family))
+    findings, failed = options.run_cells(
+        cells, **shared_settings(options, chosen.family)
+    )
     heading = f"Figure {figure}, {limit}; settings of the family {chosen.family}"
     picture = curves(
         panels_of_curves(findings),

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from support import pictures
 from support.common_options import (
     PROTOCOLS,
     CommonOptions,
@@ -32,7 +33,6 @@ from support.common_options import (
     run_script,
 )
 from support.findings import Cell, Finding, Run
-from support.pictures import bars
 from support.rebuilt_run import rebuild
 from support.recorded_runs import write_recorded
 from support.shape_bias import (
@@ -314,7 +314,7 @@ def picture(shown: Sequence[Bar], title: str) -> Figure:
             values = list(bar.all_runs.over_runs.units)
         rows = series.setdefault(bar.condition, {})
         rows[f"{bar.perturbation} perturbation"] = values
-    return bars({"relative accuracy advantage": series}, title)
+    return pictures.bars({"relative accuracy advantage": series}, title)
 
 
 def cells_of(
@@ -378,10 +378,11 @@ def main() -> int:
     failed: dict[Path, str] = {}
     listed: list[Finding] = []
     protocols = PROTOCOLS if chosen.figure == "4" else PROTOCOLS[1:]
-    for benchmark in () if chosen.pretraining_only else options.roots:
+    benchmarks = [] if chosen.pretraining_only else list(options.roots)
+    for benchmark in benchmarks:
         protocol = options.protocols(benchmark, protocols)[0]
         cells = cells_of(options, benchmark, protocol, chosen)
-        findings, failures = options.found(cells)
+        findings, failures = options.run_cells(cells)
         failed |= failures
         listed += findings
         by_row = {finding.cell.row: finding for finding in findings}

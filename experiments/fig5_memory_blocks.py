@@ -280,7 +280,7 @@ def main() -> int:
     }
     folder = options.output / protocol
     cell = Cell("crumb", benchmark, protocol, folder, settings)
-    findings, failed = options.found([cell])
+    findings, failed = options.run_cells([cell])
     if failed:
         return exit_code(failed)
     output = str(folder / f"run{number}")

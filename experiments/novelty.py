@@ -23,7 +23,7 @@ from support.common_options import QUICK_BENCHMARK, run_script
 from support.open_set import (
     add_network_options,
     auroc,
-    familiarity,
+    confidence_margin,
     features_of,
     learner_of,
     output_of,
@@ -137,7 +137,7 @@ def measure_stage(classifier: Classifier, order: Order, n_taught: int) -> Stage:
         accuracy,
         auroc=auroc(largest_probability(known), largest_probability(unknown)),
         auroc_of_learner=auroc(
-            familiarity(classifier, known), familiarity(classifier, unknown)
+            confidence_margin(classifier, known), confidence_margin(classifier, unknown)
         ),
     )
 

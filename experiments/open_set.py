@@ -51,7 +51,7 @@ from support.open_set import (
     add_network_options,
     auroc,
     cached_features,
-    familiarity,
+    confidence_margin,
     features_of,
     files_key,
     learner_of,
@@ -372,14 +372,14 @@ def scenes_of(
         yield SceneFeatures.of(features)
 
 
-def familiarities(
+def confidence_margins(
     learner: Learner, scenes: SceneFeatures, classes: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Teach a clip of each of some classes, and ask about all images.
 
     Returns:
-        Familiarity of the images of each of `SCENES`, and after the scene was shown as
-        nothing, of ``known, shown``.
+        Confidence margins of the images of each of `SCENES`, and after the scene was
+        shown as nothing, of ``known, shown``.
     """
     of_classes = np.isin(scenes.labels, classes)
     has_object = scenes.labels >= 0
@@ -387,7 +387,7 @@ def familiarities(
 
     def ask(mask: np.ndarray) -> torch.Tensor:
         evidence = classifier.evidence(scenes.features[mask])
-        return familiarity(classifier, evidence)
+        return confidence_margin(classifier, evidence)
 
     known = scenes.of_use("known")
     held_out = scenes.of_use("held out")
@@ -422,7 +422,7 @@ def scene_rows(
             known_shares: dict[str, list[float]] = defaultdict(list)
             areas: dict[str, list[float]] = defaultdict(list)
             for pair in itertools.combinations(range(scenes.classes), 2):
-                result = familiarities(learner, scenes, pair)
+                result = confidence_margins(learner, scenes, pair)
                 for use, values in result.items():
                     known_shares[use].append(1 - share_below_zero(values))
                     areas[use].append(auroc(result["known"], values))

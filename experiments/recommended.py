@@ -191,7 +191,7 @@ def main() -> int:
             "class_iid"
         )
     cells = cells_of(options, names, protocol, chosen.budget_bytes)
-    findings, failed = options.found(cells)
+    findings, failed = options.run_cells(cells)
     finished = [finding for finding in findings if finding.runs]
     if finished:
         title = f"{options.benchmark}, {protocol.replace('_', '-')}"

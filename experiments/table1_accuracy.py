@@ -128,7 +128,9 @@ def main() -> int:
     options = common_options(chosen)
     usual = QUICK_METHODS if options.quick else METHODS
     cells = cells_of(options, chosen.strategies or usual, chosen.protocols)
-    findings, failed = options.found(cells, **shared_settings(options, chosen.family))
+    findings, failed = options.run_cells(
+        cells, **shared_settings(options, chosen.family)
+    )
     heading = (
         f"Table 1, all methods at the same bytes; settings of the family "
         f"{chosen.family}"

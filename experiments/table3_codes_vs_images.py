@@ -122,7 +122,7 @@ def main() -> int:
     protocols = options.protocols(options.benchmark, chosen.protocols)
     counts = chosen.counts or usual_counts(options)
     cells = cells_of(options, protocols, counts, chosen.pretrained)
-    findings, failed = options.found(cells)
+    findings, failed = options.run_cells(cells)
     start = "from stock weights, as image replay"
     if chosen.pretrained:
         start = f"from {Path(chosen.pretrained).name}"

@@ -277,7 +277,7 @@ def main() -> int:
         mem_size = MEM_SIZES.get(options.benchmark, MEM_SIZES[PAPER_DATASET])
     protocols = options.protocols(options.benchmark, chosen.protocols)
     cells = cells_of(names, options, protocols, starts, mem_size)
-    findings, failed = options.found(cells)
+    findings, failed = options.run_cells(cells)
     heading = f"Table 4, ablations; {starts.described}"
     publish(findings, heading, options.output, TABLE)
     return exit_code(failed)

@@ -252,7 +252,7 @@ def main() -> int:
     if options.quick:
         settings |= {"relu_logits": False, "head_kernel": 1}
     cell = Cell("run", options.benchmark, "", options.output / "run", settings)
-    (finding,), failed = options.found([cell])
+    (finding,), failed = options.run_cells([cell])
     if finding.runs:
         splits = splits_of(finding.runs)
         accuracies = accuracies_of(options, finding)

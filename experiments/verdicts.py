@@ -152,12 +152,12 @@ def comparisons(family: dict) -> list[Verdict]:
     corrected = holm([difference.p for difference in differences.values()])
     verdicts = []
     for (row, difference), p in zip(differences.items(), corrected):
-        s4 = s4_text(recorded.s4.get(row))
+        s4 = recorded_p_text(recorded.s4.get(row))
         verdicts.append(Verdict(row, references[row], difference, p, s4))
     return verdicts
 
 
-def s4_text(p: str | None) -> str:
+def recorded_p_text(p: str | None) -> str:
     """Format a recorded p-value; empty if there is none."""
     return p_text(float(p)) if p else ""
 

@@ -118,7 +118,7 @@ class CommonOptions:
             finished=finished,
         )
 
-    def found(
+    def run_cells(
         self, cells: Sequence[Cell], **shared
     ) -> tuple[list[Finding], dict[Path, str]]:
         """Do the unfinished runs of the cells, run by run, and read all of them.

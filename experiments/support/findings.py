@@ -215,11 +215,14 @@ def find(
 
 def compared(finding: Finding, reference: Sequence[Run]) -> Finding:
     """Compare a finding with the runs of its reference."""
-    ours = finals_of(reference)
-    theirs = finals_of(finding.runs)
+    reference_finals = finals_of(reference)
+    finals = finals_of(finding.runs)
+    difference = paired(
+        reference_finals, finals, splits_of(reference), splits_of(finding.runs)
+    )
     return replace(
         finding,
-        paired=paired(ours, theirs, splits_of(reference), splits_of(finding.runs)),
+        paired=difference,
         s4=tested_on_batches(reference, finding.runs),
         s4_filtered=tested_on_batches(filtered_runs(reference)[0], finding.filter[0]),
     )

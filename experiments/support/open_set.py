@@ -247,14 +247,14 @@ def run_stream(
     evidence = classifier.evidence(features[known_rows])
     names = np.array(table.classes)[table.labels[known_rows]]
     correct = torch.from_numpy(right(classifier, evidence, names))
-    known = familiarity(classifier, evidence)
+    known = confidence_margin(classifier, evidence)
     unknown_rejected = None
     area = None
     if len(unknown_rows):
         unknown_evidence = classifier.evidence(features[unknown_rows])
-        familiarity_of_unknown = familiarity(classifier, unknown_evidence)
-        unknown_rejected = share_below_zero(familiarity_of_unknown)
-        area = auroc(known, familiarity_of_unknown)
+        unknown_margins = confidence_margin(classifier, unknown_evidence)
+        unknown_rejected = share_below_zero(unknown_margins)
+        area = auroc(known, unknown_margins)
     calibrated = classifier.confidence.probabilities(evidence).amax(1)
     uncalibrated = evidence.scores.softmax(1).amax(1)
     return Measured(
@@ -267,14 +267,14 @@ def run_stream(
     )
 
 
-def familiarity(classifier: Classifier, evidence: Evidence) -> Tensor:
+def confidence_margin(classifier: Classifier, evidence: Evidence) -> Tensor:
     """Confidence minus the least of a name, `(B,)`: below 0 for unknown images."""
     confidence = classifier.confidence.probabilities(evidence).amax(1)
     return confidence - classifier.strict
 
 
 def share_below_zero(values: Tensor) -> float:
-    """Share of values that are negative, such as familiarities of unknown images."""
+    """Share of values that are negative, such as confidence margins of unknown images."""
     return float((values < 0).double().mean())
 
 

@@ -60,9 +60,11 @@ def settings_text(settings: Mapping[str, Any], contents: Mapping[str, str]) -> s
     for name, value in settings.items():
         if name in NON_RESULT_SETTINGS | OWN_COLUMNS | {PRESET}:
             continue
+        is_default = value == own_defaults.get(name)
         is_always_listed = name in ALWAYS_LISTED or name.startswith(METHOD)
         is_absent = value is None and name != TUNED
-        if value == own_defaults.get(name) and (is_absent or not is_always_listed):
+        is_left_out = is_absent or not is_always_listed
+        if is_default and is_left_out:
             continue
         if name in FILES and value is not None:
             value = _file_text(value, contents.get(name, ""))
@@ -110,11 +112,6 @@ def _file_text(path: str, content: str) -> str:
     return name
 
 
-def planned_settings(cell: RunSettings) -> str:
-    """List the settings of a run still to be done, as `FinishedRun.settings` does."""
-    return planned_texts(cell)[0]
-
-
 def planned_texts(cell: RunSettings) -> tuple[str, str]:
     """List the settings of a run still to be done, as lines of today and earlier ones.
 
@@ -152,10 +149,10 @@ def same_settings(recorded: str, planned: str) -> bool:
 def _method_defaults(settings: str) -> dict[str, Any]:
     """Defaults of the settings of the method of a list, by name."""
     for text in settings.split(" "):
-        name, _, strategy = text.partition("=")
-        if name == "strategy" and strategy in STRATEGIES:
-            method = asdict(get_strategy(strategy).settings())
-            return {f"{METHOD}{name}": value for name, value in method.items()}
+        setting_name, _, value = text.partition("=")
+        if setting_name == "strategy" and value in STRATEGIES:
+            defaults = asdict(get_strategy(value).settings())
+            return {f"{METHOD}{name}": default for name, default in defaults.items()}
     return {}
 
 

@@ -14,7 +14,7 @@ from novelty import Order, measured
 from open_set import (
     SCENES,
     Run,
-    familiarities,
+    confidence_margins,
     left_out_sets,
     print_thresholds,
     read_runs,
@@ -213,7 +213,7 @@ def test_scenes(make, tmp_path, monkeypatch, capsys):
     noise_picture(draws).resize((40, 40)).save(files[0])
     list(scenes_of(learner, chosen, True))
     assert len(list(chosen.features.iterdir())) == 2, "features of other photos"
-    scores = familiarities(learner, scenes, (0, 1))
+    scores = confidence_margins(learner, scenes, (0, 1))
     assert (
         set(SCENES) <= set(scores)
         and len(scores["never taught"]) == 6 * 12

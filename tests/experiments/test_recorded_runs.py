@@ -18,7 +18,6 @@ from support.recorded_runs import (
 )
 from support.runs import (
     FinishedRun,
-    planned_settings,
     planned_texts,
     settings_hash,
     settings_text,
@@ -195,13 +194,13 @@ def test_planned_settings_name_a_file_by_its_content(settings, tmp_path):
     elsewhere = tmp_path / "copies" / Path(settings.weights).name
     elsewhere.parent.mkdir()
     elsewhere.write_bytes(Path(settings.weights).read_bytes())
-    listed = planned_settings(settings)
-    assert listed == planned_settings(replace(settings, weights=str(elsewhere)))
+    listed = planned_texts(settings)[0]
+    assert listed == planned_texts(replace(settings, weights=str(elsewhere)))[0]
     assert f"weights={elsewhere.name}@" in listed
 
 
 def test_the_preset_is_always_listed(settings):
-    assert planned_settings(settings).startswith("preset=paper ")
+    assert planned_texts(settings)[0].startswith("preset=paper ")
 
 
 def test_a_line_without_a_preset_is_accepted(settings, path):
@@ -210,32 +209,32 @@ def test_a_line_without_a_preset_is_accepted(settings, path):
     assert "preset=" not in earlier
     recorded = RecordedRuns(path)
     assert recorded.get("eth80", 3, *planned_texts(settings)) is not None
-    assert recorded.get("eth80", 3, planned_settings(settings)) is None
+    assert recorded.get("eth80", 3, planned_texts(settings)[0]) is None
 
 
 def test_a_space_in_a_file_name_separates_nothing(settings, tmp_path):
     spaced = tmp_path / "my weights.npz"
     spaced.write_bytes(Path(settings.weights).read_bytes())
-    listed = planned_settings(replace(settings, weights=str(spaced)))
+    listed = planned_texts(replace(settings, weights=str(spaced)))[0]
     words = [word for word in listed.split(" ") if word.startswith("weights=")]
     assert words[0].startswith("weights=my%20weights.npz@")
     assert all("=" in word for word in listed.split(" "))
 
 
 def test_the_replay_weight_is_always_listed(settings):
-    assert "replay_weight=5.0" in planned_settings(settings).split()
+    assert "replay_weight=5.0" in planned_texts(settings)[0].split()
 
 
 @pytest.mark.parametrize("change", [{"replay_weight": 1.0}, {"protocol": "class_iid"}])
 def test_what_changes_a_result_is_listed(settings, change):
     changed = replace(settings, **change)
-    assert planned_settings(changed) != planned_settings(settings)
+    assert planned_texts(changed)[0] != planned_texts(settings)[0]
 
 
 @pytest.mark.parametrize("change", [{"threads": 2}, {"output": "x"}, {"run": 3}])
 def test_what_changes_no_settings_is_left_out(settings, change):
     changed = replace(settings, **change)
-    assert planned_settings(changed) == planned_settings(settings)
+    assert planned_texts(changed)[0] == planned_texts(settings)[0]
 
 
 def test_a_finished_run_lists_what_was_planned(settings, tmp_path):
@@ -274,7 +273,7 @@ def table(tmp_path, monkeypatch):
         )
         folder = options.output / "ours"
         cell = Cell("Ours", "toy_shapes", "class_instance", folder, {"mem_size": 9})
-        (finding,), _ = options.found([cell])
+        (finding,), _ = options.run_cells([cell])
         return finding, list(ran)
 
     return make

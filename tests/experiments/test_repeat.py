@@ -15,7 +15,7 @@ from repeat import (
     value_of,
 )
 from support.recorded_runs import RecordedRun, read_recorded, write_recorded
-from support.runs import FinishedRun, planned_settings
+from support.runs import FinishedRun, planned_texts
 
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import RunSettings, result_settings
@@ -43,7 +43,7 @@ def test_a_run_repeats_to_the_last_digit(recorded, tmp_path):
 def test_settings_are_read_back_as_they_were(recorded, tmp_path):
     (run,) = read_recorded(recorded)
     settings = settings_of(run, [], None, tmp_path)
-    assert planned_settings(settings) == run.settings
+    assert planned_texts(settings)[0] == run.settings
 
 
 def test_settings_of_a_method_are_read_back(tmp_path):
@@ -55,9 +55,9 @@ def test_settings_of_a_method_are_read_back(tmp_path):
         learning_rate=1e-5,
         method={"margin": 1.0},
     )
-    line = planned_settings(settings)
+    line = planned_texts(settings)[0]
     run = made(settings=line, benchmark="toy_shapes")
-    assert planned_settings(settings_of(run, [], None, tmp_path)) == line
+    assert planned_texts(settings_of(run, [], None, tmp_path))[0] == line
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_settings_of_a_method_are_read_back(tmp_path):
 )
 def test_a_line_repeats_the_plan_of_its_run(given, tmp_path):
     planned = RunSettings(benchmark="toy_shapes", weights="none", **given)
-    run = made(settings=planned_settings(planned), benchmark="toy_shapes")
+    run = made(settings=planned_texts(planned)[0], benchmark="toy_shapes")
     repeated = settings_of(run, [], None, tmp_path)
     plan = RunPlan.of(planned)
     plan_again = RunPlan.of(repeated)

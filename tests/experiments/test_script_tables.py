@@ -384,7 +384,7 @@ def test_an_offline_bound_runs_once_for_both_protocols(tmp_path, monkeypatch):
         type(parsed), "do", lambda self, runs, finished=None: started.extend(runs) or {}
     )
     cells = cells_of(parsed, ["crumb", "offline"], ["class_instance", "class_iid"])
-    findings, _ = parsed.found(cells, family="fair")
+    findings, _ = parsed.run_cells(cells, family="fair")
     folders = [settings.output.removeprefix(f"{tmp_path}/") for settings in started]
     assert folders[:5] == [
         *(
