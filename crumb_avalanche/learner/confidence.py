@@ -90,23 +90,12 @@ class Confidence:
         """Number of clips of known classes that were recorded."""
         return self._records.of_known_classes.number_of_lessons
 
-    def observe(self, evidence: Evidence, label: int) -> None:
-        """Record a clip before it is learned; one call is one lesson.
-
-        Leave out clips of an object that was learned before: they are easier than new
-        objects.
-
-        Args:
-            evidence: of the clip's images from statistics without them; see
-                ``Records.of_lesson``.
-            label: the true class.
-        """
-        self.add_lesson(Records.of_lesson(evidence, label, self._next_lesson))
-
     def add_lesson(self, records: Records) -> None:
         """Add the records of a clip, as the next lesson.
 
-        Images of which a single class is known are no records: it is always the answer.
+        Leave out clips of an object that was learned before: they are easier than new
+        objects. Images of which a single class is known are no records: it is always
+        the answer.
         """
         lessons = torch.full_like(records.lessons, self._next_lesson)
         records = records._replace(lessons=lessons).with_rivals()

@@ -43,12 +43,17 @@ def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
     return evidence_of(scores, typicality, counts=counts)
 
 
+def observe(confidence, evidence, label):
+    """Add the records of a clip of a class, as the next lesson."""
+    confidence.add_lesson(Records.of_lesson(evidence, label, lesson=0))
+
+
 def observed(seeds=range(8), confidence=None, **arguments):
     """A confidence that observed a random lesson for each seed, of classes in turn."""
     if confidence is None:
         confidence = Confidence()
     for seed in seeds:
-        confidence.observe(random_lesson(seed, seed % 4, **arguments), seed % 4)
+        observe(confidence, random_lesson(seed, seed % 4, **arguments), seed % 4)
     return confidence
 
 
@@ -103,7 +108,7 @@ def three_of_four(lessons):
     confidence = Confidence(capacity=8000)
     for _ in range(lessons):
         scores = [[4.0, 0], [4.0, 0], [4.0, 0], [0, 4.0]]
-        confidence.observe(evidence_of(scores), 0)
+        observe(confidence, evidence_of(scores), 0)
     return confidence
 
 
@@ -157,8 +162,8 @@ def test_temperature_of_more_lessons():
 def test_long_lessons_count_once():
     def temperature(images):
         confidence = Confidence()
-        confidence.observe(evidence_of([[3.0, 0]] * images), 0)
-        confidence.observe(evidence_of([[0.0, 3]]), 0)
+        observe(confidence, evidence_of([[3.0, 0]] * images), 0)
+        observe(confidence, evidence_of([[0.0, 3]]), 0)
         return confidence.temperature(evidence_of([[3.0, 0]]))
 
     assert temperature(1) == temperature(15)
@@ -196,7 +201,7 @@ def moved(known, strange, lessons=100):
     for _ in range(lessons):
         scores = [[60.0, 0, -60]]
         evidence = evidence_of(scores, close(known))._replace(left_out=close(strange))
-        confidence.observe(evidence, 0)
+        observe(confidence, evidence, 0)
     return confidence
 
 
@@ -261,7 +266,7 @@ def test_records_of_several_classes_say_nothing_of_one(single):
     before = confidence_of(single, asked)
     for _ in range(20):
         evidence = evidence_of([[60.0, 0]], close(-1.0))
-        single.observe(evidence._replace(left_out=close(3.0)), 0)
+        observe(single, evidence._replace(left_out=close(3.0)), 0)
     assert confidence_of(single, asked) == before
 
 
@@ -273,7 +278,7 @@ def test_a_prior_of_the_records_in_any_units():
     """Their mean is known, and what is two deviations less is not."""
     confidence = Confidence()
     for seed in range(20):
-        confidence.observe(random_lesson(seed, seed % 4, spread=0.0), seed % 4)
+        observe(confidence, random_lesson(seed, seed % 4, spread=0.0), seed % 4)
     near, far = confidence_of(confidence, certain(close(0.0, -9.0)))
     assert near > 0.9 > 0.01 > far
 
@@ -372,7 +377,7 @@ def test_a_rate_is_at_most_one(sizes):
 def test_rates_without_a_prior():
     """Records count as refused below a probability of 0.1, as images do."""
     confidence = Confidence()
-    confidence.observe(evidence_of([[0.1, 0.0]]), 0)
+    observe(confidence, evidence_of([[0.1, 0.0]]), 0)
     strictest = confidence.rates(0.99, {0: 10, 1: 10}, 0.0)
     assert strictest == (0, 1, 1)
 
@@ -424,12 +429,12 @@ def of_few_classes():
     summed = Confidence()
     for seed in range(8):
         lesson = random_lesson(seed, label=seed % 2, classes=2, spread=5.0)
-        summed.observe(lesson, seed % 2)
+        observe(summed, lesson, seed % 2)
     late = Confidence()
     for seed in range(100, 120):
         lesson = random_lesson(seed, label=seed % 3, classes=3)
-        summed.observe(lesson, seed % 3)
-        late.observe(lesson, seed % 3)
+        observe(summed, lesson, seed % 3)
+        observe(late, lesson, seed % 3)
     return summed, late
 
 
@@ -470,7 +475,7 @@ def test_no_capacity():
 )
 def test_number_of_records(scores, labels, label, records):
     confidence = Confidence()
-    confidence.observe(evidence_of(scores, labels=labels), label)
+    observe(confidence, evidence_of(scores, labels=labels), label)
     assert len(confidence) == records
 
 
@@ -482,7 +487,7 @@ def test_capacity(capacity, lessons):
     """The records stay within it, and every class keeps some."""
     confidence = Confidence(capacity=capacity)
     for seed, (label, images) in enumerate(lessons):
-        confidence.observe(random_lesson(seed, label, images), label)
+        observe(confidence, random_lesson(seed, label, images), label)
         assert len(confidence) <= capacity
     labels = set(confidence.state_dict()["labels"].tolist())
     if capacity >= 8:
@@ -499,7 +504,7 @@ def test_bytes_of_a_record():
 def test_more_than_sixteen_rivals():
     confidence = Confidence()
     scores = torch.arange(40.0).repeat(3, 1)
-    confidence.observe(evidence_of(scores), 20)
+    observe(confidence, evidence_of(scores), 20)
     state = confidence.state_dict()
     assert state["rivals"][0].tolist() == list(range(39, 39 - RIVALS, -1))
     assert state["gaps"][0].tolist() == list(range(19, 19 - RIVALS, -1))
@@ -520,7 +525,7 @@ def test_forget():
     merged = Confidence()
     for seed in (0, 1, 3, 4, 5, 7, 8, 9, 11):
         lesson = random_lesson(seed, label=seed % 4)
-        merged.observe(without_class_two(lesson), seed % 4)
+        observe(merged, without_class_two(lesson), seed % 4)
     assert len(confidence) == len(merged) == 9 * 12
     state = confidence.state_dict()
     assert 2 not in state["labels"]
@@ -543,7 +548,7 @@ def test_a_loaded_state_is_a_copy():
     confidence = observed(range(9))
     loaded = Confidence()
     loaded.load_state_dict(confidence.state_dict())
-    loaded.observe(random_lesson(123), 1)
+    observe(loaded, random_lesson(123), 1)
     assert len(loaded) == len(confidence) + 12
 
 
