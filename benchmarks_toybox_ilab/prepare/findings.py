@@ -10,7 +10,7 @@ from benchmarks_toybox_ilab.datasets.layout import Layout, without_outer_folders
 from benchmarks_toybox_ilab.prepare.archives import ENDINGS, archives_in, names_in
 from benchmarks_toybox_ilab.tables.folders import is_visible, visible_entries
 from benchmarks_toybox_ilab.tables.frame import FrameTableError
-from benchmarks_toybox_ilab.tables.text import printable
+from benchmarks_toybox_ilab.tables.text import listed, printable
 
 _DEEPEST = 4  # folders below the one that was given
 _MOST_FILES = 100_000  # that are looked at
@@ -160,8 +160,4 @@ def _names_with_ending(names: Iterable[str], endings: tuple[str, ...]) -> list[s
 
 def _first_names(names: Iterable[str]) -> str:
     """Name the first files or folders of a download, and how many more there are."""
-    names = sorted(names)
-    listed = ", ".join(map(printable, names[:_MOST_SHOWN]))
-    if len(names) > _MOST_SHOWN:
-        listed += f" and {len(names) - _MOST_SHOWN} more"
-    return listed
+    return listed(list(map(printable, sorted(names))), _MOST_SHOWN)

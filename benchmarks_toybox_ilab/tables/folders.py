@@ -12,7 +12,7 @@ from typing import Literal
 from PIL import Image
 
 from benchmarks_toybox_ilab.tables.frame import FrameTableError, natural_key
-from benchmarks_toybox_ilab.tables.text import printable
+from benchmarks_toybox_ilab.tables.text import listed, printable
 
 Kind = Literal["image", "video"]
 
@@ -289,10 +289,7 @@ def _files_in(
 def listed_entries(folder: Path, most: int = 8) -> str:
     """Name the visible entries of a folder, the first ones if there are many."""
     names = [entry.name for entry in visible_entries(folder)]
-    listed = ", ".join(names[:most]) or "nothing"
-    if len(names) > most:
-        listed += f" and {len(names) - most} more"
-    return listed
+    return listed(names, most) or "nothing"
 
 
 def is_visible(name: str) -> bool:

@@ -6,7 +6,7 @@ Such as names and metadata.
 import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any, TextIO
@@ -115,6 +115,14 @@ def _is_formula(text: str) -> bool:
     except ValueError:
         return True  # not all of its words are numbers
     return False
+
+
+def listed(names: Sequence[str], most: int = 20) -> str:
+    """Join names with commas; of more than `most` the first, and how many more."""
+    text = ", ".join(names[:most])
+    if len(names) > most:
+        return f"{text} and {len(names) - most} more"
+    return text
 
 
 class ListedError(ValueError):

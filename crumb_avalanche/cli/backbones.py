@@ -6,6 +6,7 @@ A list of the built-in ones is read from a table; torch is not imported.
 import textwrap
 from typing import Any
 
+from crumb_avalanche.cli.labelled_lines import WIDTH, labelled
 from crumb_avalanche.cli.settings import BackbonesSettings
 from crumb_avalanche.models.backbone_names import (
     PREFIX,
@@ -19,7 +20,6 @@ from crumb_avalanche.models.recorded_backbones import (
 )
 from crumb_avalanche.runs.tables import table
 
-WIDTH = 80
 LABELS = 12  # columns of "  features  "
 COLUMNS = [
     "backbone",
@@ -117,18 +117,20 @@ def describe_backbone(name: str, settings: BackbonesSettings) -> str:
     speed = f"{record.images_per_second:,.1f} images/s ({speed_of}), "
     lines = [name]
     # Each is a label and a text, of which a long one is wrapped.
-    lines += _labelled("images", f"{record.pixels} x {record.pixels} pixels")
-    lines += _labelled("stored", _stored_text(record))
-    lines += _labelled("trained", f"{record.trained:.1f} MB behind it, and the head")
-    lines += _labelled("size", f"{record.megabytes:.1f} MB without the head")
-    lines += _labelled("speed", f"{speed}{record.gflops:.2f} GFLOP an image")
-    lines += _labelled("features", f"{record.features:,} for --preset recommended")
+    lines += labelled("images", f"{record.pixels} x {record.pixels} pixels", LABELS)
+    lines += labelled("stored", _stored_text(record), LABELS)
+    trained = f"{record.trained:.1f} MB behind it, and the head"
+    lines += labelled("trained", trained, LABELS)
+    lines += labelled("size", f"{record.megabytes:.1f} MB without the head", LABELS)
+    lines += labelled("speed", f"{speed}{record.gflops:.2f} GFLOP an image", LABELS)
+    features = f"{record.features:,} for --preset recommended"
+    lines += labelled("features", features, LABELS)
     if record.eth80 is not None:
         accuracy = f"{record.eth80:.1f} % with --preset recommended"
-        lines += _labelled("ETH-80", f"{accuracy}, {record.splits} splits")
+        lines += labelled("ETH-80", f"{accuracy}, {record.splits} splits", LABELS)
     weights = describe_weights(name)
     if weights:
-        lines += _labelled("weights", weights)
+        lines += labelled("weights", weights, LABELS)
     return "\n".join(lines)
 
 
@@ -140,16 +142,6 @@ def _stored_text(record: BackboneRecord) -> str:
         f"maps {record.map_shape} after {record.stored_after}, in "
         f"{record.code_bytes:,} bytes of codes (memory blocks of "
         f"{record.codebook_dim})"
-    )
-
-
-def _labelled(label: str, text: str) -> list[str]:
-    """Return lines of at most 80 columns: a text behind a label."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"  {label}".ljust(LABELS),
-        subsequent_indent=" " * LABELS,
     )
 
 

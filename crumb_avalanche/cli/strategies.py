@@ -3,12 +3,12 @@
 import textwrap
 from dataclasses import asdict
 
+from crumb_avalanche.cli.labelled_lines import WIDTH, labelled
 from crumb_avalanche.cli.settings import StrategiesSettings
 from crumb_avalanche.methods.descriptions import Description, descriptions
 from crumb_avalanche.methods.registry import get_strategy
 from crumb_avalanche.system.named_values import attributes, field_names
 
-WIDTH = 80
 LABELS = 10  # columns of "  stores  "
 
 
@@ -27,20 +27,10 @@ def describe_method(method: Description) -> str:
     lines = textwrap.wrap(
         f"{method.name}: {method.summary}", WIDTH, subsequent_indent="  "
     )
-    lines += labelled("from", method.source)
-    lines += labelled("stores", method.stores)
-    lines += labelled("budget", method.budget_rule)
+    lines += labelled("from", method.source, LABELS)
+    lines += labelled("stores", method.stores, LABELS)
+    lines += labelled("budget", method.budget_rule, LABELS)
     return "\n".join(lines)
-
-
-def labelled(label: str, text: str) -> list[str]:
-    """Return lines of at most 80 columns: a text behind a label."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=f"  {label}".ljust(LABELS),
-        subsequent_indent=" " * LABELS,
-    )
 
 
 def describe_with_settings(name: str) -> str:

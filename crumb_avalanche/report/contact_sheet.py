@@ -15,6 +15,7 @@ from markupsafe import Markup
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from benchmarks_toybox_ilab.tables.text import listed
 from crumb_avalanche.images.clips import BadImage, Clip, Frames, OnBad
 from crumb_avalanche.images.sources import clips_to_ask
 from crumb_avalanche.report.page import (
@@ -26,7 +27,7 @@ from crumb_avalanche.report.page import (
     count_cell,
     render,
 )
-from crumb_avalanche.system.words import counted, error_rates, listed
+from crumb_avalanche.system.words import counted, error_rates
 
 MOST_CARDS = 300
 MOST_COLUMNS = 40  # classes of a confusion table

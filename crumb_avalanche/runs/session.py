@@ -14,6 +14,7 @@ from benchmarks_toybox_ilab.datasets.clip_folder import held_out_of
 from benchmarks_toybox_ilab.streams.protocols import make_benchmark
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from benchmarks_toybox_ilab.tables.progress import progress_bar
+from benchmarks_toybox_ilab.tables.text import listed
 from crumb_avalanche.images.looks import LookTransform
 from crumb_avalanche.methods.look_shares import WHOLE_IMAGE, shares_of
 from crumb_avalanche.methods.registry import Entry, build_strategy, get_strategy
@@ -32,7 +33,7 @@ from crumb_avalanche.runs.settings import CLIPS, Runtime
 from crumb_avalanche.runs.tables import table
 from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
-from crumb_avalanche.system.words import counted, listed
+from crumb_avalanche.system.words import counted
 from crumb_avalanche.training.feature_cache import FeatureCache
 from crumb_avalanche.training.lr_search import (
     MOST_EXPERIENCES,

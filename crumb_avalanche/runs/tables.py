@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks_toybox_ilab.tables.text import printable
+from benchmarks_toybox_ilab.tables.text import listed, printable
 from crumb_avalanche.methods.registry import is_own
-from crumb_avalanche.system.words import counted, listed
+from crumb_avalanche.system.words import counted
 
 # Entry of the ledger -> label.
 LEDGER_BYTES = {

@@ -1,4 +1,4 @@
-"""Numbers of things and lists of names in words."""
+"""Numbers of things, and shares, in words."""
 
 
 def counted(count: int, noun: str) -> str:
@@ -38,11 +38,3 @@ def error_rates(refused: float, named: float, named_alike: float) -> str:
         f"others it would name {frequency(named)}, of those that look very alike up to "
         f"{frequency(named_alike)}"
     )
-
-
-def listed(names: list[str], most: int = 20) -> str:
-    """Join names with commas; of more than ``most`` the first, and how many more."""
-    text = ", ".join(names[:most])
-    if len(names) > most:
-        return f"{text} and {len(names) - most} more"
-    return text
