@@ -66,6 +66,15 @@ def pytest_runtest_setup(item):
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def no_collector():
+    """Garbage is collected on request."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session")
 def make_model():
     """A function that builds the small ``SplitModel``."""

@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from checksums import checksums
 from faults import OtherWordsError, check, damaged
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import run_once
 from crumb_avalanche.runs.run_folder import check_finished
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.system.tensor_file import checksum, flatten
+from crumb_avalanche.system.tensor_file import flatten
 from crumb_avalanche.training.checkpoint import CheckpointFolder
 from crumb_avalanche.training.pretraining import read_pretrained, save_pretrained
 
@@ -44,10 +45,6 @@ RECORDS = (
     "predictions.npz",
     "metrics.csv",
 )
-
-
-def sums(tensors):
-    return {name: checksum(name, tensor) for name, tensor in tensors.items()}
 
 
 def write_clips(root):
@@ -82,7 +79,7 @@ def checkpoint(folder):
         if not (found := CheckpointFolder(folder / "resume", {"run": 3}).newest()):
             return None
         tree, tensors = flatten(found.state)
-        return found.number, found.notes, tree, sums(tensors)
+        return found.number, found.notes, tree, checksums(tensors)
 
     return sorted((folder / "resume").iterdir()), act
 
@@ -101,7 +98,7 @@ def pretrained(folder):
 
     def act(path):
         tensors, notes = read_pretrained(path)
-        return sums(tensors), notes
+        return checksums(tensors), notes
 
     return [folder / "a.safetensors"], act
 
@@ -112,7 +109,8 @@ def weights(folder):
     np.savez(
         folder / "a.npz", **{name: tensor.numpy() for name, tensor in state.items()}
     )
-    return [folder / "a.pth", folder / "a.npz"], lambda path: sums(read_weights(path))
+    paths = [folder / "a.pth", folder / "a.npz"]
+    return paths, lambda path: checksums(read_weights(path))
 
 
 def maps(folder):

@@ -15,6 +15,7 @@ import zipfile
 from contextlib import contextmanager
 
 import pytest
+from checksums import checksums
 from faults import command_killed_at, watched_changes
 from forked import start, start_crumb
 from support.runs import differences
@@ -22,7 +23,7 @@ from support.runs import differences
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import main
 from crumb_avalanche.learner.learner import Learner
-from crumb_avalanche.system.tensor_file import checksum, flatten, read_tensors
+from crumb_avalanche.system.tensor_file import flatten, read_tensors
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,22 +42,18 @@ IN_USE = (
 )
 
 
-def sums(tensors):
-    return {name: checksum(name, tensor) for name, tensor in tensors.items()}
-
-
 def learned(path):
     """What a learner knows."""
     learner = Learner.load(path)
     images = {info.name: info.images for info in learner.classes}
     _, tensors = flatten(learner.state_dict()["statistics"])
-    return images, sums(tensors)
+    return images, checksums(tensors)
 
 
 def pretrained(path):
     """What a pretrained file holds, wherever it is."""
     tensors, metadata = read_tensors(path)
-    return sums(tensors), {**json.loads(metadata["made_with"]), "output": ""}
+    return checksums(tensors), {**json.loads(metadata["made_with"]), "output": ""}
 
 
 def finished_run(folder):

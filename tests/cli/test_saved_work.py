@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from fake_runs import fake_run
+from learned_classes import names_of
 
 from crumb_avalanche.cli import OUTPUT_LOST, main
 from crumb_avalanche.learner.known_files import ReplacedError
@@ -343,10 +344,6 @@ def test_a_second_name_is_warned_about(mine, tmp_path, done):
 
 
 REPLACED = r"was replaced by another program .* load it and repeat the change"
-
-
-def names_of(path):
-    return [info.name for info in Learner.load(path).classes]
 
 
 def test_a_learner_is_not_saved_over_another(mine, tmp_path):

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from learned_classes import names_of
 
 from crumb_avalanche.learner.header import holds_weights
 from crumb_avalanche.learner.learner import Learner
@@ -19,10 +20,6 @@ from crumb_avalanche.system.tensor_file import write_tensors
 QUIET = ("--progress", "false")
 NEW = ["--backbone", "small_cnn", "--image-size", "32", "--threads", "1", *QUIET]
 NEW_LEARNER = "new learner with small_cnn, the file weights.safetensors\n"
-
-
-def names_of(path):
-    return [info.name for info in Learner.load(path).classes]
 
 
 @pytest.fixture

@@ -296,16 +296,6 @@ def test_classes_that_cannot_be_divided(keywords, words):
         counts(**keywords)
 
 
-@pytest.fixture
-def data_folder(tmp_path, monkeypatch):
-    """Where Avalanche keeps data."""
-    from avalanche.benchmarks.datasets import dataset_utils
-
-    config = dataset_utils.AVALANCHE_CONFIG
-    monkeypatch.setitem(config, "dataset_location", str(tmp_path))
-    return tmp_path
-
-
 def test_data_lie_where_avalanche_keeps_them(cifar, data_folder):
     (data_folder / "cifar100").symlink_to(cifar)
     assert OnlineCIFAR100().n_classes == 100

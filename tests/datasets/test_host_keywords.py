@@ -88,16 +88,6 @@ def test_defaults_of_keywords():
     assert shown == KEYWORD_DEFAULTS
 
 
-@pytest.fixture
-def data_folder(tmp_path, monkeypatch):
-    """Where Avalanche keeps data."""
-    from avalanche.benchmarks.datasets import dataset_utils
-
-    config = dataset_utils.AVALANCHE_CONFIG
-    monkeypatch.setitem(config, "dataset_location", str(tmp_path))
-    return tmp_path
-
-
 @pytest.mark.parametrize("factor", [*openloris.STREAMS, openloris.MIXTURE])
 def test_openloris_is_looked_for_where_the_host_has_it(data_folder, factor):
     with pytest.raises(streams.FrameTableError, match=f"{data_folder}/openloris[ /.]"):

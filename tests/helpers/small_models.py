@@ -117,6 +117,11 @@ def conv_head_model() -> SplitModel:
     return SplitModel(extractor, nn.Sequential(layers), "head", image_size=16)
 
 
+def weights_of(model) -> dict[str, torch.Tensor]:
+    """Copies of the weights and buffers of a model, by name."""
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
 def same_tensors(tensors, others) -> bool:
     """Whether all tensors are equal to others of the same names, bit by bit."""
     return all(torch.equal(tensors[name], others[name]) for name in tensors)

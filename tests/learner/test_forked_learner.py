@@ -9,14 +9,7 @@ from fake_videos import write_video
 from forked import exit_code_of_fork
 from small_lessons import copied, images, taught
 
-
-@pytest.fixture(autouse=True)
-def no_collector():
-    """Garbage is collected on request."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_collector")
 
 
 @pytest.fixture

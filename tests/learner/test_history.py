@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from learned_classes import counts
 from PIL import Image
 from small_lessons import SIZE, images, same
 
@@ -57,10 +58,6 @@ def teach(learner, lessons):
 
 def names(learner):
     return [info.name for info in learner.classes]
-
-
-def counts(learner):
-    return {info.name: info.images for info in learner.classes}
 
 
 def check_same_answers(learner, other):

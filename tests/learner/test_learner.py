@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from learned_classes import counts
 from PIL import Image
 from small_lessons import SIZE, images, same, taught
 
@@ -27,10 +28,6 @@ from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import tensor_bytes
 
 closed_forms = pytest.mark.parametrize("method", CLOSED_FORMS)
-
-
-def counts(learner):
-    return {info.name: info.images for info in learner.classes}
 
 
 def label(learner, number, seed=1):

@@ -22,7 +22,7 @@ from avalanche.core import BasePlugin
 from avalanche.training.plugins import SupervisedPlugin
 from resumed import restore_as_a_run
 from site_parts.result_tables import methods
-from small_models import same_tensors
+from small_models import same_tensors, weights_of
 from torch.utils.data import TensorDataset
 from watched import SIX, VARIANTS, Answers, built, entry_of, outputs_of
 from watched import learned as learned_by
@@ -119,10 +119,6 @@ def learn(name, protocol="class_instance", experiences=2):
 def learned(name):
     """What ``learn`` returns, once for the tests that only read it."""
     return learn(name)
-
-
-def weights(strategy):
-    return {key: value.clone() for key, value in strategy.model.state_dict().items()}
 
 
 def state(strategy):
@@ -231,7 +227,7 @@ def test_a_stopped_experience_may_have_short_labels(name):
     usual = experience_of([0, 1] * 6)
     stopped = trained_on_datasets(name, [short], [StopAtOnce()])
     expected = trained_on_datasets(name, [usual], [StopAtOnce()])
-    assert same_tensors(weights(stopped), weights(expected))
+    assert same_tensors(weights_of(stopped.model), weights_of(expected.model))
 
 
 @pytest.mark.parametrize("name", BUDGETED)
@@ -291,12 +287,12 @@ def test_every_update_is_announced(name):
         method=method,
         plugins=[NoGradients()],
     )
-    before = weights(strategy)
+    before = weights_of(strategy.model)
     for experience in stream.train_stream:
         strategy.train(experience)
     # The share of AANets is no weight of the optimiser's: it moves by itself.
     changed = set()
-    for key, value in weights(strategy).items():
+    for key, value in weights_of(strategy.model).items():
         if not torch.equal(value, before[key]) and not key.endswith("share"):
             changed.add(key)
     assert changed <= {"plastic_layers.aggregating"}
@@ -437,10 +433,10 @@ def test_the_answer_state_holds_no_more(name, tmp_path):
 )
 def test_a_state_of_another_is_refused(name, facts):
     strategy = built_anew(name).strategy
-    before = weights(strategy)
+    before = weights_of(strategy.model)
     with pytest.raises(StateError, match=facts):
         strategy.load_state_dict(learned("er").strategy.state_dict())
-    after = weights(strategy)
+    after = weights_of(strategy.model)
     assert same_tensors(before, after)
 
 

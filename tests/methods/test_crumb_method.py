@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from small_models import make_model, make_stream, same_tensors
+from small_models import make_model, make_stream, same_tensors, weights_of
 from watched import SIX, Losses, learned, outputs_of
 
 from crumb_avalanche.methods.crumb_replay import CrumbSettings
@@ -129,16 +129,12 @@ def test_unseen_classes_are_never_answered(readout):
     assert set(outputs.argmax(1).tolist()) <= set(seen)
 
 
-def state_of(strategy):
-    return {key: value.clone() for key, value in strategy.model.state_dict().items()}
-
-
 def test_stock_layers_stay():
     result = taught("closed_form_stock", experiences=0)
-    before = state_of(result.strategy)
+    before = weights_of(result.strategy.model)
     for experience in result.stream.train_stream[:2]:
         result.strategy.train(experience)
-    after = state_of(result.strategy)
+    after = weights_of(result.strategy.model)
     assert same_tensors(before, after)
     assert not result.strategy.optimizer.state
     weights = result.strategy.model.parameters()
@@ -155,8 +151,8 @@ def test_stock_layers_see_each_image_once():
 def test_trained_layers_end_as_those_of_crumb():
     ours = taught("closed_form").strategy
     plain = taught("head").strategy
-    weights = state_of(ours)
-    expected = state_of(plain)
+    weights = weights_of(ours.model)
+    expected = weights_of(plain.model)
     assert same_tensors(weights, expected)
     assert torch.equal(ours.storage_policy.rows, plain.storage_policy.rows)
 

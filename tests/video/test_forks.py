@@ -16,15 +16,6 @@ def video(tmp_path):
     return write_video(tmp_path / "clip.mp4", size=(640, 480), faststart=True)
 
 
-@pytest.fixture
-def no_collector():
-    """Garbage is collected on request."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def leave_in_a_cycle(video):
     frames = sampled_frames(video, fps=10)
     next(frames)
