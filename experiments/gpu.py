@@ -36,6 +36,7 @@ from torch import Tensor
 
 from crumb_avalanche import Codebook, split_backbone
 from crumb_avalanche.models.initialisers import init_matched_
+from crumb_avalanche.models.layers import step_flops
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.settings import RunSettings
@@ -240,14 +241,9 @@ def _extract(model: SplitModel, images: Tensor) -> Tensor:
 
 
 def flops_of(sizes: Sizes) -> int:
-    """Floating-point operations of F for an image, as torch counts them."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    model = model_of(torch.device("cpu"), sizes, n_classes=2).eval()
-    image = torch.zeros(1, 3, sizes.pixels, sizes.pixels, dtype=torch.uint8)
-    with FlopCounterMode(display=False) as counter:
-        _extract(model, image)
-    return counter.get_total_flops()
+    """Floating-point operations of F for an image."""
+    extractor_flops, _ = step_flops(model_of(torch.device("cpu"), sizes, n_classes=2))
+    return extractor_flops
 
 
 def peak(device: torch.device, dtype: torch.dtype, side: int = MATRIX) -> float:
