@@ -26,11 +26,11 @@ def test_work_that_waits_is_cancelled():
     ends = []
 
     async def work():
-        threading.Timer(0.2, kill).start()
-        # Wakes the loop if the signal does not.
-        asyncio.get_running_loop().call_later(5, ends.append, "no signal")
+        threading.Timer(0.2, kill).start()  # when the loop waits
+        # Wakes the loop if the signal does not; far later.
+        asyncio.get_running_loop().call_later(30, ends.append, "no signal")
         try:
-            await asyncio.sleep(10)
+            await asyncio.sleep(60)
         finally:
             ends.append("cleanup")
 

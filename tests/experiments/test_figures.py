@@ -179,8 +179,9 @@ def test_pretrained_networks(tmp_path):
     with open(tmp_path / "out" / "fig4.csv") as file:
         rows = {row["perturbation"]: row for row in csv.DictReader(file)}
     assert {row["condition"] for row in rows.values()} == {"pretraining"}
-    if rows["style"]["runs"]:  # the same images in the same style: no drop
-        assert float(rows["style"]["drop, CRUMB"]) == 0
+    style = rows["style"]  # the same images in the same style: no drop
+    assert style["runs"] == "1"
+    assert float(style["drop, CRUMB"]) == 0
     noise(tmp_path / "images" / "worm" / "1.png", 9)
     process = called("fig4_shape_bias", *options)
     assert (

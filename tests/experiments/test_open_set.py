@@ -170,7 +170,8 @@ def test_novelty_along_a_stream(make):
         (4, 1.0),
         (5, 1.0),
     ]
-    assert all(stage.auroc >= 0.5 for stage in stages)
+    # Two classes far apart share no image: the largest probability is always 1.
+    assert stages[-1].auroc > 0.8
     assert all(stage.auroc_of_learner > 0.9 for stage in stages)
     (end,) = measured(empty, Order(table, features, novel[:0], rows), every=5)
     assert end.auroc is None and end.auroc_of_learner is None

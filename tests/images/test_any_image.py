@@ -238,7 +238,8 @@ def read_frame(source):
 @pytest.mark.parametrize("name", FILES)
 @given(data=st.data())
 @settings(max_examples=settings.default.max_examples // 5)  # of 18 formats
-def test_a_file_is_read_right_or_refused(tmp_path_factory, name, data):
+def test_a_file_is_read_right_or_if_damaged_refused(tmp_path_factory, name, data):
+    """What else a damaged file shows is not known, but it is an image."""
     drawn = data.draw(images(name))
     path = write_file(tmp_path_factory.mktemp("image"), drawn)
     try:

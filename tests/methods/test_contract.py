@@ -583,11 +583,6 @@ print(*STRATEGIES, "torch" in sys.modules)
     assert {"crumb", "rda", "klda", "icarl"} <= {*names}
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_an_entry_has_its_name(name):
-    assert STRATEGIES[name].name == name
-
-
 def test_an_unknown_name_is_told():
     with pytest.raises(ValueError, match=r"'ewk' is unknown; known are .*crumb"):
         get_strategy("ewk")
