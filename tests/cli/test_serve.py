@@ -700,6 +700,7 @@ def test_an_image_is_not_removed_after_another_change(page, tmp_path):
     choose_photos(page, tmp_path, "first", "second", "third")
     page.teach("mug", "Learned 3 images of mug")
     page.run("document.querySelector('#classes summary').click()")
+    page.wait_for("document.querySelector('details[open] li button') !== null")
     page.press("Remove an image 3 images of mug")
     page.wait_for("document.querySelectorAll('.cells canvas').length === 3")
     # When another page removes the first image before the second one is pressed
