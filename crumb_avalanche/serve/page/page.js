@@ -674,9 +674,11 @@ const focusable = () => [...at("classes").querySelectorAll("button, summary")];
 const sameButton = ({ ariaLabel }) => ariaLabel && focusable().find((button) => button.ariaLabel === ariaLabel);
 
 async function load(place = "", news = "") {
-  const told = await Promise.all(["classes", "lessons"].map((path) => call("GET", path)));
+  // The lessons come after the version: if they are newer, a change by it is refused.
+  const newlyKnown = await (await call("GET", "classes")).json();
+  const newLessons = await (await call("GET", "lessons")).json();
   const own = known.learning?.own ? known.learning : null;
-  [known, lessons] = await Promise.all(told.map((response) => response.json()));
+  [known, lessons] = [newlyKnown, newLessons];
   // Another tab may remove an image, after which these numbers of images are those of others.
   for (const lesson of lessons) lesson.version = known.version;
   if (own) known.learning = own;
