@@ -104,7 +104,9 @@ class MapStore:
         self.count = count
         self.shape = tuple(model.map_shape)  # (C, H, W)
         self.half = half
-        self.dtype = np.dtype(np.float16 if half else np.float32)
+        self.dtype: np.dtype[np.floating] = np.dtype(np.float32)
+        if half:
+            self.dtype = np.dtype(np.float16)
         self.bytes_per_map = math.prod(self.shape) * self.dtype.itemsize
         self.seconds = 0.0
         self.filled = 0
@@ -346,9 +348,7 @@ class MapStore:
         check_maps(extracted, images)
         maps = extracted.numpy()
         highest = np.abs(maps).max()
-        limit = float(np.finfo(np.float32).max)
-        if self.half:
-            limit = float(np.finfo(np.float16).max)
+        limit = float(np.finfo(self.dtype).max)
         if highest > limit:
             raise FeatureCacheError(
                 f"a feature map has a value of {highest:.0f}, but half precision ends "
