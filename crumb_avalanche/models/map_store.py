@@ -103,7 +103,6 @@ class MapStore:
         self.path = Path(folder) / f"{map_key(model, count, key, half)}.maps"
         self.count = count
         self.shape = tuple(model.map_shape)  # (C, H, W)
-        self.half = half
         self.dtype: np.dtype[np.floating] = np.dtype(np.float32)
         if half:
             self.dtype = np.dtype(np.float16)
