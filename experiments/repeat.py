@@ -21,7 +21,7 @@ from urllib.parse import unquote
 from support.common_options import add_engine_options, engine_options, run_script
 from support.recorded_runs import RecordedRun, read_recorded
 from support.rows import folder_name
-from support.runs import FILES, PRESET, FinishedRun, finished_runs
+from support.runs import FILES, FinishedRun, finished_runs
 from support.sweep import exit_code
 from support.tables import write_table
 
@@ -35,8 +35,6 @@ RESULTS = Path(__file__).parent / "results"
 # Accuracy in points that another CPU may change.
 TOLERANCES = {"closed form": 0.5, "joint training": 3.0, "training": 10.0}
 WORDS = {"True": True, "False": False, "None": None}  # values of settings
-# Of the presets whose values earlier lines, which name no preset, leave out.
-INIT_OF_OTHER_PRESETS = ("kmeans",)
 DIGITS = 4  # decimals of a recorded accuracy
 HEADER = [
     "row",
@@ -141,24 +139,11 @@ def method_value(strategy: str, name: str, text: str) -> object:
 
 
 def values_of(run: RecordedRun) -> dict[str, str]:
-    """The settings of a recorded run as texts, by name.
-
-    Raises:
-        ValueError: the line does not say which preset it had, and it was another one
-            than the paper's, of which it lists a part.
-    """
+    """The settings of a recorded run as texts, by name."""
     texts = {}
     for word in run.settings.split(" "):
         name, _, text = word.partition("=")
-        texts[name] = text
-    if PRESET in texts:
-        return {name: unquote(text) for name, text in texts.items()}
-    if texts.get("codebook_init") in INIT_OF_OTHER_PRESETS:
-        raise ValueError(
-            f"run {run.number} of {run.row!r} does not say its preset, and "
-            f"codebook_init={texts['codebook_init']} is that of tuned and recommended, "
-            "whose other settings it leaves out: record its table again"
-        )
+        texts[name] = unquote(text)
     return texts
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from support.findings import Cell, Finding, Run, find, runs_in_folders
 from support.recorded_runs import RecordedRun, RecordedRuns
-from support.runs import finished_runs, planned_texts
+from support.runs import finished_runs, planned_text
 from support.sweep import cell_settings
 
 from benchmarks_toybox_ilab.tables.text import printable, safe_output
@@ -145,14 +145,14 @@ class Recorder:
 
     Attributes:
         settings: settings of each run by its folder, in the order in which they start.
-        settings_texts: the settings of each run by its folder, as lines of today and
-            earlier ones of the file of recorded runs list them; empty without a file.
+        settings_texts: the settings of each run by its folder, as lines of the file of
+            recorded runs list them; empty without a file.
         cells: cells of each folder of runs.
         recorded: the recorded runs; None without a file.
     """
 
     settings: dict[Path, RunSettings]
-    settings_texts: dict[Path, tuple[str, str]]
+    settings_texts: dict[Path, str]
     cells: dict[Path, list[Cell]]
     recorded: RecordedRuns | None
 
@@ -174,7 +174,7 @@ class Recorder:
                 settings[Path(run.output)] = run
         if options.recorded is None:
             return cls(settings, {}, by_folder, None)
-        texts = {folder: planned_texts(run) for folder, run in settings.items()}
+        texts = {folder: planned_text(run) for folder, run in settings.items()}
         return cls(settings, texts, by_folder, RecordedRuns(options.recorded))
 
     def missing(self) -> list[RunSettings]:
@@ -190,8 +190,10 @@ class Recorder:
         """Look up a run of a cell among the recorded ones."""
         if self.recorded is None or cell.folder is None:
             return None
-        texts = self.settings_texts.get(cell.folder / f"run{number}", ())
-        return self.recorded.get(cell.benchmark, number, *texts)
+        text = self.settings_texts.get(cell.folder / f"run{number}")
+        if text is None:
+            return None
+        return self.recorded.get(cell.benchmark, number, text)
 
     def check_new(self) -> None:
         """Raise ValueError if a missing run is recorded with other settings."""
@@ -201,7 +203,7 @@ class Recorder:
             folder = Path(settings.output)
             for cell in self.cells[folder.parent]:
                 key = (cell.row, cell.benchmark, cell.protocol, settings.run)
-                self.recorded.check_replaceable(key, *self.settings_texts[folder])
+                self.recorded.check_replaceable(key, self.settings_texts[folder])
 
     def add_run_of(self, settings: RunSettings) -> None:
         """Record the finished run of these settings for all of its cells."""

@@ -194,40 +194,38 @@ class RecordedRuns:
         self.runs: dict[Key, RecordedRun] = {}
         self.read()
 
-    def get(self, benchmark: str, number: int, *texts: str) -> RecordedRun | None:
+    def get(self, benchmark: str, number: int, settings: str) -> RecordedRun | None:
         """Look up a run by what decides its result; None if it is not recorded.
 
         Args:
             benchmark: name of the stream.
             number: number of the run.
-            texts: its settings, as lines of today and earlier ones list them.
+            settings: as `settings_text` lists them.
         """
         for run in self.runs.values():
             if (run.benchmark, run.number) != (benchmark, number):
                 continue
-            if any(same_settings(run.settings, text) for text in texts):
+            if same_settings(run.settings, settings):
                 return run
         return None
 
-    def check_replaceable(self, key: Key, *texts: str) -> None:
+    def check_replaceable(self, key: Key, settings: str) -> None:
         """Raise unless the run of a key may be written.
 
         Args:
             key: what identifies the run within its table.
-            texts: its settings, as lines of today and earlier ones list them.
+            settings: as `settings_text` lists them.
 
         Raises:
             ValueError: another run is recorded under the same key.
         """
         recorded = self.runs.get(key)
-        if recorded is None:
-            return
-        if any(same_settings(recorded.settings, text) for text in texts):
+        if recorded is None or same_settings(recorded.settings, settings):
             return
         row, benchmark, protocol, number = key
         raise ValueError(
             f"{self.path} has run {number} of {row!r} ({benchmark}, {protocol}) with "
-            f"the settings {recorded.settings}, and this run has {texts[0]}; a line is "
+            f"the settings {recorded.settings}, and this run has {settings}; a line is "
             "not replaced by one of other settings: give another --recorded file, or "
             "remove the line"
         )

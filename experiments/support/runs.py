@@ -17,7 +17,7 @@ from support.statistics import batch_accuracies
 
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.methods.run_header import LEARNER
-from crumb_avalanche.runs.plan import DEFAULTS, RunPlan, default_settings
+from crumb_avalanche.runs.plan import DEFAULTS, RunPlan
 from crumb_avalanche.runs.predictions import PREDICTIONS, read_predictions
 from crumb_avalanche.runs.run_folder import DIGESTS, RESULT, provenance, read_result
 from crumb_avalanche.runs.settings import NON_RESULT_SETTINGS, RunSettings, flat
@@ -33,7 +33,7 @@ OWN_COLUMNS = {"benchmark", "run", "runs"}
 ALWAYS_LISTED = {*DEFAULTS, "replay_weight"}
 TUNED = "learning_rate"  # where it is None
 METHOD = "method."  # before the name of a setting of a method
-PRESET = "preset"  # listed first by lines of today, and not at all by earlier ones
+PRESET = "preset"  # listed first
 # Settings that are listed by the file's name and content, without its folder.
 FILES = {"weights", "pretrained"}
 # Characters that stand for themselves in a value of a list; a space does not.
@@ -77,32 +77,6 @@ def _word(name: str, value: object) -> str:
     return f"{name}={quote(str(value), safe=PLAIN_CHARACTERS)}"
 
 
-def earlier_settings_text(
-    settings: Mapping[str, Any], contents: Mapping[str, str]
-) -> str:
-    """List settings of a run as recorded lines without a preset do.
-
-    They leave out the preset, all of its values but for `ALWAYS_LISTED`, and what is
-    ``None``.
-
-    Args:
-        settings: flat settings of a `RunPlan`.
-        contents: hash of the content of each file, as in the provenance of a result.
-    """
-    preset = settings.get(PRESET) or "paper"
-    usual = default_settings(settings["benchmark"], preset, settings["strategy"])
-    texts = []
-    for name, value in settings.items():
-        if name in NON_RESULT_SETTINGS | OWN_COLUMNS or value is None:
-            continue
-        if value == usual.get(name) and name not in ALWAYS_LISTED:
-            continue
-        if name in FILES:
-            value = _file_text(value, contents.get(name, ""))
-        texts.append(f"{name}={value}")
-    return " ".join(texts)
-
-
 def _file_text(path: str, content: str) -> str:
     """Name of a file and the first digits of its hash, if it has one."""
     name = Path(path).name
@@ -112,32 +86,24 @@ def _file_text(path: str, content: str) -> str:
     return name
 
 
-def planned_texts(cell: RunSettings) -> tuple[str, str]:
-    """List the settings of a run still to be done, as lines of today and earlier ones.
-
-    A recorded run of these settings agrees with one of the two; see `same_settings`.
-    """
-    plan = RunPlan.of(cell)
-    settings = flat(vars(plan))
-    contents = provenance(plan)
-    return settings_text(settings, contents), earlier_settings_text(settings, contents)
+def planned_text(settings: RunSettings) -> str:
+    """List the settings of a run still to be done, as `settings_text` does."""
+    plan = RunPlan.of(settings)
+    return settings_text(flat(vars(plan)), provenance(plan))
 
 
 def same_settings(recorded: str, planned: str) -> bool:
     """Tell whether a recorded run has the settings of a run still to be done.
 
     A setting that a recorded run does not name is newer than the run: it agrees if the
-    planned value is the default, with which results stay as they were. The learning
-    rate is none of them: where it is not named, it is tuned.
+    planned value is the default, with which results stay as they were.
 
     Args:
         recorded: list of settings of the recorded run, see `settings_text`.
-        planned: list of settings of the run still to be done, of the same form: with a
-            preset, or without.
+        planned: list of settings of the run still to be done.
     """
     recorded_texts = recorded.split(" ")
     names = {text.partition("=")[0] for text in recorded_texts}
-    names.add(TUNED)
     newer_defaults = set()
     for name, value in {**DEFAULTS, **_method_defaults(planned)}.items():
         if name not in names:

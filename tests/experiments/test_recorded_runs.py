@@ -18,7 +18,7 @@ from support.recorded_runs import (
 )
 from support.runs import (
     FinishedRun,
-    planned_texts,
+    planned_text,
     settings_hash,
     settings_text,
 )
@@ -155,11 +155,6 @@ def test_a_line_without_a_number_is_named(path):
         read_recorded(path)
 
 
-def test_a_rate_that_is_not_named_is_tuned(path):
-    planned = f"{RUN.settings} learning_rate=0.001"
-    assert RecordedRuns(path).get("eth80", 3, planned) is None
-
-
 def test_edited_settings_are_refused(path):
     path.write_text(path.read_text().replace("weight=5.0", "weight=1.0"))
     with pytest.raises(ValueError, match="run 3 of 'Ours' has settings that do not"):
@@ -194,47 +189,38 @@ def test_planned_settings_name_a_file_by_its_content(settings, tmp_path):
     elsewhere = tmp_path / "copies" / Path(settings.weights).name
     elsewhere.parent.mkdir()
     elsewhere.write_bytes(Path(settings.weights).read_bytes())
-    listed = planned_texts(settings)[0]
-    assert listed == planned_texts(replace(settings, weights=str(elsewhere)))[0]
+    listed = planned_text(settings)
+    assert listed == planned_text(replace(settings, weights=str(elsewhere)))
     assert f"weights={elsewhere.name}@" in listed
 
 
 def test_the_preset_is_always_listed(settings):
-    assert planned_texts(settings)[0].startswith("preset=paper ")
-
-
-def test_a_line_without_a_preset_is_accepted(settings, path):
-    _, earlier = planned_texts(settings)
-    write_recorded(path, [replace(RUN, settings=earlier)])
-    assert "preset=" not in earlier
-    recorded = RecordedRuns(path)
-    assert recorded.get("eth80", 3, *planned_texts(settings)) is not None
-    assert recorded.get("eth80", 3, planned_texts(settings)[0]) is None
+    assert planned_text(settings).startswith("preset=paper ")
 
 
 def test_a_space_in_a_file_name_separates_nothing(settings, tmp_path):
     spaced = tmp_path / "my weights.npz"
     spaced.write_bytes(Path(settings.weights).read_bytes())
-    listed = planned_texts(replace(settings, weights=str(spaced)))[0]
+    listed = planned_text(replace(settings, weights=str(spaced)))
     words = [word for word in listed.split(" ") if word.startswith("weights=")]
     assert words[0].startswith("weights=my%20weights.npz@")
     assert all("=" in word for word in listed.split(" "))
 
 
 def test_the_replay_weight_is_always_listed(settings):
-    assert "replay_weight=5.0" in planned_texts(settings)[0].split()
+    assert "replay_weight=5.0" in planned_text(settings).split()
 
 
 @pytest.mark.parametrize("change", [{"replay_weight": 1.0}, {"protocol": "class_iid"}])
 def test_what_changes_a_result_is_listed(settings, change):
     changed = replace(settings, **change)
-    assert planned_texts(changed)[0] != planned_texts(settings)[0]
+    assert planned_text(changed) != planned_text(settings)
 
 
 @pytest.mark.parametrize("change", [{"threads": 2}, {"output": "x"}, {"run": 3}])
 def test_what_changes_no_settings_is_left_out(settings, change):
     changed = replace(settings, **change)
-    assert planned_texts(changed)[0] == planned_texts(settings)[0]
+    assert planned_text(changed) == planned_text(settings)
 
 
 def test_a_finished_run_lists_what_was_planned(settings, tmp_path):

@@ -45,6 +45,11 @@ def test_runs_have_the_replay_weight_of_the_preset(runs):
     assert unusual == []
 
 
+def test_runs_name_the_preset_of_the_paper(runs):
+    unusual = [run for run in runs if not run.settings.startswith("preset=paper ")]
+    assert unusual == []
+
+
 def test_runs_say_where_they_come_from(runs):
     assert all(run.commit and run.cpu and run.split for run in runs)
     assert not any(run.commit.endswith("-dirty") for run in runs)
