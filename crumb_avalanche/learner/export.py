@@ -1,7 +1,7 @@
 """Export a learner to ONNX, and check that the result answers as the learner does.
 
 The graph is traced from the code that answers: pixels, features,
-``ClosedForm.solution``, evidence and confidence. Only resizing, which Pillow does, is
+``ClosedForm.classifier``, evidence and confidence. Only resizing, which Pillow does, is
 written a second time.
 """
 

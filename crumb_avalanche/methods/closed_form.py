@@ -23,29 +23,29 @@ LOWEST_SCORE = -1e29  # of a class with images
 Form = TypeVar("Form", bound="ClosedForm")
 
 
-class Scores(nn.Module):
-    """Scores of a closed form as it is now, in operations that exporters trace.
+class SolvedClassifier(nn.Module):
+    """The classifier of a closed form as it is now, in operations that exporters trace.
 
-    What is learned is constant in it. Maps ``(B, D)`` float features to ``(B, C)``
+    What is learned is constant in it. It maps ``(B, D)`` float features to ``(B, C)``
     float64 scores of the ``C`` classes with images.
     """
 
-    def __init__(self, form: "ClosedForm", solved: Any):
+    def __init__(self, form: "ClosedForm", solution: Any):
         super().__init__()
         self.form = form
-        self.solved = solved
+        self.solution = solution
 
     def forward(self, features: Tensor) -> Tensor:
         """Score ``(B, D)`` features: ``(B, C)`` float64, see the class."""
         with without_autocast(features.device):
-            scores = self.form._answers(features.double(), self.solved)
+            scores = self.form._answers(features.double(), self.solution)
             return scores.clamp_min(LOWEST_SCORE)
 
 
 class _TypicalSpace(NamedTuple):
     """What ``ClosedForm.typicality`` caches, and what it was computed from."""
 
-    solved: Any
+    solution: Any
     nothing: Tensor | None
     space: Any
 
@@ -59,7 +59,7 @@ class ClosedForm(BudgetedStatistics):
     ``grow`` adds classes at any time; the statistics do not depend on when. The time of
     ``update`` depends on the batch and the number of features, not on the number of
     classes. The first ``scores`` after a change solves for the classifier and caches
-    the solution, which ``copy.deepcopy`` shares.
+    its solution, which ``copy.deepcopy`` shares.
 
     Attributes:
         moments: arguments of ``FeatureMoments`` that differ from its defaults in a run,
@@ -149,7 +149,7 @@ class ClosedForm(BudgetedStatistics):
             largest_score = scores.amax(1, keepdim=True) / self.temperature
             return largest_score.expand(-1, 3)
 
-        scores = self.solution()(features)
+        scores = self.classifier()(features)
         return Typicality.of_scores(scores, values_of, left_out)
 
     def _grow(self, n_classes: int) -> None:
@@ -187,7 +187,7 @@ class ClosedForm(BudgetedStatistics):
         self._check_batch(features, labels)
         if len(labels):
             self._update(features.detach(), labels.long())
-            self._solution = None  # the cached classifier is outdated
+            self._solution = None  # the cached one is outdated
 
     @isolated
     def grow(self, n_classes: int) -> None:
@@ -257,7 +257,7 @@ class ClosedForm(BudgetedStatistics):
         n_needed = max(new_labels.values()) + 1
         self.grow(max(self.settings["n_classes"], n_needed))
         self._merge(other, new_labels)
-        self._solution = None  # the cached classifier is outdated
+        self._solution = None  # the cached one is outdated
 
     def keep_features(self, count: int) -> None:
         """Keep the last features; the statistics are of them alone from then on."""
@@ -283,7 +283,7 @@ class ClosedForm(BudgetedStatistics):
         seen = self.image_counts > 0  # (n_classes,) bool, classes with images
         scores = torch.full((len(features), len(seen)), NO_DENSITY, dtype=torch.float64)
         if seen.any():
-            classifier = self.solution()  # solved for, or cached
+            classifier = self.classifier()  # solved for, or cached
             answers = classifier(features)
             expected_shape = (len(features), int(seen.sum()))
             if answers.shape != expected_shape:
@@ -296,12 +296,12 @@ class ClosedForm(BudgetedStatistics):
             scores[:, seen] = answers
         return scores
 
-    def solution(self) -> Scores:
+    def classifier(self) -> SolvedClassifier:
         """Return the classifier of the classes with images, at least one."""
-        return Scores(self, self.solved())
+        return SolvedClassifier(self, self.solution())
 
     @isolated
-    def solved(self) -> Any:
+    def solution(self) -> Any:
         """Return what ``scores`` computes from, for the classes with images.
 
         There must be at least one.
@@ -341,19 +341,19 @@ class ClosedForm(BudgetedStatistics):
     @isolated
     def _cached_typical_space(self, nothing: Tensor | None) -> Any:
         """Return the space of ``_typical_space``, computed anew after each change."""
-        solved = self.solved()  # another one after each change
+        solution = self.solution()  # another one after each change
         cached = self._typical
         if cached is not None:
-            is_current = cached.solved is solved
+            is_current = cached.solution is solution
             if is_current and cached.nothing is nothing:
                 return cached.space
         space = self._typical_space(nothing)
-        self._typical = _TypicalSpace(solved=solved, nothing=nothing, space=space)
+        self._typical = _TypicalSpace(solution=solution, nothing=nothing, space=space)
         return space
 
     @property
     def derived_bytes(self) -> int:
-        """Bytes of the classifier that ``scores`` solves for and caches.
+        """Bytes of the solution that ``scores`` computes from, and caches.
 
         They depend on shapes and on which classes have images. Where these are as at
         the last measurement, its bytes are returned; else the classifier is solved for.
@@ -365,7 +365,7 @@ class ClosedForm(BudgetedStatistics):
         if self._solution is None and measured_shapes == shapes:
             return measured_bytes
         if seen.any():
-            self.solved()  # which fills the cache
+            self.solution()  # fills the cache
         cached = attributes(self, self._cached_names)
         cached_bytes = storage_bytes(tensors_of(cached))
         self._derived = shapes, cached_bytes

@@ -231,7 +231,7 @@ class ClassGaussians(ClosedForm):
         if self.directions is not None:
             self.directions.total = total_directions
             self.directions.trim()
-        self._solution = None  # the cached classifier is outdated
+        self._solution = None  # the cached one is outdated
 
     # Statistics
 

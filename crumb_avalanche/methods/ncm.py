@@ -81,7 +81,7 @@ class ClassMeans(ClosedForm):
             # A row for the difference of the old mean and the new one.
             between = self._move_mean(label, new_mean, len(samples))
             increments[label] = torch.cat([samples - new_mean, between.unsqueeze(0)])
-        self._solution = None  # the cached classifier is outdated
+        self._solution = None  # the cached one is outdated
         return increments
 
     def absorb_means(
@@ -103,7 +103,7 @@ class ClassMeans(ClosedForm):
             between = self._move_mean(mine, new_mean, int(other.counts[theirs]))
             merged = MergedMean(theirs=theirs, mine=mine, between=between.unsqueeze(0))
             merged_means.append(merged)
-        self._solution = None  # the cached classifier is outdated
+        self._solution = None  # the cached one is outdated
         return merged_means
 
     def _move_mean(self, label: int, new_mean: Tensor, new_images: int) -> Tensor:
@@ -147,7 +147,7 @@ class ClassMeans(ClosedForm):
     ) -> Typicality:
         """Measure how near features are to a class mean; see ``MeansSpan``."""
         rows = functional.normalize(features) - space.centre
-        scores = self.solution()(features)
+        scores = self.classifier()(features)
         return space.typicality(scores, whitened=rows, left_out=left_out)
 
     def _merge(self, other: Any, labels: dict[int, int]) -> None:

@@ -324,7 +324,7 @@ class RandomProjection(RandomFeatures):
             cosine = largest / root_leverages
             return torch.stack([largest, cosine, cosine], 1)
 
-        scores = self.solution()(features)
+        scores = self.classifier()(features)
         return Typicality.of_scores(scores, values_of, left_out)
 
     def _merge(self, other: Any, labels: dict[int, int]) -> None:

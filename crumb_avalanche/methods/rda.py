@@ -263,7 +263,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         self.settings["length"] = count
         if self.settings["part"] >= count:  # all that is left would answer twice
             self.settings["part"] = 0
-        self._solution = None  # the cached classifier is outdated
+        self._solution = None  # the cached one is outdated
 
     # The rule
 
@@ -313,7 +313,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         if self.settings["part"]:
             of_last_features = copy.deepcopy(self)
             of_last_features.keep_features(self.settings["part"])
-            solution.part = of_last_features.solved()
+            solution.part = of_last_features.solution()
             solution.part_share = self.head_share
             solution.temperature = self.temperature
         return solution
@@ -324,7 +324,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         Args:
             nothing: features of images that show nothing, or ``None``.
         """
-        solution = self.solved()
+        solution = self.solution()
         is_axis = above_rounding(solution.span.lengths.square())
         span = MeansSpan(
             centre=solution.centre,
@@ -339,7 +339,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         self, features: Tensor, space: MeansSpan, left_out: int | None
     ) -> Typicality:
         """Measure ``(B, D)`` features by relative distance and cosine."""
-        solution = self.solved()
+        solution = self.solution()
         whitened_rows = solution.whitened_rows(features)
         # Scores in the same space, which is not computed a second time.
         scores = solution.scores(features, whitened_rows).clamp_min(LOWEST_SCORE)

@@ -100,7 +100,7 @@ class StreamingLDA(ClassMeans):
         self, features: Tensor, space: MeansSpan, left_out: int | None
     ) -> Typicality:
         """Measure ``(B, D)`` features by relative distance and cosine."""
-        scores = self.solution()(features)
+        scores = self.classifier()(features)
         whitened = space.whiten(features - space.centre)
         return space.typicality(scores, whitened=whitened, left_out=left_out)
 

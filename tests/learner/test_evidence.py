@@ -255,7 +255,7 @@ class FirstMean(ClassMeans):
 
     def _typicality(self, features, space, left_out):
         closeness = -(features - self.means[0].double()).norm(dim=1)
-        scores = self.solution()(features)
+        scores = self.classifier()(features)
         return Typicality(scores, closeness[:, None].expand(-1, 3))
 
 

@@ -653,14 +653,14 @@ def test_any_steps_are_those_of_the_reference(name, steps):
     assert_same_scores(twins)
 
 
-def exported(solution, features):
-    """An ONNX session of a solution."""
+def exported(classifier, features):
+    """An ONNX session of a classifier."""
     runtime = pytest.importorskip("onnxruntime")
     stream = io.BytesIO()
     with warnings.catch_warnings(), more_operators():
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            solution,
+            classifier,
             (features,),
             stream,
             dynamo=False,
@@ -674,16 +674,16 @@ def exported(solution, features):
 
 
 @each_form
-def test_the_solution_is_exported(name):
+def test_the_classifier_is_exported(name):
     features, labels = images(40, 4)
     statistics = made(name)
     with_images = labels != 2  # class 2 has no column
     statistics.update(features[with_images], labels[with_images])
     points = fresh(7)
     expected = statistics.scores(points)[:, [0, 1, 3]]
-    solution = statistics.solution()
-    assert torch.equal(solution(points), expected)
-    session = exported(solution, points[:2])
+    classifier = statistics.classifier()
+    assert torch.equal(classifier(points), expected)
+    session = exported(classifier, points[:2])
     (answers,) = session.run(None, {"features": points.numpy()})
     atol = 1e-5 * float(expected.abs().max())
     np.testing.assert_allclose(answers, expected.numpy(), rtol=0, atol=atol)

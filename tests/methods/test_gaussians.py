@@ -150,12 +150,12 @@ def test_few_rows_are_solved_by_products(few_rows, monkeypatch, options, images)
     asked = features.flip(0) + 0.3
     nothing = features[:4] - 5
     fast = statistics.typicality(asked, nothing)
-    assert isinstance(statistics.solved().root, LowRankRoot)
+    assert isinstance(statistics.solution().root, LowRankRoot)
     monkeypatch.setattr(RegularizedDiscriminant, "_low_rank_root", lambda *_: None)
     slow_statistics = statistics.like(statistics.state_dict())
     slow_statistics.load_state_dict(statistics.state_dict())
     slow = slow_statistics.typicality(asked, nothing)
-    assert not isinstance(slow_statistics.solved().root, LowRankRoot)
+    assert not isinstance(slow_statistics.solution().root, LowRankRoot)
     torch.testing.assert_close(fast.scores, slow.scores, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(fast.values, slow.values, rtol=1e-9, atol=1e-9)
 
