@@ -35,7 +35,7 @@ from benchmarks_toybox_ilab.datasets.clip_folder import ClipFolderFrames
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.prior import Line, Prior, Taught, closeness_of
-from crumb_avalanche.learner.record_fit import LESSONS_OF_PRIOR
+from crumb_avalanche.learner.record_fit import CLIPS_OF_PRIOR
 from crumb_avalanche.runs.run_folder import write_csv
 
 OBJECTS = (1, 2, 4)  # of a class that are taught
@@ -58,7 +58,7 @@ class Asked:
         taught: how much.
         known: closeness of held-out images of the classes taught.
         strange: closeness of images of other classes.
-        recorded: of each lesson with records of known classes, their mean closeness,
+        recorded: of each clip with records of known classes, their mean closeness,
             and how much had been taught then.
         temperature: logarithm of the factor by which the known images are most likely.
     """
@@ -72,7 +72,7 @@ class Asked:
     @property
     def circumstances(self) -> list[float]:
         """What a `Line` multiplies, but for shortage."""
-        return [1.0, self.taught.clips, 1 / self.taught.classes]
+        return [1.0, self.taught.mean_log_clips, 1 / self.taught.classes]
 
 
 def streams_of(learner: Learner, chosen: argparse.Namespace) -> Iterator[Objects]:
@@ -133,22 +133,22 @@ def best_temperature(scores: torch.Tensor, labels: torch.Tensor) -> float:
 
 
 def recorded_closeness(classifier: Classifier) -> list[tuple[float, Taught]]:
-    """Read how close images of known classes were that lessons recorded.
+    """Read how close images of known classes were that clips recorded.
 
     Returns:
-        Mean closeness of each lesson, and how much had been taught then.
+        Mean closeness of each clip, and how much had been taught then.
     """
     records = classifier.confidence._records
     records = records.where(~records.is_of_first_images)
     closeness = closeness_of(records.typicality, records.taught.shortage).numpy()
-    of_lessons = []
-    for lesson in records.lessons.unique().tolist():
-        is_of_lesson = (records.lessons == lesson).numpy()
-        first = int(is_of_lesson.argmax())
-        mean_closeness = float(closeness[is_of_lesson].mean())
+    of_clips = []
+    for number in records.clip_numbers.unique().tolist():
+        is_of_clip = (records.clip_numbers == number).numpy()
+        first = int(is_of_clip.argmax())
+        mean_closeness = float(closeness[is_of_clip].mean())
         taught = Taught(*(float(values[first]) for values in records.taught))
-        of_lessons.append((mean_closeness, taught))
-    return of_lessons
+        of_clips.append((mean_closeness, taught))
+    return of_clips
 
 
 def line_of(trials: list[Asked], values: list[float], columns: int = 3) -> Line:
@@ -167,12 +167,12 @@ def line_of(trials: list[Asked], values: list[float], columns: int = 3) -> Line:
 def shift_of(trial: Asked, known: Line) -> float:
     """By how much closer than a line says the records of a trial are, on average.
 
-    `LESSONS_OF_PRIOR` lessons count besides, which are as close as the line says.
+    `CLIPS_OF_PRIOR` clips count besides, which are as close as the line says.
     """
     surplus = []
     for closeness, taught in trial.recorded:
         surplus.append(closeness - float(known.at(taught)))
-    return sum(surplus) / (len(surplus) + LESSONS_OF_PRIOR)
+    return sum(surplus) / (len(surplus) + CLIPS_OF_PRIOR)
 
 
 def prior_of_trials(trials: list[Asked], columns: int = 3) -> Prior:

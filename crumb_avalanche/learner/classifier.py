@@ -361,7 +361,7 @@ class Classifier:
         return self._by_view(features)[:, views].flatten(0, 1)
 
     def learn_nothing(self, features: Tensor) -> None:
-        """Keep features of some images of a clip as those of what shows no class.
+        """Keep features of images of a clip's piece as those of what shows no class.
 
         Args:
             features: ``(n, V * D)`` of ``V`` views of each image (the whole image and
@@ -419,9 +419,9 @@ class Classifier:
         of_images = self._of_images(of_views, views)
         losses = self._losses_of(of_views, views, number)
         self.look_weights.add_losses(losses)
-        # ``add_lesson`` replaces the number of the lesson.
-        records = Records.of_lesson(of_images, number, lesson=0)
-        self.confidence.add_lesson(records)
+        # ``add_clip`` replaces the number of the clip.
+        records = Records.of_clip(of_images, number, clip_number=0)
+        self.confidence.add_clip(records)
         confidence = self._earlier_confidence
         clip_probabilities = confidence.of_clip(of_images)  # (1, C)
         is_known = confidence.known(clip_probabilities, of_images, self.strict)
@@ -467,7 +467,7 @@ class Classifier:
     def observe(self, observation: Observation) -> None:
         """Record a clip again that was predicted in the same state."""
         self.look_weights.add_losses(observation.losses)
-        self.confidence.add_lesson(observation.records)
+        self.confidence.add_clip(observation.records)
 
     # Answers
 

@@ -29,7 +29,7 @@ CERTAIN = 40.0  # logarithm of odds, as a large number
 class Confidence:
     """Probabilities of classes, from images that were predicted before learned.
 
-    No image is held out. ``add_lesson`` takes the records of each clip before the clip
+    No image is held out. ``add_clip`` takes the records of each clip before the clip
     is learned: how its classes scored images that they had not seen yet, and how the
     other classes did alone, for which the image is of an unknown thing.
 
@@ -39,26 +39,26 @@ class Confidence:
     named if its probability is at least the learner's ``strict``; by default of 0.8, 15
     % of the images of known classes are meant to be below.
 
-    *Temperature*: maximum of the likelihood of the true classes, each lesson counting
+    *Temperature*: maximum of the likelihood of the true classes, each clip counting
     once, with a normal prior of deviation 0.25 for its logarithm. Records from a time
     when their class had less than half of its present images, or when there were less
-    than half of the present classes, do not count. If fewer than five lessons are left,
+    than half of the present classes, do not count. If fewer than five clips are left,
     those of few classes count, too, and if need be all do.
 
     *Closeness*: the prior says how close images of known classes and of others are, by
     the number of clips and of classes. Both are moved by the difference between the 15
-    % quantiles of the prior and of what was recorded of known classes, each lesson
+    % quantiles of the prior and of what was recorded of known classes, each clip
     counting once, the prior as three. If the classes are closer to each other than the
     prior says, images have to be closer by half as much: as many more of known classes
     are refused as fewer of others are named.
 
-    *Nothing*: from five lessons on, images are unknown whose cosine apart from what
+    *Nothing*: from five clips on, images are unknown whose cosine apart from what
     shows nothing is below that of 95 % of the records, of which no more than ``usual``
     is asked. Images that look like what was shown as nothing always are.
 
     Args:
         prior: of the network; ``None`` for values in other units than cosines. Then an
-            image is of a known class as long as less than five lessons were recorded,
+            image is of a known class as long as less than five clips were recorded,
             and a class is named from a probability of 0.1 on.
         usual: see ``nothing.usual_threshold``; without effect without a prior.
         capacity: largest number of records; beyond it, the class with most loses every
@@ -77,7 +77,7 @@ class Confidence:
         self.usual = usual
         self.capacity = capacity
         self._records = Records.none()
-        self._next_lesson = 0  # number of the next clip that is recorded
+        self._next_clip = 0  # number of the next clip that is recorded
         # Computed when it is needed, with what it was computed for.
         self._fit: tuple[Any, RecordFit] | None = None
 
@@ -86,22 +86,22 @@ class Confidence:
         return len(self._records.labels)
 
     @property
-    def lessons(self) -> int:
+    def number_of_clips(self) -> int:
         """Number of clips of known classes that were recorded."""
-        return self._records.of_known_classes.number_of_lessons
+        return self._records.of_known_classes.number_of_clips
 
-    def add_lesson(self, records: Records) -> None:
-        """Add the records of a clip, as the next lesson.
+    def add_clip(self, records: Records) -> None:
+        """Add the records of a clip, as the next one.
 
         Leave out clips of an object that was learned before: they are easier than new
         objects. Images of which a single class is known are no records: it is always
         the answer.
         """
-        lessons = torch.full_like(records.lessons, self._next_lesson)
-        records = records._replace(lessons=lessons).with_rivals()
+        clip_numbers = torch.full_like(records.clip_numbers, self._next_clip)
+        records = records._replace(clip_numbers=clip_numbers).with_rivals()
         if len(records.labels):
             self._add(records)
-            self._next_lesson += 1
+            self._next_clip += 1
 
     def _add(self, new: Records) -> None:
         """Add records; what was fitted to fewer no longer holds."""
@@ -177,17 +177,19 @@ class Confidence:
         )
         return self._fit_of(dict(counts), evidence.mean_log_clips)
 
-    def _fit_of(self, images: Mapping[int, int], clips: float) -> RecordFit:
+    def _fit_of(self, images: Mapping[int, int], mean_log_clips: float) -> RecordFit:
         """Return what is fitted to the records, cached till the classes change.
 
         Args:
             images: number of images that each class was learned from, by number of the
                 class.
-            clips: mean logarithm of the clips of each class.
+            mean_log_clips: mean logarithm of the clips of each class.
         """
-        key = (dict(images), clips)
+        key = (dict(images), mean_log_clips)
         if self._fit is None or self._fit[0] != key:
-            taught = Taught(clips, len(images), shortage(list(images.values())))
+            taught = Taught(
+                mean_log_clips, len(images), shortage(list(images.values()))
+            )
             fit = RecordFit.of_records(
                 self._records, images, taught, self.prior, self.usual
             )
@@ -196,10 +198,12 @@ class Confidence:
 
     # Errors
 
-    def rates(self, strict: float, images: Mapping[int, int], clips: float) -> Rates:
+    def rates(
+        self, strict: float, images: Mapping[int, int], mean_log_clips: float
+    ) -> Rates:
         """Return how often a learner with so many images of its classes errs.
 
-        What was recorded counts beside the prior, each lesson once. Of other things no
+        What was recorded counts beside the prior, each clip once. Of other things no
         less are named than the prior says: classes that are far apart tell little of
         what looks like one of them. How many are named of what does follows from the
         prior alone: records say what other classes look like, not what is to come.
@@ -207,9 +211,9 @@ class Confidence:
         Args:
             strict: confidence from which on a class is named, below 1.
             images: of each class, by number; at least two.
-            clips: mean logarithm of the clips of each class.
+            mean_log_clips: mean logarithm of the clips of each class.
         """
-        fit = self._fit_of(images, clips)
+        fit = self._fit_of(images, mean_log_clips)
         known = records_of_present(self._records.of_known_classes, images)
         # Each image as if its class had not been taught.
         strange = records_of_present(self._records.left_out_alone(), images)
@@ -239,15 +243,15 @@ class Confidence:
             mine_of_theirs: the number in this instance of each class of ``other``;
                 records of classes left out are not added.
         """
-        self._add(other._records.renumbered(mine_of_theirs, self._next_lesson))
-        self._next_lesson += other._next_lesson
+        self._add(other._records.renumbered(mine_of_theirs, self._next_clip))
+        self._next_clip += other._next_clip
 
     def state_dict(self) -> dict[str, Any]:
         """Return the columns of the records by name, and ``next``.
 
         ``next`` is the number of the clip that is recorded next.
         """
-        return {"next": self._next_lesson, **self._records._asdict()}
+        return {"next": self._next_clip, **self._records._asdict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load what ``state_dict`` returned; the fit follows from it.
@@ -261,12 +265,12 @@ class Confidence:
         """
         try:
             records = Records.of_state(state)
-            next_lesson = int(state["next"])
+            next_clip = int(state["next"])
         except KeyError as error:
             raise StateError(
                 f"the state of the confidence lacks {error}; give what state_dict "
                 "returned"
             ) from error
         self._records = records
-        self._next_lesson = next_lesson
+        self._next_clip = next_clip
         self._fit = None

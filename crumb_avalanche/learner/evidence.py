@@ -63,7 +63,7 @@ class Evidence(NamedTuple):
         """How much the classes were taught that gave the evidence."""
         image_counts = self.image_counts.tolist()
         return Taught(
-            clips=self.mean_log_clips,
+            mean_log_clips=self.mean_log_clips,
             classes=len(image_counts),
             shortage=shortage(image_counts),
         )

@@ -30,7 +30,7 @@ from crumb_avalanche.learner.history import History
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredNetwork
 from crumb_avalanche.learner.record_fit import STRICT
-from crumb_avalanche.learner.records import PER_LESSON
+from crumb_avalanche.learner.records import PER_CLIP
 from crumb_avalanche.learner.run_answers import RunAnswers
 from crumb_avalanche.learner.schema import check_state
 from crumb_avalanche.methods.features import FeatureMoments
@@ -348,8 +348,8 @@ def _state_of_run(
         "pictures": [None],
         "names": names_by_label,
         "images": images_by_label,
-        # A run does not count clips: as many of PER_LESSON images, rounded up.
-        "clips": [-(-count // PER_LESSON) for count in images_by_label],
+        # A run does not count clips: as many of PER_CLIP images, rounded up.
+        "clips": [-(-count // PER_CLIP) for count in images_by_label],
         "statistics": stored["strategy"]["method"],
         "confidence": Confidence().state_dict(),
         "look_weights": stored["strategy"]["looks"],

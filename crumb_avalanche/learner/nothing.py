@@ -18,7 +18,7 @@ SIDE = 128  # of the images that are drawn, in pixels
 SHAPES = 100  # of an image
 # Rows of features of images that were shown as nothing; the latest ones stay.
 MOST_SHOWN = 96
-EACH_LESSON = 8  # images of a clip; others are nearly the same
+PER_PIECE = 8  # images of a piece of a clip; others are nearly the same
 # Most that is asked of the cosine apart from what shows nothing, by backbone; others
 # take the mean. They are sums of distance and cosine that 94 % of the taught objects
 # exceed on photos for development: ``experiments/open_set.py --thresholds``.

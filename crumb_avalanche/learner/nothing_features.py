@@ -6,7 +6,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from crumb_avalanche.learner.nothing import EACH_LESSON, MOST_SHOWN
+from crumb_avalanche.learner.nothing import MOST_SHOWN, PER_PIECE
 from crumb_avalanche.methods.looks import Looks
 from crumb_avalanche.methods.typicality import DRAWN
 
@@ -56,20 +56,22 @@ class NothingFeatures:
         return self.by_look.get(look)
 
     def with_shown(self, views: Tensor, looks: Looks) -> "NothingFeatures":
-        """Add images of a clip that was shown as nothing, at equal distances.
+        """Add images of a piece of a clip that was shown as nothing.
+
+        They are at equal distances in it.
 
         Args:
-            views: ``(n, V, D)`` of all views of the clip's images, of which neighbours
+            views: ``(n, V, D)`` of all views of the piece's images, of which neighbours
                 are alike.
             looks: that the views are of.
         """
-        count = min(len(views), EACH_LESSON)
+        count = min(len(views), PER_PIECE)
         positions = torch.linspace(0, len(views) - 1, count, dtype=torch.float32)
         spread_views = views[positions.round().long()]
         by_look = {}
         for look, rows in self.by_look.items():
-            rows_of_clip = spread_views[:, looks.views_of([look])].flatten(0, 1)
-            by_look[look] = _with_latest(rows, rows_of_clip)
+            rows_of_piece = spread_views[:, looks.views_of([look])].flatten(0, 1)
+            by_look[look] = _with_latest(rows, rows_of_piece)
         return NothingFeatures(by_look)
 
     def of_looks(self, used: Collection[int]) -> "NothingFeatures":

@@ -19,12 +19,12 @@ class Taught(NamedTuple):
     """How much a learner was taught, or many learners: tensors of shape ``(n,)`` then.
 
     Attributes:
-        clips: mean logarithm of the clips of each class.
+        mean_log_clips: mean logarithm of the clips of each class.
         classes: number of classes.
         shortage: of images; see ``shortage``.
     """
 
-    clips: Tensor | float
+    mean_log_clips: Tensor | float
     classes: Tensor | float
     shortage: Tensor | float = 0.0
 
@@ -48,7 +48,7 @@ class Line(NamedTuple):
         """Return the value for what was taught."""
         return (
             self.start
-            + self.by_clips * taught.clips
+            + self.by_clips * taught.mean_log_clips
             + self.by_few / taught.classes
             + self.by_shortage * taught.shortage
         )

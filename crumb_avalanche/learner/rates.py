@@ -13,7 +13,7 @@ from crumb_avalanche.learner.record_fit import (
 )
 from crumb_avalanche.learner.records import Records
 
-LESSONS_OF_RATES = 10.0  # as which the expected rates count beside those recorded
+CLIPS_OF_RATES = 10.0  # as which the expected rates count beside those recorded
 # Deviations by which things that look much like a class are closer than other things
 # are on average: no more of them are named than a learner says in all trials of each
 # stream for development of ``experiments/named_unknown.py``. By 0.7 this holds in 96 %
@@ -39,14 +39,14 @@ def mixed(expected: float, errs: Tensor, records: Records) -> float:
     """Return the rate of an error: its share among records, and the expected one.
 
     Args:
-        expected: rate that the prior expects, which counts as some lessons.
+        expected: rate that the prior expects, which counts as some clips.
         errs: ``(n,)`` bool, whether each record is an error.
-        records: ``n`` of them; each lesson counts once.
+        records: ``n`` of them; each clip counts once.
     """
     weights = records.weights
-    errors = float(weights @ errs.double()) + LESSONS_OF_RATES * expected
+    errors = float(weights @ errs.double()) + CLIPS_OF_RATES * expected
     # At most 1, which two sums that are rounded may exceed.
-    return min(1.0, errors / (float(weights.sum()) + LESSONS_OF_RATES))
+    return min(1.0, errors / (float(weights.sum()) + CLIPS_OF_RATES))
 
 
 def expected_rates(fit: RecordFit, strict: float) -> Rates:

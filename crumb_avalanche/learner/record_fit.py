@@ -23,11 +23,11 @@ REFUSED = 0.15
 DOUBTFUL = 0.1
 # Deviations from the mean of a normal distribution to the quantile of that share.
 BELOW_MEAN = -NormalDist().inv_cdf(REFUSED)
-LEAST_LESSONS = 5  # after which records count alone that are of the present classes
+LEAST_CLIPS = 5  # after which records count alone that are of the present classes
 # Deviation of the logarithm of the temperature from that of the prior; of 1, 0.25 and
 # 0.1 the best of these.
 DEVIATION = 0.25
-LESSONS_OF_PRIOR = 3.0  # as which it counts for how close images are
+CLIPS_OF_PRIOR = 3.0  # as which it counts for how close images are
 CLEAR = 0.95  # of the classes' probability, the share of the most likely one
 # Largest log-odds of an image at LEAST_APART, and its growth beyond.
 LOG_ODDS_APART = 0.0
@@ -46,7 +46,7 @@ class RecordFit:
         shift: by how much closer than the prior says images of known classes are.
         excess: by how much closer beyond the shift images of other classes are.
         least_apart: cosine apart from what shows nothing, from which on an image may
-            show something; ``None`` until five lessons were recorded.
+            show something; ``None`` until five clips were recorded.
     """
 
     taught: Taught
@@ -77,9 +77,9 @@ class RecordFit:
         """
         of_known = records.of_known_classes
         present = records_of_present(of_known, images)
-        n_lessons = present.number_of_lessons
+        n_clips = present.number_of_clips
         present_prior = prior
-        if prior is None and n_lessons >= LEAST_LESSONS:
+        if prior is None and n_clips >= LEAST_CLIPS:
             present_prior = prior_of_records(
                 present.typicality, present.left_out, present.shortage.double()
             )
@@ -94,7 +94,7 @@ class RecordFit:
             shift = _shift(prior, of_known, taught)
             surplus = _mean_surplus(prior, records.left_out_alone())
             fit = replace(fit, shift=shift, excess=max(0.0, surplus - shift))
-        if usual is None or n_lessons < LEAST_LESSONS:
+        if usual is None or n_clips < LEAST_CLIPS:
             return fit
         apart_from_nothing = present.typicality[:, 2]
         least = _quantile(apart_from_nothing, present.weights, REJECTED)
@@ -165,7 +165,7 @@ def records_of_present(records: Records, images: Mapping[int, int]) -> Records:
 
     Then the class of the record had at least half of its present images, and there were
     at least half of the present classes. If these records are of fewer than
-    ``LEAST_LESSONS`` lessons, the number of classes does not count; if they still are,
+    ``LEAST_CLIPS`` clips, the number of classes does not count; if they still are,
     all records are returned.
 
     Args:
@@ -177,7 +177,7 @@ def records_of_present(records: Records, images: Mapping[int, int]) -> Records:
     has_many_classes = 2 * records.classes >= len(images)
     for mask in (has_many_images & has_many_classes, has_many_images):
         chosen = records.where(mask)
-        if chosen.number_of_lessons >= LEAST_LESSONS:
+        if chosen.number_of_clips >= LEAST_CLIPS:
             return chosen
     return records
 
@@ -189,7 +189,7 @@ def _shift(prior: Prior, records: Records, taught: Taught) -> float:
     the prior at the time of each record, and returned in units of closeness of now.
 
     Args:
-        prior: counts as some lessons without a difference.
+        prior: counts as some clips without a difference.
         records: images of known classes, as they were answered before they were
             learned.
         taught: how much was taught by now; what the prior expects depends on it.
@@ -203,21 +203,21 @@ def _shift(prior: Prior, records: Records, taught: Taught) -> float:
     weights = records.weights
     quantile = _quantile(difference / expected_deviation, weights, REFUSED)
     shift = quantile + BELOW_MEAN  # the quantile of the prior is -BELOW_MEAN
-    n_lessons = float(weights.sum())
-    shift *= n_lessons / (n_lessons + LESSONS_OF_PRIOR)
+    n_clips = float(weights.sum())
+    shift *= n_clips / (n_clips + CLIPS_OF_PRIOR)
     return shift * float(prior.known_deviation.at(taught))
 
 
 def _mean_surplus(prior: Prior, records: Records) -> float:
     """Return by how much closer images of other classes are than the prior says.
 
-    It is the mean over lessons; the prior counts as some without a difference.
+    It is the mean over clips; the prior counts as some without a difference.
     """
     then = records.taught  # at the time of each record
     closeness = prior.closeness(records.typicality, then.shortage)
     surplus = closeness - prior.strange.at(then)
     weights = records.weights
-    return float((weights @ surplus) / (weights.sum() + LESSONS_OF_PRIOR))
+    return float((weights @ surplus) / (weights.sum() + CLIPS_OF_PRIOR))
 
 
 def _temperature(records: Records, centre: float) -> float:

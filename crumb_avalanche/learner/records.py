@@ -13,7 +13,7 @@ from crumb_avalanche.system.value_types import StateError
 
 # Classes of a record besides the true one; the others add little to a softmax.
 RIVALS = 16
-PER_LESSON = 20  # records of one lesson: frames of a clip are near copies
+PER_CLIP = 20  # records of one clip, whose frames are near copies
 
 
 class Records(NamedTuple):
@@ -25,12 +25,12 @@ class Records(NamedTuple):
 
     Attributes:
         labels: ``(n,)`` int64, the true class.
-        lessons: ``(n,)`` int64, number of the lesson.
+        clip_numbers: ``(n,)`` int64, number of the clip.
         images: ``(n,)`` int64, images of the true class that were learned at that time;
             0 for the first ones of a class.
         classes: ``(n,)`` int64, number of classes at that time.
-        clips: ``(n,)`` float32, mean logarithm of the clips that each class was learned
-            from at that time; see ``Evidence.mean_log_clips``.
+        mean_log_clips: ``(n,)`` float32, mean logarithm of the clips that each class
+            was learned from at that time; see ``Evidence.mean_log_clips``.
         shortage: ``(n,)`` float32, of images at that time; see ``shortage``.
         typicality: ``(n, 3)`` float32, see ``Evidence``.
         left_out: ``(n, 3)`` float32, the typicality without the true class.
@@ -41,10 +41,10 @@ class Records(NamedTuple):
     """
 
     labels: Tensor
-    lessons: Tensor
+    clip_numbers: Tensor
     images: Tensor
     classes: Tensor
-    clips: Tensor
+    mean_log_clips: Tensor
     shortage: Tensor
     typicality: Tensor
     left_out: Tensor
@@ -57,10 +57,10 @@ class Records(NamedTuple):
         numbers = torch.zeros(0, dtype=torch.int64)
         return cls(
             labels=numbers,
-            lessons=numbers,
+            clip_numbers=numbers,
             images=numbers,
             classes=numbers,
-            clips=torch.zeros(0, dtype=torch.float32),
+            mean_log_clips=torch.zeros(0, dtype=torch.float32),
             shortage=torch.zeros(0, dtype=torch.float32),
             typicality=torch.zeros(0, 3, dtype=torch.float32),
             left_out=torch.zeros(0, 3, dtype=torch.float32),
@@ -69,18 +69,18 @@ class Records(NamedTuple):
         )
 
     @classmethod
-    def of_lesson(cls, evidence: Evidence, label: int, lesson: int) -> "Records":
-        """Return records of how images of a lesson were answered before it, 20 at most.
+    def of_clip(cls, evidence: Evidence, label: int, clip_number: int) -> "Records":
+        """Return records of how a clip was answered before it was learned, 20 at most.
 
         Args:
-            evidence: of its images: ``scores``, ``(n, C)``, with ``class_of_column``;
+            evidence: of its frames: ``scores``, ``(n, C)``, with ``class_of_column``;
                 and ``typicality``, ``(n, 3)``, also as ``left_out``, without the true
                 class, if that is known.
             label: number of the true class.
-            lesson: number of the lesson.
+            clip_number: of the clip.
         """
-        count = min(len(evidence.scores), PER_LESSON)
-        # Images at equal distances in the lesson.
+        count = min(len(evidence.scores), PER_CLIP)
+        # Frames at equal distances in the clip.
         spread = torch.linspace(0, len(evidence.scores) - 1, count, dtype=torch.float32)
         rows = spread.round().long()
         scores = evidence.scores[rows]
@@ -106,10 +106,12 @@ class Records(NamedTuple):
         taught = evidence.taught
         return cls(
             labels=torch.full((count,), label),
-            lessons=torch.full((count,), lesson),
+            clip_numbers=torch.full((count,), clip_number),
             images=images,
             classes=torch.full((count,), taught.classes),
-            clips=torch.full((count,), taught.clips, dtype=torch.float32),
+            mean_log_clips=torch.full(
+                (count,), taught.mean_log_clips, dtype=torch.float32
+            ),
             shortage=torch.full((count,), taught.shortage, dtype=torch.float32),
             typicality=typicality,
             left_out=left_out,
@@ -148,7 +150,9 @@ class Records(NamedTuple):
     @property
     def taught(self) -> Taught:
         """How much had been taught at the time of each record."""
-        return Taught(self.clips.double(), self.classes, self.shortage.double())
+        return Taught(
+            self.mean_log_clips.double(), self.classes, self.shortage.double()
+        )
 
     @property
     def is_of_first_images(self) -> Tensor:
@@ -162,9 +166,11 @@ class Records(NamedTuple):
 
     @property
     def weights(self) -> Tensor:
-        """Weights with which each lesson counts once, ``(n,)`` float64."""
-        _, lessons, sizes = self.lessons.unique(return_inverse=True, return_counts=True)
-        return 1 / sizes.double()[lessons]
+        """Weights with which each clip counts once, ``(n,)`` float64."""
+        _, clips, sizes = self.clip_numbers.unique(
+            return_inverse=True, return_counts=True
+        )
+        return 1 / sizes.double()[clips]
 
     def left_out_alone(self) -> "Records":
         """Return how all images looked to the other classes: as strange ones.
@@ -194,9 +200,9 @@ class Records(NamedTuple):
         return scores.softmax(1).amax(1)
 
     @property
-    def number_of_lessons(self) -> int:
-        """Number of lessons that the records are of."""
-        return len(self.lessons.unique())
+    def number_of_clips(self) -> int:
+        """Number of clips that the records are of."""
+        return len(self.clip_numbers.unique())
 
     def joined_with(self, new: "Records", capacity: int) -> "Records":
         """Return these records and new ones below them, at most ``capacity``.
@@ -225,14 +231,14 @@ class Records(NamedTuple):
         gaps = records.gaps.masked_fill(is_forgotten, -torch.inf)
         return records._replace(rivals=rivals, gaps=gaps).with_rivals()
 
-    def renumbered(self, new_of_old: Mapping[int, int], lessons: int) -> "Records":
-        """Return the records with other numbers of classes and lessons.
+    def renumbered(self, new_of_old: Mapping[int, int], clips: int) -> "Records":
+        """Return the records with other numbers of classes and clips.
 
         Args:
             new_of_old: the new number of each class; records of classes left out are
                 not returned. Two classes may become one; records of the first images of
                 one are not returned where the other was a rival, and so known before.
-            lessons: added to the numbers of lessons.
+            clips: added to the numbers of clips.
         """
         new_labels = _renumbered(self.labels, new_of_old)
         # Classes with the largest scores besides the true one, (n, 16); -1 for none.
@@ -242,7 +248,7 @@ class Records(NamedTuple):
         rivals = rivals.masked_fill(is_true_class, -1)
         records = self._replace(
             labels=new_labels,
-            lessons=self.lessons + lessons,
+            clip_numbers=self.clip_numbers + clips,
             rivals=rivals,
             # Their scores minus that of the true class.
             gaps=self.gaps.masked_fill(rivals < 0, -torch.inf),

@@ -24,7 +24,7 @@ from crumb_avalanche.learner.header import (
 )
 from crumb_avalanche.learner.nothing import DRAWN, MOST_SHOWN, NOTHING
 from crumb_avalanche.learner.picture_strip import LARGEST_PICTURE, check_jpeg
-from crumb_avalanche.learner.records import PER_LESSON, RIVALS, Records
+from crumb_avalanche.learner.records import PER_CLIP, RIVALS, Records
 from crumb_avalanche.methods.look_shares import MOST_LOOKS
 from crumb_avalanche.methods.look_weights import LookWeights
 from crumb_avalanche.methods.looks import Looks
@@ -64,7 +64,7 @@ KEPT = record(
     features=VALUES,
     observed=bool,
     repeated=array(torch.bool, None),
-    records=each(whole(0, PER_LESSON)),
+    records=each(whole(0, PER_CLIP)),
 )
 # Settings of a closed form, by name; others are any plain values that are not large.
 SETTINGS = {
@@ -93,9 +93,11 @@ SCATTERS = ("covariance", "gram")  # whose diagonals are sums of squares
 RECORDS = {
     **{
         name: array(torch.int64, None, low=0)
-        for name in ("lessons", "images", "classes", "labels")
+        for name in ("clip_numbers", "images", "classes", "labels")
     },
-    "clips": array(torch.float32, None, low=0, high=math.log(MOST_CLIPS) + 1e-6),
+    "mean_log_clips": array(
+        torch.float32, None, low=0, high=math.log(MOST_CLIPS) + 1e-6
+    ),
     "shortage": array(torch.float32, None, low=0, high=1),
     "typicality": array(torch.float32, None, 3),
     "left_out": array(torch.float32, None, 3),
@@ -437,7 +439,7 @@ def _check_confidence(
 
     Args:
         confidence: columns of ``Records`` by name, and ``next``, the number of the next
-            lesson.
+            clip.
         names: of the classes by number; ``None`` for one that was forgotten.
         path: where they stand, for errors.
     """
@@ -450,8 +452,8 @@ def _check_confidence(
         is_allowed = is_allowed and bool(has_name[numbers].all())
     require(is_allowed, path, "records of the classes")
     _check_rivals(records, path)
-    latest = max(records.lessons.tolist(), default=-1)
-    require(latest < confidence["next"], f"{path}.next", "above all lessons")
+    latest = max(records.clip_numbers.tolist(), default=-1)
+    require(latest < confidence["next"], f"{path}.next", "above all clips")
 
 
 def _check_nothing(nothing: Tensor, length: int, path: str) -> None:

@@ -14,7 +14,7 @@ from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.prior import Line, Prior
 from crumb_avalanche.learner.rates import mixed
 from crumb_avalanche.learner.record_fit import CLEAR, DEVIATION, REFUSED, STRICT
-from crumb_avalanche.learner.records import PER_LESSON, RIVALS, Records
+from crumb_avalanche.learner.records import PER_CLIP, RIVALS, Records
 from crumb_avalanche.system.value_types import StateError
 
 
@@ -33,7 +33,7 @@ def evidence_of(scores, typicality=None, labels=None, counts=None):
     )
 
 
-def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
+def random_clip(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
     """Evidence of a clip of a class, whose scores are mostly the largest."""
     generator = torch.Generator().manual_seed(seed)
     scores = torch.randn(images, classes, generator=generator, dtype=torch.float64)
@@ -44,16 +44,16 @@ def random_lesson(seed, label=0, images=12, classes=4, counts=None, spread=2.0):
 
 
 def observe(confidence, evidence, label):
-    """Add the records of a clip of a class, as the next lesson."""
-    confidence.add_lesson(Records.of_lesson(evidence, label, lesson=0))
+    """Add the records of a clip of a class, as the next one."""
+    confidence.add_clip(Records.of_clip(evidence, label, clip_number=0))
 
 
 def observed(seeds=range(8), confidence=None, **arguments):
-    """A confidence that observed a random lesson for each seed, of classes in turn."""
+    """A confidence that observed a random clip for each seed, of classes in turn."""
     if confidence is None:
         confidence = Confidence()
     for seed in seeds:
-        observe(confidence, random_lesson(seed, seed % 4, **arguments), seed % 4)
+        observe(confidence, random_clip(seed, seed % 4, **arguments), seed % 4)
     return confidence
 
 
@@ -103,10 +103,10 @@ def test_range_of_calibration_error(pairs, bins):
 # Temperature
 
 
-def three_of_four(lessons):
+def three_of_four(clips):
     """A confidence of two classes, a gap of 4, and three of four images right."""
     confidence = Confidence(capacity=8000)
-    for _ in range(lessons):
+    for _ in range(clips):
         scores = [[4.0, 0], [4.0, 0], [4.0, 0], [0, 4.0]]
         observe(confidence, evidence_of(scores), 0)
     return confidence
@@ -116,26 +116,26 @@ def test_usual_temperature():
     assert Confidence().temperature(evidence_of([[1.0, 0]])) == 1
 
 
-@pytest.mark.parametrize("lessons", [20, 100, 500])
-def test_temperature_by_hand(lessons):
+@pytest.mark.parametrize("clips", [20, 100, 500])
+def test_temperature_by_hand(clips):
     """The slopes of likelihood and prior are equal at the result."""
-    confidence = three_of_four(lessons)
+    confidence = three_of_four(clips)
     evidence = evidence_of([[4.0, 0]])
     temperature = confidence.temperature(evidence)
     share = 1 / (1 + math.exp(-4 / temperature))
-    slope = lessons * (share - 0.75) * 4 / temperature
+    slope = clips * (share - 0.75) * 4 / temperature
     assert slope == pytest.approx(math.log(temperature) / DEVIATION**2, rel=0.01)
     shares = confidence.calibrated(evidence).scores.softmax(1)[0].tolist()
     assert shares == pytest.approx([share, 1 - share])
 
 
-@pytest.mark.parametrize("lessons", [1, 8])
-def test_temperature_of_the_largest_posterior(lessons):
+@pytest.mark.parametrize("clips", [1, 8])
+def test_temperature_of_the_largest_posterior(clips):
     """No temperature of a fine grid has a larger one, each computed alone."""
-    confidence = observed(range(lessons))
+    confidence = observed(range(clips))
     records = confidence._records.of_known_classes
     gaps = records.gaps.double().tolist()
-    weight = 1 / 12  # of each of the images of a lesson
+    weight = 1 / 12  # of each of the images of a clip
 
     def loss(logarithm):
         losses = []
@@ -144,12 +144,12 @@ def test_temperature_of_the_largest_posterior(lessons):
             losses.append(math.log1p(sum(odds)))
         return weight * sum(losses) + (logarithm / DEVIATION) ** 2 / 2
 
-    temperature = confidence.temperature(random_lesson(1))
+    temperature = confidence.temperature(random_clip(1))
     least = min(loss(step / 100) for step in range(-200, 201))
     assert loss(math.log(temperature)) <= least + 1e-6
 
 
-def test_temperature_of_more_lessons():
+def test_temperature_of_more_clips():
     """The likelihood is largest where the sigmoid of 4 / T is 3/4."""
     evidence = evidence_of([[4.0, 0]])
     counts = (20, 100, 500)
@@ -159,7 +159,7 @@ def test_temperature_of_more_lessons():
     assert distances[-1] < 0.5
 
 
-def test_long_lessons_count_once():
+def test_long_clips_count_once():
     def temperature(images):
         confidence = Confidence()
         observe(confidence, evidence_of([[3.0, 0]] * images), 0)
@@ -192,13 +192,13 @@ def certain(typicality):
     return evidence_of([[60.0, 0]] * len(typicality), typicality)
 
 
-def moved(known, strange, lessons=100):
+def moved(known, strange, clips=100):
     """A confidence that recorded clips of closeness ``known``.
 
     Without their class they have the closeness ``strange``. A third class is there.
     """
     confidence = Confidence(PRIOR)
-    for _ in range(lessons):
+    for _ in range(clips):
         scores = [[60.0, 0, -60]]
         evidence = evidence_of(scores, close(known))._replace(left_out=close(strange))
         observe(confidence, evidence, 0)
@@ -278,7 +278,7 @@ def test_a_prior_of_the_records_in_any_units():
     """Their mean is known, and what is two deviations less is not."""
     confidence = Confidence()
     for seed in range(20):
-        observe(confidence, random_lesson(seed, seed % 4, spread=0.0), seed % 4)
+        observe(confidence, random_clip(seed, seed % 4, spread=0.0), seed % 4)
     near, far = confidence_of(confidence, certain(close(0.0, -9.0)))
     assert near > 0.9 > 0.01 > far
 
@@ -315,10 +315,10 @@ def test_an_image_like_nothing_is_unknown():
 )
 def test_rates_of_records(known, strange, refused, named):
     """With a prior that is not moved: what is refused or named of them."""
-    confidence = moved(known, strange, lessons=2)
+    confidence = moved(known, strange, clips=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("crumb_avalanche.learner.record_fit.LESSONS_OF_PRIOR", 1e9)
-        patch.setattr("crumb_avalanche.learner.rates.LESSONS_OF_RATES", 0.0)
+        patch.setattr("crumb_avalanche.learner.record_fit.CLIPS_OF_PRIOR", 1e9)
+        patch.setattr("crumb_avalanche.learner.rates.CLIPS_OF_RATES", 0.0)
         rates = confidence.rates(0.8, {0: 10, 1: 10, 2: 10}, 0.0)
     assert rates[:2] == pytest.approx((refused, named), abs=0.01)
     assert rates.named <= rates.named_alike
@@ -362,12 +362,12 @@ def test_rates_are_those_of_the_answers(strict):
 
 @pytest.mark.parametrize("sizes", [[3, 1, 6], [7] * 9, [1, 2, 3, 5, 7, 11]])
 def test_a_rate_is_at_most_one(sizes):
-    # Given lessons of sizes whose weights are rounded, of which all images are errors
+    # Given clips of sizes whose weights are rounded, of which all images are errors
     records = Records.none()
     for number, size in enumerate(sizes):
         evidence = evidence_of(torch.rand(size, 3))
-        lesson = Records.of_lesson(evidence, 0, number)
-        records = records.joined_with(lesson, 1000)
+        clip = Records.of_clip(evidence, 0, number)
+        records = records.joined_with(clip, 1000)
     # When the rate is computed
     rate = mixed(1.0, torch.ones(len(records.labels)) > 0, records)
     # Then it is a share
@@ -391,10 +391,10 @@ def test_what_looks_alike_stays_where_known_classes_are_less_close(known, is_mor
     assert rates.named_alike >= usual - 1e-6
 
 
-@pytest.mark.parametrize("lessons", [0, 3, 100])
-def test_stricter_learners_refuse_more_and_name_less(lessons):
+@pytest.mark.parametrize("clips", [0, 3, 100])
+def test_stricter_learners_refuse_more_and_name_less(clips):
     """Each hundredth of a stricter learner changes no rate the other way."""
-    confidence = moved(0.8, 0.4, lessons)
+    confidence = moved(0.8, 0.4, clips)
     images = {0: 1, 1: 1, 2: 1}
     refused, named, named_alike = zip(
         *(confidence.rates(percent / 100, images, 0.0) for percent in range(1, 100))
@@ -412,7 +412,7 @@ def test_stricter_learners_refuse_more_and_name_less(lessons):
 
 def test_early_records_of_a_class():
     """They set neither temperature nor threshold once it has more images."""
-    now = random_lesson(50, counts=[10] * 4)
+    now = random_clip(50, counts=[10] * 4)
     early = observed(range(6), counts=[4] * 4)
     stale = early.temperature(now)
     later = {"seeds": range(100, 120), "counts": [9] * 4, "spread": 0.1}
@@ -428,13 +428,13 @@ def of_few_classes():
     """Two confidences that observed three classes; the first one two classes before."""
     summed = Confidence()
     for seed in range(8):
-        lesson = random_lesson(seed, label=seed % 2, classes=2, spread=5.0)
-        observe(summed, lesson, seed % 2)
+        clip = random_clip(seed, label=seed % 2, classes=2, spread=5.0)
+        observe(summed, clip, seed % 2)
     late = Confidence()
     for seed in range(100, 120):
-        lesson = random_lesson(seed, label=seed % 3, classes=3)
-        observe(summed, lesson, seed % 3)
-        observe(late, lesson, seed % 3)
+        clip = random_clip(seed, label=seed % 3, classes=3)
+        observe(summed, clip, seed % 3)
+        observe(late, clip, seed % 3)
     return summed, late
 
 
@@ -442,15 +442,15 @@ def of_few_classes():
 def test_records_of_few_classes(of_few_classes, classes, count):
     """They do not count once there are more than twice as many."""
     summed, late = of_few_classes
-    now = random_lesson(50, classes=classes)
+    now = random_clip(50, classes=classes)
     assert (summed.temperature(now) != late.temperature(now)) == count
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10))
-def test_probabilities_add_up_to_that_of_any_class(seed, lessons):
+def test_probabilities_add_up_to_that_of_any_class(seed, clips):
     """They keep the order of the scores."""
-    confidence = observed(range(lessons))
-    evidence = random_lesson(seed)
+    confidence = observed(range(clips))
+    evidence = random_clip(seed)
     probabilities = confidence.probabilities(evidence)
     of_any = confidence.log_odds(evidence).sigmoid()
     assert torch.allclose(probabilities.sum(1), of_any)
@@ -470,7 +470,7 @@ def test_no_capacity():
     [
         ([[1.0, 2.0]], [3, 5], 4, 1),  # what others take a new class for
         ([[1.0]], [0], 0, 0),  # a single class is always right
-        ([[1.0, 2.0]] * 100, [3, 5], 5, PER_LESSON),
+        ([[1.0, 2.0]] * 100, [3, 5], 5, PER_CLIP),
     ],
 )
 def test_number_of_records(scores, labels, label, records):
@@ -483,15 +483,15 @@ def test_number_of_records(scores, labels, label, records):
     st.integers(1, 60),
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 25)), max_size=12),
 )
-def test_capacity(capacity, lessons):
+def test_capacity(capacity, clips):
     """The records stay within it, and every class keeps some."""
     confidence = Confidence(capacity=capacity)
-    for seed, (label, images) in enumerate(lessons):
-        observe(confidence, random_lesson(seed, label, images), label)
+    for seed, (label, images) in enumerate(clips):
+        observe(confidence, random_clip(seed, label, images), label)
         assert len(confidence) <= capacity
     labels = set(confidence.state_dict()["labels"].tolist())
     if capacity >= 8:
-        assert labels == {label for label, _ in lessons}
+        assert labels == {label for label, _ in clips}
 
 
 def test_bytes_of_a_record():
@@ -519,13 +519,13 @@ def without_class_two(evidence):
 def test_forget():
     """It leaves nothing of a class."""
     confidence = observed(range(12))
-    asked = without_class_two(random_lesson(77))
+    asked = without_class_two(random_clip(77))
     confidence.log_odds(asked)  # what is fitted here is not asked again
     confidence.forget(2)
     merged = Confidence()
     for seed in (0, 1, 3, 4, 5, 7, 8, 9, 11):
-        lesson = random_lesson(seed, label=seed % 4)
-        observe(merged, without_class_two(lesson), seed % 4)
+        clip = random_clip(seed, label=seed % 4)
+        observe(merged, without_class_two(clip), seed % 4)
     assert len(confidence) == len(merged) == 9 * 12
     state = confidence.state_dict()
     assert 2 not in state["labels"]
@@ -540,7 +540,7 @@ def test_state_round_trip():
     loaded = Confidence()
     loaded.load_state_dict(confidence.state_dict())
     assert same(confidence, loaded)
-    evidence = random_lesson(123)
+    evidence = random_clip(123)
     assert torch.equal(confidence.log_odds(evidence), loaded.log_odds(evidence))
 
 
@@ -548,7 +548,7 @@ def test_a_loaded_state_is_a_copy():
     confidence = observed(range(9))
     loaded = Confidence()
     loaded.load_state_dict(confidence.state_dict())
-    observe(loaded, random_lesson(123), 1)
+    observe(loaded, random_clip(123), 1)
     assert len(loaded) == len(confidence) + 12
 
 
@@ -575,7 +575,7 @@ def test_merge_renumbers():
     state = confidence.state_dict()
     assert set(state["labels"].tolist()) == {0, 1, 2, 3, 7}
     assert len(confidence) == 4 * 12 + 6 * 12
-    assert len(state["lessons"].unique()) == 4 + 6, "lessons stay apart"
+    assert len(state["clip_numbers"].unique()) == 4 + 6, "clips stay apart"
     labels, rivals, gaps = (state[name][48:] for name in ("labels", "rivals", "gaps"))
     assert set(labels.tolist()) == {0, 2, 7}
     assert 3 not in rivals

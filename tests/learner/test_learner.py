@@ -489,11 +489,11 @@ CLIPS = {
 def test_a_lesson_of_one_clip(make, clip, kind):
     """Near copies do not fill the records that say which images are unknown."""
     learner = taught(make(), 2)
-    recorded = learner._classifier.confidence.lessons
+    recorded = learner._classifier.confidence.number_of_clips
     lesson = learner.teach(CLIPS[kind](*clip), "c0")
     assert lesson.clips == 1
     assert lesson.images == {"c0": 12}
-    assert learner._classifier.confidence.lessons == recorded + 1
+    assert learner._classifier.confidence.number_of_clips == recorded + 1
 
 
 def test_a_lesson_of_two_clips(make, clip):

@@ -13,18 +13,18 @@ def test_a_rival_that_becomes_the_true_class_is_none():
     number = torch.tensor([1])
     records = Records(
         labels=torch.tensor([0]),
-        lessons=number,
+        clip_numbers=number,
         images=number,
         classes=number + 2,
-        clips=torch.zeros(1),
+        mean_log_clips=torch.zeros(1),
         shortage=torch.zeros(1),
         typicality=torch.zeros(1, 3),
         left_out=torch.zeros(1, 3),
         rivals=rivals,
         gaps=gaps,
     )
-    merged = records.renumbered({0: 4, 1: 4, 2: 5}, lessons=2)
+    merged = records.renumbered({0: 4, 1: 4, 2: 5}, clips=2)
     assert merged.labels.tolist() == [4]
-    assert merged.lessons.tolist() == [3]
+    assert merged.clip_numbers.tolist() == [3]
     assert merged.rivals[0, :3].tolist() == [-1, 5, -1]
     assert merged.gaps[0, 0] == -torch.inf
