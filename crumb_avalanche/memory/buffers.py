@@ -7,7 +7,7 @@ tensor allocated once, so the bytes that the ledger reports are the bytes held.
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
@@ -48,6 +48,29 @@ class StreamBatch:
     def label_numbers(self) -> list[int]:
         """The labels as a list, for which a GPU is waited for once."""
         return self.labels.tolist()
+
+    def of_classes(self, classes: Collection[int]) -> "StreamBatch":
+        """Return the part of the batch whose images are of some classes.
+
+        It is the batch itself if all of them are.
+        """
+        positions = []
+        for position, label in enumerate(self.label_numbers):
+            if label in classes:
+                positions.append(position)
+        if len(positions) == len(self.label_numbers):
+            return self
+
+        def read_pixels(positions_in_part: Sequence[int]) -> Tensor:
+            """Return pixels ``(n, 3, h, w)`` of some images of the part."""
+            return self.pixels([positions[index] for index in positions_in_part])
+
+        return StreamBatch(
+            labels=self.labels[positions],
+            feature_map=self.feature_map[positions],
+            codes=None if self.codes is None else self.codes[positions],
+            pixels=read_pixels,
+        )
 
 
 class MemoryBuffer(ABC):

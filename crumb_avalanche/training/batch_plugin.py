@@ -247,10 +247,16 @@ class StoringPlugin(BatchPlugin):
                 )
 
     def after_training_iteration(self, strategy, **kwargs):
-        """Offer the batch to the buffer, in the epoch that is stored."""
+        """Offer the batch to the buffer, in the epoch that is stored.
+
+        Images of other classes than the experience has were mixed in by another plugin:
+        they are memories of its own, not new images.
+        """
         if self.offers(strategy):
-            self.offer(strategy, self.current)
-            self._offered_counts.update(self.current.label_numbers)
+            new_images = self.current.of_classes(self._classes)
+            if new_images.label_numbers:
+                self.offer(strategy, new_images)
+                self._offered_counts.update(new_images.label_numbers)
         super().after_training_iteration(strategy, **kwargs)
 
     def after_training_exp(self, strategy, **kwargs):

@@ -66,7 +66,10 @@ class CRUMBPlugin(StoringPlugin):
 
     A replay batch has no memories of the batch's own classes, as in the paper. If
     classes return in later experiences (domain-incremental and online streams),
-    memories of those are replayed, too; a warning says so once.
+    memories of those are replayed, too; a warning says so once. Images of classes that
+    the experience does not have, which Avalanche's ``ReplayPlugin`` mixes in, are
+    trained on with the new ones; their classes are replayed all the same, and they are
+    not offered to the buffer.
 
     Another warning comes after the first experience, if the network names its images
     hardly better than by chance.
@@ -314,8 +317,13 @@ class CRUMBPlugin(StoringPlugin):
         return self.storage_policy.replay(slots, model)
 
     def _classes_not_replayed(self) -> set[int]:
-        """Return the new batch's own classes, but for those that have returned."""
-        return set(self.current.label_numbers) - self.returning
+        """Return the new classes of the new batch.
+
+        Classes that have returned are replayed, and so are those whose images another
+        plugin, such as Avalanche's ``ReplayPlugin``, mixed into the batch.
+        """
+        classes_of_batch = set(self.current.label_numbers)
+        return (classes_of_batch & self._classes) - self.returning
 
     def _has_nothing_to_replay(self) -> bool:
         """Return whether the buffer holds no memory that may be replayed now.

@@ -110,6 +110,41 @@ def test_a_plugin_beside_ours(name, plugin, kind):
     assert not torch.equal(without, beside)
 
 
+class ReplaySteps(SupervisedPlugin):
+    """Counts the steps on memories of each experience."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = []
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.counts.append(0)
+
+    def before_replay_step(self, strategy, **kwargs):
+        self.counts[-1] += 1
+
+
+@pytest.mark.parametrize("name", STORING)
+def test_memories_are_replayed_beside_the_hosts(name):
+    """test_replay: old images that it mixes in are no new ones."""
+    # Given a buffer, and the host's plugin, which fills half of each batch
+    rule, steps = ClassBalancedReservoir(), ReplaySteps()
+    strategy = our_strategy(
+        name,
+        buffer=CodeBuffer(24, rule),
+        plugins=[ReplayPlugin(mem_size=24), steps],
+        train_mb_size=6,
+        train_epochs=1,
+    )
+    # When three experiences come, of two classes of 12 images each
+    for experience in host_benchmark("nc", per_class=12).train_stream:
+        strategy.train(experience, shuffle=True)
+    # Then each batch after the first experience is followed by a replay step, and each
+    # image was offered to the buffer once
+    assert steps.counts == [0, 4, 4]
+    assert rule.seen == dict.fromkeys(range(N_CLASSES), 12)
+
+
 @pytest.mark.parametrize("name", STORING)
 def test_the_hosts_si_is_no_obstacle(name):
     """test_synaptic_intelligence, which has no effect on a CPU."""
