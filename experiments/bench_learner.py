@@ -118,7 +118,7 @@ def settled_learner(learner: Learner) -> Learner:
     classifier = copy.deepcopy(learner._classifier)
     classifier.keep_looks([0])
     copied = copy.deepcopy(learner)
-    copied._state = replace(learner._state, classifier=classifier)
+    copied._state = replace(learner._state, answering=classifier)
     return copied
 
 

@@ -8,6 +8,7 @@ from benchmarks_toybox_ilab.tables.folders import is_video
 from crumb_avalanche.cli.settings import NewLearnerSettings
 from crumb_avalanche.images.clips import Clip
 from crumb_avalanche.learner.learner import LOOKS, Learner
+from crumb_avalanche.learner.network import cuts_of
 from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.methods.look_shares import shares_of, text_of
 from crumb_avalanche.models.backbone_names import full_name
@@ -80,7 +81,7 @@ def check_made_with(settings: NewLearnerSettings, learner: Learner, path: Path) 
     accepted_values: dict[str, tuple[Any, ...]] = {
         "method": (learner.method,),
         "backbone": (network.backbone,),
-        "cut_layer": tuple(network.cuts),
+        "cut_layer": cuts_of(network),
         "image_size": (network.image_size,),
         "budget_bytes": (learner.budget_bytes,),
         "looks": (text_of(learner.looks),),

@@ -5,7 +5,7 @@ from numbers import Integral, Real
 from benchmarks_toybox_ilab.tables.names import check_near
 from crumb_avalanche.images.clips import check_label
 from crumb_avalanche.learner.lesson_record import Lesson
-from crumb_avalanche.learner.network import NetworkError, are_same
+from crumb_avalanche.learner.network import NetworkError, are_same, check_same
 from crumb_avalanche.learner.predictor import Predictor
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.methods.run_header import LearnerError
@@ -262,7 +262,7 @@ class ChangeableLearner(Predictor):
                     "a learner cannot be merged with itself; give two that were taught "
                     "apart"
                 )
-            self.network.check_same(other.network)  # raises
+            check_same(self.network, other.network)  # raises
             # With features of drawn images that show no class, which it compares with.
             state = self._state_with_nothing()
             added = other._state  # once: another thread may teach it meanwhile

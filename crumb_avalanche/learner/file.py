@@ -28,7 +28,12 @@ from crumb_avalanche.learner.header import (
 )
 from crumb_avalanche.learner.history import History
 from crumb_avalanche.learner.lesson_record import Lesson
-from crumb_avalanche.learner.network import FrozenNetwork, NetworkError, StoredNetwork
+from crumb_avalanche.learner.network import (
+    FrozenNetwork,
+    Network,
+    NetworkError,
+    StoredNetwork,
+)
 from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.learner.records import PER_CLIP
 from crumb_avalanche.learner.run_answers import RunAnswers
@@ -76,7 +81,7 @@ class LearnerContent:
         state: what ``State.state_dict`` returned.
     """
 
-    network: FrozenNetwork | StoredNetwork
+    network: Network
     state: dict[str, Any]
 
 
@@ -85,7 +90,7 @@ class LearnerContent:
 
 def write_learner(
     path: str | os.PathLike,
-    network: FrozenNetwork | StoredNetwork,
+    network: Network,
     state: dict[str, Any],
     weights: bool,
     expect: Callable[[str], object] | None = None,
@@ -119,9 +124,7 @@ def write_learner(
     return write_state(path, stored, metadata, expect)
 
 
-def _header(
-    network: FrozenNetwork | StoredNetwork, state: dict[str, Any], weights: bool
-) -> dict[str, Any]:
+def _header(network: Network, state: dict[str, Any], weights: bool) -> dict[str, Any]:
     """Return the header of a learner file, as it is after JSON.
 
     Args:
@@ -137,7 +140,7 @@ def _header(
 
 
 def _without_header(
-    network: FrozenNetwork | StoredNetwork, state: dict[str, Any], weights: bool
+    network: Network, state: dict[str, Any], weights: bool
 ) -> dict[str, Any]:
     """Return what a learner file stores besides the header, with tensors.
 
@@ -209,7 +212,7 @@ def _read(
         return _content_of_run(header, stored)
     check_state(header, stored)  # raises
     stored_weights = stored.pop("network")
-    network: FrozenNetwork | StoredNetwork
+    network: Network
     if build:
         network = _build_network(path, header["network"], stored_weights, weights)
     else:

@@ -34,7 +34,7 @@ from crumb_avalanche.learner.known_files import KnownFiles
 from crumb_avalanche.learner.lesson import check_not_empty, learn, name_of
 from crumb_avalanche.learner.lesson_features import FeatureRecorder
 from crumb_avalanche.learner.lesson_record import Lesson
-from crumb_avalanche.learner.network import FrozenNetwork, StoredNetwork
+from crumb_avalanche.learner.network import FrozenNetwork, Network, StoredNetwork
 from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.picture_strip import PictureStrip
 from crumb_avalanche.learner.record_fit import STRICT
@@ -171,7 +171,7 @@ class Learner(ChangeableLearner):
         )
         self._begin(method, network, State.empty(classifier))
 
-    def _begin(self, method: str, network: FrozenNetwork, state: State) -> None:
+    def _begin(self, method: str, network: Network, state: State) -> None:
         """Begin with a state that was not saved by this learner."""
         super().__init__(method, network, state)
         self.keep_pictures = False
@@ -180,7 +180,7 @@ class Learner(ChangeableLearner):
     @property
     def budget_bytes(self) -> int:
         """Most bytes of what is learned; 0 for what a run of another method left."""
-        return self._classifier.budget_bytes
+        return self._answering.budget_bytes
 
     @property
     def nothing(self) -> int:
@@ -546,8 +546,7 @@ class Learner(ChangeableLearner):
         content = read_learner(path, weights, build=network)
         learner = cls.__new__(cls)
         if isinstance(content, RunAnswers):
-            answers: Any = content
-            state = State(answers, History(room=0))
+            state = State(content, History(room=0))
             learner._begin(content.header.strategy, content.network, state)
             return learner  # which can be asked alone
         try:
@@ -558,9 +557,7 @@ class Learner(ChangeableLearner):
         learner._files.note_content(path, digest)
         return learner
 
-    def _load_state(
-        self, network: FrozenNetwork | StoredNetwork, state: dict[str, Any]
-    ) -> None:
+    def _load_state(self, network: Network, state: dict[str, Any]) -> None:
         """Begin with what a learner file holds.
 
         Args:
@@ -599,8 +596,7 @@ class Learner(ChangeableLearner):
             looks=Looks(tuple(state["looks"])),
             backbone=network.backbone,
         )
-        unbuilt: Any = network
-        self._begin(state["method"], unbuilt, State.empty(classifier))
+        self._begin(state["method"], network, State.empty(classifier))
 
 
 def _with_pictures(clips: LabelledClips, strip: PictureStrip) -> LabelledClips:

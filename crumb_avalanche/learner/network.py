@@ -56,15 +56,6 @@ class FrozenNetwork:
         return self.arguments["image_size"]
 
     @property
-    def cuts(self) -> tuple[int | str, ...]:
-        """The values of ``cut_layer`` that say where it is cut, the usual one first."""
-        cut_layer = self.arguments.get("cut_layer")
-        if cut_layer is not None:
-            return (cut_layer,)
-        stages = self.model.stages
-        return (len(stages), *stages[-1:])
-
-    @property
     def interpolation(self) -> str:
         """Filter that images are resized with."""
         return self.model.interpolation
@@ -168,27 +159,6 @@ class FrozenNetwork:
                 f"{sha256[:12]}...: give the weight file that it was made with"
             )
 
-    def check_same(self, other: "FrozenNetwork") -> None:
-        """Raise NetworkError if another network is not the same to the bit."""
-        if are_same(self, other):
-            return
-        raise NetworkError(
-            f"the learners have different networks, {self._described} and "
-            f"{other._described}; only learners with the same network can be merged: "
-            "teach one of them again with the network of the other"
-        )
-
-    @property
-    def _described(self) -> str:
-        """What tells the network from others, in words."""
-        cut = ""
-        if "cut_layer" in self.arguments:
-            cut = f", cut at {self.arguments['cut_layer']},"
-        return (
-            f"{self.backbone} for images of {self.image_size} pixels{cut} with "
-            f"{self.source} (SHA-256 {self.sha256[:12]}...)"
-        )
-
     @property
     def bytes(self) -> int:
         """Bytes of its weights."""
@@ -237,14 +207,29 @@ class StoredNetwork:
         return cls(described, weights)
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of ``split_backbone``, as those of ``FrozenNetwork``."""
+        return self.described["arguments"]
+
+    @property
+    def source(self) -> str:
+        """Where its weights come from."""
+        return self.described["source"]
+
+    @property
+    def sha256(self) -> str:
+        """Hash of its weights."""
+        return self.described["weights_sha256"]
+
+    @property
     def backbone(self) -> str:
         """Its name, as for ``split_backbone``."""
-        return self.described["arguments"]["name"]
+        return self.arguments["name"]
 
     @property
     def image_size(self) -> int:
         """Side in pixels of the images."""
-        return self.described["arguments"]["image_size"]
+        return self.arguments["image_size"]
 
     @property
     def interpolation(self) -> str:
@@ -276,6 +261,9 @@ class StoredNetwork:
         return self.weights
 
 
+Network = FrozenNetwork | StoredNetwork  # of a learner
+
+
 def _weights_of(model: SplitModel) -> dict[str, Tensor]:
     """Return the weights of a network by name, without those of its head."""
     head = f"plastic_layers.{model.head}."
@@ -301,10 +289,43 @@ def _built_model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
     return model.eval()
 
 
-def are_same(
-    one: FrozenNetwork | StoredNetwork, other: FrozenNetwork | StoredNetwork
-) -> bool:
+def are_same(one: Network, other: Network) -> bool:
     """Return whether two networks are the same to the bit, wherever they are from."""
     first = one.header()
     second = other.header()
     return all(first[name] == second[name] for name in ("arguments", "weights_sha256"))
+
+
+def check_same(one: Network, other: Network) -> None:
+    """Raise NetworkError if two networks are not the same to the bit."""
+    if are_same(one, other):
+        return
+    raise NetworkError(
+        f"the learners have different networks, {_described(one)} and "
+        f"{_described(other)}; only learners with the same network can be merged: "
+        "teach one of them again with the network of the other"
+    )
+
+
+def _described(network: Network) -> str:
+    """Return in words what tells a network from others."""
+    cut = ""
+    if "cut_layer" in network.arguments:
+        cut = f", cut at {network.arguments['cut_layer']},"
+    return (
+        f"{network.backbone} for images of {network.image_size} pixels{cut} with "
+        f"{network.source} (SHA-256 {network.sha256[:12]}...)"
+    )
+
+
+def cuts_of(network: Network) -> tuple[int | str, ...]:
+    """Return the values of ``cut_layer`` that say where it is cut, the usual one first.
+
+    Raises:
+        LearnerError: it is cut at the usual layer, and not built.
+    """
+    cut_layer = network.arguments.get("cut_layer")
+    if cut_layer is not None:
+        return (cut_layer,)
+    stages = network.model.stages
+    return (len(stages), *stages[-1:])

@@ -27,10 +27,11 @@ from crumb_avalanche.images.sources import (
     is_array,
 )
 from crumb_avalanche.learner.answer import Answer, ClassInfo
+from crumb_avalanche.learner.answering import Answering
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.explanation import explanation
 from crumb_avalanche.learner.header import CLOSED_FORMS, cannot_be_taught
-from crumb_avalanche.learner.network import FrozenNetwork
+from crumb_avalanche.learner.network import Network
 from crumb_avalanche.learner.prediction import RUNNERS_UP, Ranking
 from crumb_avalanche.learner.rates import Rates
 from crumb_avalanche.learner.run_answers import RunAnswers
@@ -63,21 +64,21 @@ class Predictor:
 
     Args:
         method: name of the method.
-        network: what computes the features.
-        state: what was taught; or a state whose classifier is ``RunAnswers``.
+        network: what computes the features; one that is not built answers nothing.
+        state: what was taught; or one of ``RunAnswers``.
 
     Attributes:
         note: what a person who reads the answers should know; empty where the
             confidence is calibrated.
     """
 
-    def __init__(self, method: str, network: FrozenNetwork, state: State):
+    def __init__(self, method: str, network: Network, state: State):
         self.method = method
         self.network = network
         self._state = state
         self.note = ""
-        if isinstance(state.classifier, RunAnswers):
-            self.note = state.classifier.note
+        if isinstance(state.answering, RunAnswers):
+            self.note = state.answering.note
         self._runtime_chosen = False
         self._was_asked = False
         self._lock = threading.RLock()
@@ -97,8 +98,13 @@ class Predictor:
         call_in_child(self._begin_in_child)
 
     @property
-    def _classifier(self) -> Any:
+    def _answering(self) -> Answering:
         """What answers: a ``Classifier``, or ``RunAnswers``."""
+        return self._state.answering
+
+    @property
+    def _classifier(self) -> Classifier:
+        """What answers, and can be taught; raises LearnerError for ``RunAnswers``."""
         return self._state.classifier
 
     @property
@@ -128,7 +134,7 @@ class Predictor:
     @property
     def strict(self) -> float:
         """Confidence from which on a class is named; below it an image is unknown."""
-        return self._classifier.strict
+        return self._answering.strict
 
     @property
     def rates(self) -> Rates | None:
@@ -137,7 +143,7 @@ class Predictor:
         They follow from clips that were asked before they were learned: how often their
         class was not known, and what the other classes took them for.
         """
-        return self._classifier.rates
+        return self._answering.rates
 
     @property
     def features(self) -> dict[str, Any] | None:
@@ -145,14 +151,14 @@ class Predictor:
 
         ``None`` for what a run left.
         """
-        if not isinstance(self._classifier, Classifier):
+        if not isinstance(self._answering, Classifier):
             return None
-        return dict(vars(self._classifier.features))
+        return dict(vars(self._answering.features))
 
     @property
     def looks(self) -> tuple[float, ...]:
         """The middle parts of an image that are looked at, in units of its sides."""
-        return self._classifier.looks.shares
+        return self._answering.looks.shares
 
     @property
     def looks_used(self) -> tuple[float, ...]:
@@ -160,12 +166,12 @@ class Predictor:
 
         One alone is once it is enough, or once the budget has room for one alone.
         """
-        return self._classifier.shares
+        return self._answering.shares
 
     @property
     def bytes(self) -> int:
         """Bytes of what was learned, without the network."""
-        return tensor_bytes(self._classifier.tensors())
+        return tensor_bytes(self._answering.tensors())
 
     def _take_fastest_runtime(self) -> None:
         """Let the fastest runtime run the frozen layers, unless one was chosen."""
@@ -175,12 +181,12 @@ class Predictor:
     @property
     def classes(self) -> list[ClassInfo]:
         """The classes taught, in order of arrival."""
-        return self._classifier.classes.infos
+        return self._answering.classes.infos
 
     @property
     def _names(self) -> list[str]:
         """The names of the classes taught."""
-        return [name for name in self._classifier.classes.names if name is not None]
+        return [name for name in self._answering.classes.names if name is not None]
 
     @property
     def image_size(self) -> int:
@@ -192,9 +198,9 @@ class Predictor:
 
         It can be asked alone.
         """
-        if isinstance(self._classifier, RunAnswers):
+        if isinstance(self._answering, RunAnswers):
             raise LearnerError(
-                f"this learner {cannot_be_taught(self._classifier.header)}. It can be "
+                f"this learner {cannot_be_taught(self._answering.header)}. It can be "
                 "asked, with crumb predict or Learner.predict, but not taught or "
                 "changed. To teach on, learn its images with crumb teach "
                 "NEW.safetensors FOLDER, or with crumb run --strategy "
@@ -399,10 +405,10 @@ class Predictor:
                 with self._lock:
                     self._check_taught()  # raises if all was forgotten meanwhile
                     # Scores of the classes, and how typical the frame is of them.
-                    evidence = self._classifier.evidence(features)
+                    evidence = self._answering.evidence(features)
                     clip_evidence = frames_in_window.joined_with(evidence, seconds)
                     # Classes by rank for each frame, and last for all as a clip.
-                    *_, clip_ranking = self._classifier.ranked(clip_evidence)
+                    *_, clip_ranking = self._answering.ranked(clip_evidence)
                 answer = answer_of(clip_ranking, path)
                 answer_text = f"class {answer.label}"
                 if answer.unknown:
@@ -448,9 +454,9 @@ class Predictor:
         with self._lock:
             self._check_taught()  # raises if all was forgotten meanwhile
             # Scores of the classes, and how typical each frame is of them.
-            evidence = self._classifier.evidence(torch.cat(features))
+            evidence = self._answering.evidence(torch.cat(features))
             # Classes by rank for each frame, and last for all as a clip.
-            rankings = self._classifier.ranked(evidence, runners_up)
+            rankings = self._answering.ranked(evidence, runners_up)
         frames = []
         for ranking, path in zip(rankings[:-1], paths, strict=True):
             frames.append(answer_of(ranking, path, clip.label))
@@ -466,7 +472,7 @@ class Predictor:
     @property
     def explains(self) -> bool:
         """Whether ``explain`` shows where the evidence lies."""
-        return not isinstance(self._classifier, RunAnswers)
+        return not isinstance(self._answering, RunAnswers)
 
     def explain(self, photo: Any) -> Tensor:
         """Show which parts of a photo speak for the answer; see ``explanation``.
@@ -567,7 +573,7 @@ class Predictor:
     def _transform(self) -> LookTransform:
         """What makes pixels of an image, of the looks that are needed now."""
         return LookTransform(
-            self._classifier.shares, self.image_size, self.network.interpolation
+            self._answering.shares, self.image_size, self.network.interpolation
         )
 
     def _compute(self, pixels: Tensor, shares: Sequence[float]) -> Tensor:
@@ -585,7 +591,7 @@ class Predictor:
             BadFeaturesError: a value is not finite or too large.
         """
         with self._lock:  # the network's hooks serve one batch at a time
-            features = self._classifier.compute(self.network.model, pixels, shares)
+            features = self._answering.compute(self.network.model, pixels, shares)
         are_usable = bool((features.abs() <= LARGEST_FEATURE).all())  # false for NaN
         if not are_usable:
             raise BadFeaturesError(

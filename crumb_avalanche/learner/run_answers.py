@@ -39,6 +39,7 @@ class RunAnswers:
     shares = WHOLE.shares
     strict = 0.0  # a class is always named
     rates = None
+    budget_bytes = 0
     note = (
         "confidence is the softmax of the method's outputs, not calibrated, and "
         "unknown images are not told"

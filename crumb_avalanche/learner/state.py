@@ -5,32 +5,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from crumb_avalanche.learner.answering import Answering
 from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.history import MOST_KEPT, History
 from crumb_avalanche.learner.lesson import check_apart
 from crumb_avalanche.learner.lesson_features import LessonFeatures
 from crumb_avalanche.learner.lesson_record import Lesson
+from crumb_avalanche.methods.run_header import LearnerError
 
 
 @dataclass(frozen=True)
 class State:
     """What a learner answers with, and the lessons that led there.
 
-    A state never changes, nor does the classifier in it, but for what is computed when
+    A state never changes, nor does what answers in it, but for what is computed when
     it is first needed: solutions of the statistics, and features of drawn images. Each
     method works on copies and returns another state, so that an error or an interrupt
     at any point leaves the learner with the state from before. Learners may share one.
 
     Attributes:
-        classifier: what answers.
+        answering: what answers; a ``Classifier`` for a learner that can be taught.
         history: the lessons, and what ``undo`` needs of the last ones.
     """
 
-    classifier: Classifier
+    answering: Answering
     history: History
 
     def __deepcopy__(self, memo: dict) -> "State":
         return self
+
+    @property
+    def classifier(self) -> Classifier:
+        """What answers, and can be taught.
+
+        Raises:
+            LearnerError: it is what a run left, which can be asked alone.
+        """
+        if not isinstance(self.answering, Classifier):
+            raise LearnerError("what a run left can be asked, but not changed")
+        return self.answering
 
     @classmethod
     def empty(cls, classifier: Classifier) -> "State":

@@ -18,7 +18,7 @@ from crumb_avalanche.images.boxes import in_box
 from crumb_avalanche.images.clips import Clip, Frames
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Lesson
-from crumb_avalanche.learner.network import FrozenNetwork, are_same
+from crumb_avalanche.learner.network import Network, are_same
 from crumb_avalanche.learner.prediction import RUNNERS_UP
 from crumb_avalanche.methods.run_header import LearnerError
 from crumb_avalanche.serve.messages import (
@@ -537,7 +537,7 @@ def _lesson_of_change(change: Change[Lesson]) -> LessonResult:
     )
 
 
-def _copy_learner(learner: Learner, network: FrozenNetwork) -> Learner:
+def _copy_learner(learner: Learner, network: Network) -> Learner:
     """Copy a learner, with ``network`` in the place of a copy of its network.
 
     What it knows of its file is the same for all.

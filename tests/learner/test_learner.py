@@ -370,6 +370,20 @@ def test_merge_of_what_does_not_fit(make, make_other, error, line):
     assert list(counts(learner).values()) == [6, 6]
 
 
+def test_merge_without_a_network(make, tmp_path):
+    # Given a learner that was loaded without its network
+    path = tmp_path / "learner.safetensors"
+    taught(make(), 2).save(path)
+    unbuilt = Learner.load(path, network=False)
+    # When it is merged into another one
+    learner = make()
+    learner.merge(unbuilt)
+    # Then that knows its classes, which is not so the other way round
+    assert list(counts(learner)) == ["c0", "c1"]
+    with pytest.raises(LearnerError, match="loaded without its network"):
+        unbuilt.merge(taught(make(), 1))
+
+
 def test_merge_with_itself(make):
     learner = taught(make(), classes=2)
     with pytest.raises(ValueError, match="cannot be merged with itself"):

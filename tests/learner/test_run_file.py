@@ -240,6 +240,10 @@ def test_a_run_does_not_say_what_is_known(predicted):
     assert {answer["known"] for answer in predicted.answers} == {None}
 
 
+def test_a_run_has_no_budget(runs):
+    assert Learner.load(runs("er")).budget_bytes == 0
+
+
 @pytest.mark.parametrize("name", QUICK)
 def test_confidences_add_up(predicted):
     for answer in predicted.answers:
