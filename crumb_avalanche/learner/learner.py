@@ -5,26 +5,14 @@ import copy
 import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 import crumb_avalanche
-from benchmarks_toybox_ilab.tables.names import check_near
-from crumb_avalanche.images.boxes import boxes_of, in_box
-from crumb_avalanche.images.clips import (
-    BadImage,
-    Clip,
-    OnBad,
-    check_class_folders,
-    check_label,
-    clips_with_distinct_labels,
-    label_of,
-    path_of,
-)
-from crumb_avalanche.images.sources import clips_of
+from crumb_avalanche.images.clips import BadImage, Clip, OnBad, path_of
 from crumb_avalanche.learner.changes import ChangeableLearner
 from crumb_avalanche.learner.classifier import Classifier, form_of
 from crumb_avalanche.learner.file import read_learner, write_learner
@@ -35,10 +23,10 @@ from crumb_avalanche.learner.lesson import check_not_empty, learn, name_of
 from crumb_avalanche.learner.lesson_features import FeatureRecorder
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import FrozenNetwork, Network, StoredNetwork
-from crumb_avalanche.learner.nothing import NOTHING
 from crumb_avalanche.learner.picture_strip import PictureStrip
 from crumb_avalanche.learner.record_fit import STRICT
 from crumb_avalanche.learner.run_answers import RunAnswers
+from crumb_avalanche.learner.showing import LabelledClips, Report, Showing
 from crumb_avalanche.learner.state import State
 from crumb_avalanche.methods.features import FeatureMoments
 from crumb_avalanche.methods.look_shares import RECOMMENDED_LOOKS, shares_of
@@ -50,9 +38,6 @@ from crumb_avalanche.system.folder_lock import locked_file
 
 LOOKS = shares_of(RECOMMENDED_LOOKS)  # see ``Learner``
 
-Report = Callable[[BadImage], object]  # called with each file that is left out
-# Class names, or ``NOTHING``, with clips of images, whose order is that of the lesson.
-LabelledClips = Iterator[tuple[str, Clip]]
 # Class names, or ``NOTHING``, with batches of paths and features.
 FeaturesOfClips = Iterator[tuple[str, Iterator[tuple[list[str], Tensor]]]]
 
@@ -235,41 +220,10 @@ class Learner(ChangeableLearner):
                 budget. After any error, the learner is as it was.
         """
         self.check_teachable()  # raises if it can only be asked
-        if box is not None and on_bad == "skip" and len(boxes_of(box)) > 1:
-            raise ValueError(
-                "on_bad is 'skip' beside a box for each image: an image that is left "
-                "out would give its box to the next one; leave on_bad out, or teach "
-                "the images one by one"
-            )
-
-        def labelled_clips(
-            names: Sequence[str | None], report: Report
-        ) -> LabelledClips:
-            """Return the class name and the clip of each clip of the source.
-
-            Args:
-                names: of the classes, which grow as clips are learned.
-                report: called with each file that cannot be read.
-            """
-            clips: Iterator[Clip]
-            clips = clips_of(source, label, on_bad=on_bad, report=report)
-            if box is not None:
-                clips = in_box(clips, box)
-            if not new_class:
-                clips = clips_with_distinct_labels(clips, names)
-            return ((label_of(clip), clip) for clip in clips)
-
+        showing = Showing(source, label, box, on_bad, new_class)  # raises
         with self._lock:
-            if not new_class:
-                self._check_new_names(source, label)  # raises
-            return self._teach_clips(source, labelled_clips, on_bad, progress)
-
-    def _check_new_names(self, source: Any, label: str | None) -> None:
-        """Raise DoubtfulNameError for names that are probably not meant as classes."""
-        if label is None:
-            check_class_folders(source, self._names)
-        else:
-            check_near([check_label(label)], self._names)
+            showing.check_names(self._names)  # raises
+            return self._teach(showing, progress)
 
     def teach_nothing(
         self,
@@ -299,56 +253,27 @@ class Learner(ChangeableLearner):
                 the learner is as it was.
         """
         self.check_teachable()
+        return self._teach(Showing.of_nothing(source, on_bad), progress)
 
-        def labelled_clips(
-            names: Sequence[str | None], report: Report
-        ) -> LabelledClips:
-            """Return each clip of the source with ``NOTHING`` as its class name.
-
-            Args:
-                names: of the classes; not needed here.
-                report: called with each file that cannot be read.
-            """
-            clips = clips_of(source, "nothing", on_bad=on_bad, report=report)
-            return ((NOTHING, clip) for clip in clips)
-
-        return self._teach_clips(source, labelled_clips, on_bad, progress)
-
-    def _teach_clips(
-        self,
-        source: Any,
-        labelled_clips: Callable[[Sequence[str | None], Report], LabelledClips],
-        on_bad: OnBad,
-        progress: Callable[[int], None] | None,
+    def _teach(
+        self, showing: Showing, progress: Callable[[int], None] | None
     ) -> Lesson:
-        """Compute the features of clips, and learn them as one lesson.
+        """Compute the features of what is shown, and learn them as one lesson.
 
         Args:
-            source: what is shown, for the lesson's name.
-            on_bad: ``raise`` an error at an image that cannot be used, or ``skip`` it.
+            showing: gives the clips.
             progress: called with the number of images after each batch.
-            labelled_clips: function that yields clips with their class names; its
-                arguments are the names of the classes, which grow as clips are learned,
-                and a function that is called with each file that cannot be read.
         """
-        strip = PictureStrip()  # for the picture that the lesson keeps of its images
-
-        def features_of(
-            names: Sequence[str | None], unread: list[BadImage]
-        ) -> FeaturesOfClips:
-            """Yield the class name of each clip, and its features in batches.
-
-            Args:
-                names: of the classes, which grow as clips are learned.
-                unread: receives the files that cannot be read.
-            """
-            clips = labelled_clips(names, unread.append)
+        with self._lock:
+            begun = self._begun_lesson()
+            clips = showing.labelled_clips(
+                begun.classifier.classes.names, begun.unread.append
+            )
             if self.keep_pictures:
-                clips = _with_pictures(clips, strip)
-            report = unread.append if on_bad == "skip" else None
-            return self._with_features(clips, report)
-
-        return self._teach_features(source, features_of, progress, strip)
+                clips = _with_pictures(clips, begun.strip)
+            report = begun.unread.append if showing.on_bad == "skip" else None
+            features = self._with_features(clips, report)
+            return self._learn(begun, features, showing.source, progress)
 
     def teach_features(
         self,
@@ -372,58 +297,60 @@ class Learner(ChangeableLearner):
                 budget. After any error, the learner is as it was.
         """
         self.check_teachable()
-        return self._teach_features(
-            source, lambda names, unread: features_of(unread), progress, PictureStrip()
-        )
+        with self._lock:
+            begun = self._begun_lesson()
+            features = features_of(begun.unread)
+            return self._learn(begun, features, source, progress)
 
-    def _teach_features(
+    def _begun_lesson(self) -> "_BegunLesson":
+        """Return a lesson that is learned next, while the lock is held."""
+        self._take_fastest_runtime()  # unless the user has chosen one
+        # With features of drawn images that show no class, which it compares with.
+        state = self._state_with_nothing()
+        # A copy learns: an error leaves the state as it was, and answers go on.
+        return _BegunLesson(state, copy.deepcopy(state.classifier))
+
+    def _learn(
         self,
+        begun: "_BegunLesson",
+        features: FeaturesOfClips,
         source: Any,
-        features_of: Callable[[Sequence[str | None], list[BadImage]], FeaturesOfClips],
         progress: Callable[[int], None] | None,
-        strip: PictureStrip,
     ) -> Lesson:
-        """Learn the features of clips as one lesson.
+        """Learn the features of clips as one lesson, while the lock is held.
 
         Args:
+            begun: the state before it, and what learns.
+            features: the class name of each clip, or ``NOTHING``, and its batches.
             source: what was shown, for the lesson's name.
             progress: called with the number of images after each batch.
-            features_of: returns the class name of each clip and its batches; its
-                arguments are the names of the classes, which grow as clips are learned,
-                and a list to which files that cannot be read are added.
-            strip: notes the images of which the lesson keeps a picture.
         """
-        unread: list[BadImage] = []
-        with self._lock:
-            self._take_fastest_runtime()  # unless the user has chosen one
-            # With features of drawn images that show no class, which it compares with.
-            state = self._state_with_nothing()
-            # A copy learns: an error leaves the state as it was, and answers go on.
-            classifier = copy.deepcopy(state.classifier)
-            # Keeps what is learned for ``undo``, as far as its bytes have room.
-            recorder = FeatureRecorder(state.history.room)
-            lesson = learn(
-                classifier,
-                features_of(classifier.classes.names, unread),
-                unread,
-                progress,
-                on_piece=recorder.record,
-                taught=state.history.taught_images(classifier.looks.views),
-            )
-            check_not_empty(lesson)  # raises
-            picture = strip.picture()
-            lesson = replace(
-                lesson,
-                number=state.history.next_number,
-                source=name_of(source),
-                runtime=str(self.runtime),
-                picture=picture.jpeg,
-                pictured=picture.shows,
-                id=secrets.randbits(63),
-            )
-            new_state = state.with_lesson(lesson, classifier, recorder.recorded())
-            self._replace_state(state, new_state)
-            return lesson
+        state = begun.state
+        classifier = begun.classifier
+        # Keeps what is learned for ``undo``, as far as its bytes have room.
+        recorder = FeatureRecorder(state.history.room)
+        lesson = learn(
+            classifier,
+            features,
+            begun.unread,
+            progress,
+            on_piece=recorder.record,
+            taught=state.history.taught_images(classifier.looks.views),
+        )
+        check_not_empty(lesson)  # raises
+        picture = begun.strip.picture()
+        lesson = replace(
+            lesson,
+            number=state.history.next_number,
+            source=name_of(source),
+            runtime=str(self.runtime),
+            picture=picture.jpeg,
+            pictured=picture.shows,
+            id=secrets.randbits(63),
+        )
+        new_state = state.with_lesson(lesson, classifier, recorder.recorded())
+        self._replace_state(state, new_state)
+        return lesson
 
     def batches(
         self, clip: Clip, report: Report | None = None
@@ -597,6 +524,23 @@ class Learner(ChangeableLearner):
             backbone=network.backbone,
         )
         self._begin(state["method"], network, State.empty(classifier))
+
+
+@dataclass(frozen=True)
+class _BegunLesson:
+    """A lesson that is being learned.
+
+    Attributes:
+        state: what was learned before it.
+        classifier: a copy of the one of the state, which learns it.
+        unread: receives the files that cannot be read.
+        strip: notes the images of which the lesson keeps a picture.
+    """
+
+    state: State
+    classifier: Classifier
+    unread: list[BadImage] = field(default_factory=list)
+    strip: PictureStrip = field(default_factory=PictureStrip)
 
 
 def _with_pictures(clips: LabelledClips, strip: PictureStrip) -> LabelledClips:
