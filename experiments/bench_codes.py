@@ -36,7 +36,7 @@ from crumb_avalanche import Codebook, CodeBuffer, split_backbone
 from crumb_avalanche.models.calibration import calibrate, measure_codes
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 
 FITTED = 160  # images
 MEASURED = 80
@@ -223,7 +223,7 @@ def main() -> None:
             print("  ".join(row.cells), flush=True)
             rows.append(row.cells)
     write_csv(Path(options.output) / "codes.csv", [HEADER, *rows])
-    print(table(HEADER, rows))
+    print(format_table(HEADER, rows))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ from crumb_avalanche.learner.learner import LOOKS, Learner
 from crumb_avalanche.models.extraction import IMAGES_AT_A_TIME
 from crumb_avalanche.models.penultimate import penultimate
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 from crumb_avalanche.system.process import keep_freed_memory
 
 CLASSES = 20
@@ -324,7 +324,7 @@ def main() -> None:
     if options.output:
         write_csv(Path(options.output) / "bench_learner.csv", [HEADER, *rows])
     tables = [f"{options.threads} threads, {options.method}, {options.backbone}"]
-    tables.append(table(HEADER, rows))
+    tables.append(format_table(HEADER, rows))
     if options.only_lessons:
         report(options, [asdict(cost) for cost in lessons], tables)
         return

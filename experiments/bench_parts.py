@@ -47,7 +47,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.session import Session
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 
 PRESETS = ("paper", "tuned", "recommended")
 PIXELS = (64, 224, 1080)
@@ -277,7 +277,7 @@ def main() -> None:
         f"{options.runtime})"
     )
     save(picture(rows, title), options.output, options.name)
-    print(table(header, cells))
+    print(format_table(header, cells))
     print(f"written to {options.output}: {options.name}.csv, .png and .svg")
 
 

@@ -57,7 +57,7 @@ from crumb_avalanche.models.map_store import FeatureMemo
 from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.runs.plan import preset_settings
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 
 BATCH = 21
 MEMORIES = 417
@@ -350,7 +350,7 @@ def report_classes(images: Tensor, options: argparse.Namespace) -> None:
         rows.append(row)
         times.append(times_of_count)
     header = ["classes", *options.recipes]
-    report(options, ratios, [table(header, rows), table(header, times)])
+    report(options, ratios, [format_table(header, rows), format_table(header, times)])
 
 
 def report_step(images: Tensor, options: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ from torch import Tensor
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.report.pictures import COLOURS, STYLE, save
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 
 HEADER = [
     "block",
@@ -288,7 +288,7 @@ def main() -> int:
     before = usage_of(run.before, run.batches())
     after = usage_of(run.after, run.batches())
     header = ["use of memory blocks by the test images", "before", "after"]
-    print("\n" + table(header, summary(before, after)))
+    print("\n" + format_table(header, summary(before, after)))
     write_csv(options.output / "fig5.csv", csv_rows_of(before, after))
     write_recorded(options.output / "fig5_runs.csv", recorded_runs_of(findings))
     blocks = most_used_blocks(after, chosen.blocks)

@@ -54,7 +54,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.rates import Rates
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import number, table
+from crumb_avalanche.runs.tables import format_table, number
 from crumb_avalanche.system.words import counted
 
 # Confidences of a name, on the curve.
@@ -612,7 +612,7 @@ def main() -> None:
     if points_of(rows):  # none of parts of objects
         write_csv(output / "named_unknown_curve.csv", curve_rows(rows))
         save(picture(rows), output, "named_unknown_curve")
-    print(table(header, lines))
+    print(format_table(header, lines))
 
 
 if __name__ == "__main__":

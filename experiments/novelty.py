@@ -39,7 +39,7 @@ from crumb_avalanche.learner.classifier import Classifier
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import number, table
+from crumb_avalanche.runs.tables import format_table, number
 
 HEADER = [
     "run",
@@ -195,7 +195,7 @@ def main() -> None:
         for stage in measured(learner._classifier, order, chosen.every):
             lines.append([str(run), *stage.cells])
     write_csv(output_of(chosen) / "novelty.csv", [HEADER, *lines])
-    print(table(HEADER, lines))
+    print(format_table(HEADER, lines))
 
 
 if __name__ == "__main__":

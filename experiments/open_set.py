@@ -70,7 +70,7 @@ from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.report.paired import interval
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import number, table
+from crumb_avalanche.runs.tables import format_table, number
 
 DEVELOPMENT = ("cifar100", "tiny_imagenet")
 # Figures of a run with the heading of their column.
@@ -668,7 +668,7 @@ def publish(runs: Sequence[Run], output: Path) -> None:
     write_csv(output / "open_set.csv", [header, *lines])
     write_csv(output / "open_set_runs.csv", run_rows(runs))
     save(picture(runs), output, "open_set")
-    print(f"\nMean and 95 % interval over splits\n{table(header, lines)}")
+    print(f"\nMean and 95 % interval over splits\n{format_table(header, lines)}")
     written = "open_set.csv, open_set_runs.csv, open_set.png, open_set.svg"
     print(f"\nwritten to {output}: {written}")
 

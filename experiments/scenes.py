@@ -59,7 +59,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run import main as run
 from crumb_avalanche.runs.run_folder import write_csv, write_json
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.tables import LEARNER, table
+from crumb_avalanche.runs.tables import LEARNER, format_table
 
 STREAMS = ("own", "table", "three", "plain")
 WAYS = (
@@ -261,7 +261,7 @@ def summary(rows: Sequence[Row]) -> str:
         for way in WAYS:
             line.append(percent_text(case_rows, way))
         lines.append(line)
-    return table([*names, "splits", *WAYS[:-1], "empty called known"], lines)
+    return format_table([*names, "splits", *WAYS[:-1], "empty called known"], lines)
 
 
 def learner_of(

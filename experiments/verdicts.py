@@ -21,7 +21,7 @@ from support.tables import each_text, interval_text, p_text, paired_columns
 
 from crumb_avalanche.report.paired import Paired, paired
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 
 ROOT = Path(__file__).parent.parent
 TABLES = ROOT / "docs" / "results"
@@ -185,7 +185,7 @@ def main() -> int:
     }
     for name, verdicts in families.items():
         lines = [verdict.line for verdict in verdicts]
-        print(f"\n{name}\n" + table(HEADER, lines))
+        print(f"\n{name}\n" + format_table(HEADER, lines))
     write_csv(path, csv_rows_of(families))
     print(f"\nwritten: {path}")
     return 0

@@ -18,7 +18,7 @@ from crumb_avalanche.models.recorded_backbones import (
     BackboneRecord,
     recorded_backbones,
 )
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 
 LABELS = 12  # columns of "  features  "
 COLUMNS = [
@@ -64,7 +64,7 @@ def table_of(records: list[BackboneRecord]) -> str:
     """Format records of backbones as a table of at most 80 columns, with its legend."""
     rows = [row_of(record) for record in records]
     splits = max(record.splits for record in records)
-    lines = [table(COLUMNS, rows)]
+    lines = [format_table(COLUMNS, rows)]
     lines += textwrap.wrap(LEGEND.format(splits=splits), WIDTH)
     lines += textwrap.wrap(MORE, WIDTH)
     return "\n".join(lines)

@@ -17,8 +17,7 @@ from markupsafe import Markup
 
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.text import printable
-from crumb_avalanche.runs.tables import cell, mean_text
-from crumb_avalanche.runs.tables import table as text_table
+from crumb_avalanche.runs.tables import cell, format_table, mean_text
 from crumb_avalanche.system.named_values import attributes, field_names
 
 NUMBER = re.compile(r"([+-]?\d+(\.\d+)?(e[+-]?\d+)?( ± \d+(\.\d+)?)?)?", re.IGNORECASE)
@@ -87,7 +86,7 @@ class Table:
         rows = []
         for row in self.rows:
             rows.append([table_cell.text.replace("±", "+-") for table_cell in row])
-        return text_table(list(self.columns.values()), rows)
+        return format_table(list(self.columns.values()), rows)
 
     @property
     def csv(self) -> str:

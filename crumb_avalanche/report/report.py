@@ -40,11 +40,11 @@ from crumb_avalanche.runs.run_folder import (
 )
 from crumb_avalanche.runs.tables import (
     cell,
+    format_table,
     ledger_table,
     matrix_table,
     print_budget,
     print_left_out,
-    table,
     usage_of,
 )
 from crumb_avalanche.system.folder_lock import locked
@@ -226,7 +226,7 @@ def print_run(group: Group) -> None:
         if settings.get(name) is not None:
             rows.append([name, cell(settings[name])])
     print(run.folder)
-    print(table(["setting", "value"], rows))
+    print(format_table(["setting", "value"], rows))
     print(matrix_table(run.matrix, run.result["accuracy_after"], run.joint))
     print(ledger_table(run.ledger))
     print_budget(run.ledger, run.result)

@@ -25,7 +25,7 @@ from crumb_avalanche.runs.plan import settings_of_backbone
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import part_for
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 from crumb_avalanche.system.file_metadata import format_of
 from crumb_avalanche.system.folder_lock import LOCK, locked
 from crumb_avalanche.system.named_values import without
@@ -203,7 +203,7 @@ def _history_table(history: Sequence[dict[str, float]]) -> str:
         direct = f"{measures['direct_accuracy']:.1f}"
         codebook_out = f"{measures['codebook_accuracy']:.1f}"
         rows.append([str(epoch), loss, direct, codebook_out])
-    return table(
+    return format_table(
         ["epoch", "loss", "direct accuracy %", "codebook-out accuracy %"], rows
     )
 

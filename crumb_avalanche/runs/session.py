@@ -30,7 +30,7 @@ from crumb_avalanche.models.weights import check_and_load
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.settings import CLIPS, Runtime
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
 from crumb_avalanche.system.words import counted
@@ -616,4 +616,4 @@ def trials_text(trials: Sequence[Trial]) -> str:
         "learning rates on held-out frames of the first experience, whose classes or "
         "objects arrive in turn\n"
     )
-    return title + table(["rate", "accuracy", "loss", ""], rows)
+    return title + format_table(["rate", "accuracy", "loss", ""], rows)

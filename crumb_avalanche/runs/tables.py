@@ -75,7 +75,7 @@ def mean_text(values: Sequence[float], form: str = ".1f", between: str = "+-") -
     return f"{mean} {between} {statistics.stdev(values):{form.lstrip('+')}}"
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
+def format_table(header: list[str], rows: list[list[str]]) -> str:
     """Format a text table: the first column to the left, the others to the right.
 
     A cell is one line, whatever it holds.
@@ -133,7 +133,7 @@ def matrix_table(
         name = "joint" if joint else f"exp {experience}"
         rows.append([name, *cells, *empty_cells, overall])
     title = "\naccuracy on the test frames of each experience's classes, percent\n"
-    return title + table(["after", *columns, "all seen"], rows)
+    return title + format_table(["after", *columns, "all seen"], rows)
 
 
 def ledger_table(ledger: dict[str, float]) -> str:
@@ -158,7 +158,7 @@ def ledger_table(ledger: dict[str, float]) -> str:
         rows.append([f"time: {label}", f"{seconds:.1f} s ({share:.0f} %)"])
     rows.append(["training", f"{total:.1f} s"])
     rows.append(["images/s", f"{ledger['images_per_second']:.1f}"])
-    return "\nledger\n" + table(["", ""], rows)
+    return "\nledger\n" + format_table(["", ""], rows)
 
 
 def budget_text(ledger: dict[str, float], result: dict[str, Any]) -> str:

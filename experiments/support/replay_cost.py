@@ -19,7 +19,7 @@ from support.bench import in_new_process, reset_peak, resident
 
 from crumb_avalanche.runs.run_folder import write_csv
 from crumb_avalanche.runs.settings import RunSettings
-from crumb_avalanche.runs.tables import table
+from crumb_avalanche.runs.tables import format_table
 
 CRUMB = "crumb"
 SINGLE = "remind, one image at a time"
@@ -424,7 +424,7 @@ def measure(settings: RunSettings, part: Part) -> None:
     for ratio in costs.ratios:
         percent = f"{100 * ratio.value:.1f}"
         lines.append([ratio.quantity, ratio.learner, ratio.other, percent])
-    print(table(["quantity", "of", "by", "%"], lines))
+    print(format_table(["quantity", "of", "by", "%"], lines))
     write_csv(output / COSTS, costs.csv_rows)
 
 

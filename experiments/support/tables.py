@@ -19,7 +19,7 @@ from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from crumb_avalanche.report.paired import Paired
 from crumb_avalanche.report.pictures import save
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.tables import markdown, mean_text, number, table
+from crumb_avalanche.runs.tables import format_table, markdown, mean_text, number
 
 FIRST_CUT = 80.0  # percent that a run has to reach after the first task
 ACCURACY = "accuracy over all classes at the end (%)"
@@ -292,7 +292,7 @@ def publish(
     sections = [f"# {heading}\n"]
     for text_table in text_tables(findings):
         header = text_table.header
-        print(f"\n{text_table.title}\n" + table(header, text_table.lines))
+        print(f"\n{text_table.title}\n" + format_table(header, text_table.lines))
         lines = markdown([header, ["---"] * len(header), *text_table.lines])
         sections.append(f"\n## {text_table.title}\n\n{lines}")
     print(f"\n{LEGEND}")
@@ -323,7 +323,7 @@ def write_table(
         csv_rows: header and rows of `NAME.csv`; default those of the table.
         figure: the picture; None for none.
     """
-    print("\n" + table(header, lines))
+    print("\n" + format_table(header, lines))
     write_text(output / f"{name}.md", markdown([header, ["---"] * len(header), *lines]))
     write_csv(output / f"{name}.csv", csv_rows or [header, *lines])
     written = f"{name}.csv, {name}.md"
