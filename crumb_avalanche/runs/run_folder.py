@@ -17,6 +17,7 @@ from benchmarks_toybox_ilab.catalog import get_benchmark
 from benchmarks_toybox_ilab.tables.atomic_file import write_text
 from benchmarks_toybox_ilab.tables.csv import csv_text
 from benchmarks_toybox_ilab.tables.disk import add_rest, files_digest
+from crumb_avalanche.runs.frames import FrameSource, open_frames
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.settings import CLIPS, flat, load_yaml, result_settings
 from crumb_avalanche.system.named_values import without
@@ -299,19 +300,12 @@ def _clip_hashes(plan: RunPlan) -> dict[str, str]:
         ``sha256:`` and the hash of names and sizes as ``dataset_root``, and that of the
         contents as ``images``.
     """
-    table = get_benchmark(CLIPS).table(
-        plan.dataset_root,
-        plan.run,
-        reference=False,
-        fps=plan.fps,
-        bad_videos=[] if plan.on_bad_frame == "skip" else None,
-        new_class=plan.new_class,
-    )
-    assert table.root is not None, "a clip folder has a root"
+    frames = open_frames(FrameSource.of(plan)).table
+    assert frames.root is not None, "a clip folder has a root"
     names_and_sizes = hashlib.sha256()
     paths = []
-    for name in table.path:
-        path = table.root / name
+    for name in frames.path:
+        path = frames.root / name
         names_and_sizes.update(f"{name}\n{path.stat().st_size}\n".encode())
         paths.append(path)
     return {
@@ -321,42 +315,15 @@ def _clip_hashes(plan: RunPlan) -> dict[str, str]:
 
 
 @lru_cache(maxsize=256)
-def _table_hash(
-    benchmark: str,
-    root: str | None,
-    run: int,
-    reference: bool,
-    fps: float | None,
-    skips_bad_frames: bool,
-    new_class: bool,
-) -> str | None:
+def _table_hash(source: FrameSource) -> str | None:
     """Hash the frame table of a run; ``None`` if its images are not on this machine.
 
     Cached for sweeps.
-
-    Args:
-        benchmark: its name.
-        root: folder of the data set.
-        run: number of the run.
-        reference: whether the stream is that of the paper's published code.
-        fps: frames per second taken from a video.
-        skips_bad_frames: whether videos that cannot be read are left out.
-        new_class: whether nearly the same names are two classes.
     """
-    catalog_entry = get_benchmark(benchmark)
-    if catalog_entry.needs_root and not (root and Path(root).is_dir()):
+    needs_root = get_benchmark(source.benchmark).needs_root
+    if needs_root and not (source.root and Path(source.root).is_dir()):
         return None
-    # A list collects the messages of bad videos; without one they are an error.
-    bad_videos: list[str] | None = [] if skips_bad_frames else None
-    table = catalog_entry.table(
-        root,
-        run,
-        reference=reference,
-        fps=fps,
-        bad_videos=bad_videos,
-        new_class=new_class,
-    )
-    return table.content_hash()
+    return open_frames(source).table.content_hash()
 
 
 def versions() -> dict[str, str]:
@@ -442,16 +409,9 @@ def check_finished(folder: Path, plan: RunPlan) -> None:
         planned["runtime"] = recorded.get("runtime")  # whichever it chose
     # Only reading all images again would find those that were left out.
     if not result["bad_frames"]:
-        frames = _table_hash(
-            plan.benchmark,
-            root=plan.dataset_root,
-            run=plan.run,
-            reference=plan.reference_stream,
-            fps=plan.fps,
-            skips_bad_frames=plan.on_bad_frame == "skip",
-            new_class=plan.new_class,
-        )
-        planned[FRAMES] = frames or result[FRAMES]  # None where the images are absent
+        frames_hash = _table_hash(FrameSource.of(plan))
+        # None where the images are absent.
+        planned[FRAMES] = frames_hash or result[FRAMES]
         recorded[FRAMES] = result[FRAMES]
     for name, planned_value in planned.items():
         recorded_value = recorded.get(name)

@@ -27,6 +27,7 @@ from crumb_avalanche.models.runtimes import use_runtime
 from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import check_and_load
+from crumb_avalanche.runs.frames import FrameSource, open_frames
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.settings import CLIPS, Runtime
@@ -84,57 +85,98 @@ def open_stream(plan: RunPlan, joint: bool | None = None) -> Stream:
     if joint is None:
         joint = get_strategy(plan.strategy).joint
     catalog_entry = get_benchmark(plan.benchmark)
-    skips_bad_frames = plan.on_bad_frame == "skip"
-    bad_frames: list[str] = []  # messages
-    table = catalog_entry.table(
-        plan.dataset_root,
-        plan.run,
-        reference=plan.reference_stream,
-        fps=plan.fps,
-        bad_videos=bad_frames if skips_bad_frames else None,
-        new_class=plan.new_class,
-    )
+    opened = open_frames(FrameSource.of(plan))
     catalog_entry.warn_of_gaps(plan.dataset_root)
-    n_bad_videos = len(bad_frames)
-    emptied_classes: list[str] = []
-    if skips_bad_frames:
-        bad_rows = table.bad_rows(partial(progress_bar, show=plan.progress))
-        classes = table.classes
-        table = table.without([row for row, _ in bad_rows])
-        emptied_classes = [name for name in classes if name not in table.classes]
-        bad_frames += [message for _, message in bad_rows]
-    if emptied_classes:
-        warnings.warn(
-            f"no training image of {listed(emptied_classes, 10)} can be read, so the "
-            f"run goes without: {bad_frames[n_bad_videos]}; mend the images, or leave "
-            "out --on-bad-frame skip to stop at the first one",
-            stacklevel=2,
-        )
+    readable = _Readable(opened.table)
+    if plan.on_bad_frame == "skip":
+        readable = _without_bad_frames(opened.table, plan.progress)
+        _warn_of_emptied_classes(readable)
+    looks = _look_transform(plan)
+    benchmark = _avalanche_benchmark(plan, catalog_entry, readable.table, looks, joint)
+    key = _images_key(catalog_entry, readable.table)  # by which caches know the images
+    return Stream(
+        entry=catalog_entry,
+        table=benchmark.frame_table,  # with the labels of the benchmark
+        benchmark=benchmark,
+        bad_frames=[*opened.bad_videos, *readable.bad_frames],
+        bad_videos=len(opened.bad_videos),
+        emptied_classes=readable.emptied_classes,
+        images_keys=tuple(f"{key} {transform!r}" for transform in looks.transforms),
+    )
+
+
+@dataclass(frozen=True)
+class _Readable:
+    """Frames of which all can be read, as far as they were checked.
+
+    Attributes:
+        table: the frames.
+        bad_frames: a message for each frame that was left out.
+        emptied_classes: names of the classes of which no training frame is left.
+    """
+
+    table: FrameTable
+    bad_frames: list[str] = field(default_factory=list)
+    emptied_classes: list[str] = field(default_factory=list)
+
+
+def _without_bad_frames(frames: FrameTable, show_progress: bool) -> _Readable:
+    """Decode all frames, and leave out those that cannot be decoded."""
+    bad_rows = frames.bad_rows(partial(progress_bar, show=show_progress))
+    messages = [message for _, message in bad_rows]
+    good_frames = frames.without([row for row, _ in bad_rows])
+    emptied = [name for name in frames.classes if name not in good_frames.classes]
+    return _Readable(good_frames, messages, emptied)
+
+
+def _warn_of_emptied_classes(readable: _Readable) -> None:
+    """Warn if a class has no training frame that can be read."""
+    if not readable.emptied_classes:
+        return
+    warnings.warn(
+        f"no training image of {listed(readable.emptied_classes, 10)} can be read, so "
+        f"the run goes without: {readable.bad_frames[0]}; mend the images, or leave "
+        "out --on-bad-frame skip to stop at the first one",
+        stacklevel=3,
+    )
+
+
+def _look_transform(plan: RunPlan) -> LookTransform:
+    """Return what makes pixels of an image, of each look of the plan's method.
+
+    A method may look at several parts of an image: as a whole, and its middle.
+    """
     interpolation = preprocessing_of(plan.backbone).interpolation
-    # A method may look at several parts of an image: as a whole, and its middle.
-    looks = LookTransform(looks_of_plan(plan), plan.image_size, interpolation)
+    return LookTransform(looks_of_plan(plan), plan.image_size, interpolation)
+
+
+def _avalanche_benchmark(
+    plan: RunPlan,
+    catalog_entry: Benchmark,
+    frames: FrameTable,
+    looks: LookTransform,
+    joint: bool,
+) -> Any:
+    """Make the Avalanche benchmark of frames.
+
+    Args:
+        plan: of the run: protocol, order and number of classes.
+        catalog_entry: of the benchmark, which may group the classes.
+        frames: that can be read.
+        looks: makes pixels of the images.
+        joint: whether all classes come in one experience.
+    """
     transforms = looks.transforms  # one for each look
     transform = looks if len(transforms) > 1 else transforms[0]
-    protocol = "offline" if joint else plan.protocol
-    benchmark = make_benchmark(
-        table,
-        protocol,
+    return make_benchmark(
+        frames,
+        "offline" if joint else plan.protocol,
         run=plan.run,
         classes_per_experience=plan.classes_per_experience,
         train_transform=transform,
         eval_transform=transform,
-        class_groups=catalog_entry.class_groups(table, plan.reference_stream),
+        class_groups=catalog_entry.class_groups(frames, plan.reference_stream),
         reference=plan.reference_stream,
-    )
-    key = _images_key(catalog_entry, table)  # by which caches know the images
-    return Stream(
-        catalog_entry,
-        benchmark.frame_table,  # with the labels of the benchmark
-        benchmark,
-        bad_frames,
-        n_bad_videos,
-        emptied_classes,
-        images_keys=tuple(f"{key} {look_transform!r}" for look_transform in transforms),
     )
 
 
@@ -146,16 +188,16 @@ def looks_of_plan(plan: RunPlan) -> tuple[float, ...]:
     return shares_of(str(plan.method.get("looks", WHOLE_IMAGE)))
 
 
-def _images_key(catalog_entry: Benchmark, table: FrameTable) -> str:
-    """Return the key of a table's images in the feature cache, without transform."""
+def _images_key(catalog_entry: Benchmark, frames: FrameTable) -> str:
+    """Return the key of images in the feature cache, without their transform."""
     if not catalog_entry.needs_root:
-        return f"{table.frames_hash()} {table.reader!r}"
-    assert table.root is not None, "the benchmark needs a root"
-    root = Path(table.root)
-    key = files_key(root / path for path in table.path)
-    if table.reader is not None:  # readers decode the same file differently
-        key += f" {type(table.reader).__name__}"
-    if table.upright:
+        return f"{frames.frames_hash()} {frames.reader!r}"
+    assert frames.root is not None, "the benchmark needs a root"
+    root = Path(frames.root)
+    key = files_key(root / path for path in frames.path)
+    if frames.reader is not None:  # readers decode the same file differently
+        key += f" {type(frames.reader).__name__}"
+    if frames.upright:
         key += " upright"
     return key
 
@@ -168,23 +210,23 @@ def describe_stream(stream: Stream) -> tuple[dict[str, Any], str]:
     Returns:
         The description as values for ``result.json`` and as text.
     """
-    table = stream.table
-    image_counts = {split: len(table.rows(split)) for split in ("train", "test")}
+    frames = stream.table
+    image_counts = {split: len(frames.rows(split)) for split in ("train", "test")}
     values: dict[str, Any] = {"images": image_counts}
-    counts = [counted(len(table.classes), "class")]
+    counts = [counted(len(frames.classes), "class")]
     held_out_text = ""
     if stream.entry.name == CLIPS:
-        objects = set(zip(table.class_name, table.object_name, strict=True))
+        objects = set(zip(frames.class_name, frames.object_name, strict=True))
         clips = set(
-            zip(table.class_name, table.object_name, table.session, strict=True)
+            zip(frames.class_name, frames.object_name, frames.session, strict=True)
         )
         counts += [counted(len(objects), "object"), counted(len(clips), "clip")]
-        held_out = held_out_of(table)  # a description by class
+        held_out = held_out_of(frames)  # a description by class
         values["held_out"] = held_out
         held_out_text = _held_out_text(held_out)
-    if len(table.classes) == 1:
+    if len(frames.classes) == 1:
         warnings.warn(
-            f"there is only one class, {table.classes[0]}, so every answer is right; "
+            f"there is only one class, {frames.classes[0]}, so every answer is right; "
             "add folders of other classes",
             stacklevel=2,
         )
