@@ -9,13 +9,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from crumb_avalanche.runs.engine_settings import EngineName
-from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.settings import RunSettings, RuntimeName
 from crumb_avalanche.system import setting_ranges as ranges
 
 # What ``crumb learner`` does.
 Action = Literal["show", "lessons", "undo", "move", "forget", "rename", "merge"]
-# auto: the fastest that is installed; see models.runtimes.
-RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
 
 
 @dataclass(frozen=True, kw_only=True)

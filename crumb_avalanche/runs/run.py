@@ -22,7 +22,7 @@ from crumb_avalanche.runs.session import (
     open_stream,
     trials_text,
 )
-from crumb_avalanche.runs.settings import Runtime
+from crumb_avalanche.runs.settings import RuntimeName
 from crumb_avalanche.runs.tables import (
     ledger_table,
     matrix_table,
@@ -280,7 +280,7 @@ def build_session(
     runtime = plan.runtime
     if resume.runtime:
         runtime_name, _, _ = resume.runtime.partition(" ")  # and its version
-        runtime = cast(Runtime, runtime_name)
+        runtime = cast(RuntimeName, runtime_name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
         session = Session.build(

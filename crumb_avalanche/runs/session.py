@@ -30,7 +30,7 @@ from crumb_avalanche.models.weights import check_and_load
 from crumb_avalanche.runs.frames import FrameSource, open_frames
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-from crumb_avalanche.runs.settings import CLIPS, Runtime
+from crumb_avalanche.runs.settings import CLIPS, RuntimeName
 from crumb_avalanche.runs.tables import format_table
 from crumb_avalanche.system.process import check_device
 from crumb_avalanche.system.setting_ranges import MOST_MEMORIES
@@ -336,7 +336,7 @@ class Session:
             measure_codes(model, first_dataset)  # their error, for the ledger
         calibration_seconds = time.perf_counter() - start
         # What runs F from here on; "auto" has chosen it.
-        runtime = cast(Runtime, use_runtime(model, plan.runtime).name)
+        runtime = cast(RuntimeName, use_runtime(model, plan.runtime).name)
         plan = replace(plan, runtime=runtime)
         if learner:
             capacity = capacity_of(plan, strategy_entry, model)

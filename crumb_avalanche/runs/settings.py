@@ -25,7 +25,8 @@ Search = Literal["direction", "distance"]
 Grouping = Literal["consecutive", "correlated"]
 Density = Annotated[float, ranges.Range(0, 10**5, above=True)]
 Preset = Literal["paper", "reference", "recommended", "tuned"]
-Runtime = Literal["auto", "torch", "compiled", "onnxruntime"]
+# auto: the fastest that is installed; see models.runtimes.
+RuntimeName = Literal["auto", "torch", "compiled", "onnxruntime"]
 Value = int | float | bool | str | None
 CLIPS = "clip_folder"  # the benchmark of a user's own images
 MOST_RUNS = 10_000
@@ -284,7 +285,7 @@ class RunSettings(ranges.InRange):
     evaluate_quantized: bool | None = None
     precision: Literal["fp32", "bf16"] = "fp32"
     cache_precision: Literal["fp32", "fp16"] = "fp32"
-    runtime: Runtime = "torch"
+    runtime: RuntimeName = "torch"
     workers: ranges.Workers = 0
     overwrite: bool = False
     keep_learner: bool = True
