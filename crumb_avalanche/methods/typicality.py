@@ -248,8 +248,9 @@ class MeansSpan(NamedTuple):
 
         All are seen from the centre of the class means.
 
-        Of unit vectors: minus the distance to the nearest class mean within the span,
-        and the cosine with the one of nearest direction.
+        Of unit vectors: minus the squared distance to the nearest class mean within the
+        span, and the cosine with the one of nearest direction, which the third value
+        repeats.
 
         In a whitened space: minus the relative Mahalanobis distance (Ren et al., 2021)
         within the span, and a mean of two cosines, both in units of a cosine, to be
@@ -401,7 +402,8 @@ class SeenPoints(NamedTuple):
         They are the closeness to the nearest class mean, the cosine with the mean of
         nearest direction, and that cosine apart from images that show nothing; larger
         ones of more typical images. With a background, the closeness is that relative
-        to a Gaussian of all classes.
+        to a Gaussian of all classes; without one, it is minus the squared distance, and
+        the third value repeats the second.
 
         Args:
             apart_share: share of the cosine apart from images that show nothing in the
@@ -412,17 +414,18 @@ class SeenPoints(NamedTuple):
         products = (self.points @ functional.normalize(self.means).mT).amax(1)
         cosine = products / self.lengths
         squares = self.points.square().sum(1)  # of the lengths within the span
-        # Squared distances, as a product: torch's exporter to ONNX has no cdist in
+        # |x - m|^2 = |x|^2 + |m|^2 - 2 x m, as torch's exporter to ONNX has no cdist in
         # every version.
-        nearest = (mean_squares - 2 * self.points @ self.means.mT).amin(1) + squares
+        mean_terms = mean_squares - 2 * self.points @ self.means.mT
+        nearest_square = mean_terms.amin(1) + squares
         if self.background is None:
-            return torch.stack([-nearest, cosine, cosine], 1)
+            return torch.stack([-nearest_square, cosine, cosine], 1)
         cosine_apart = cosine
         if self.apart is not None:
             cosine_apart = self.apart
         # Squared distance to any class minus that to the nearest one (Ren et al.,
         # 2021), in units of the root mean square length of the means.
-        relative_distance = self.background - nearest
+        relative_distance = self.background - nearest_square
         relative = relative_distance / mean_squares.mean().clamp_min(TINY).sqrt()
         # Constants chosen by measurement, so that it can be added to a cosine.
         closeness = DISTANCE * relative + RISE * (1 - 1 / len(self.means))
