@@ -22,6 +22,9 @@ def classes_with(slots: Slots, coming: Iterable[int]) -> list[int]:
 class SelectionRule(ABC):
     """Chooses, batch by batch, which images go to which slots.
 
+    A rule with settings or a state is a dataclass. Its settings are arguments of the
+    constructor; what changes with the stream are fields with ``init=False``.
+
     Attributes:
         second_pass: whether images are offered in a second pass after the experience's
             training, instead of during the last epoch.
@@ -105,7 +108,7 @@ class SelectionRule(ABC):
         return False
 
     def state_dict(self) -> dict:
-        """Return the fields of a selection rule, sets as sorted lists.
+        """Return the settings and the state of a selection rule, sets as sorted lists.
 
         A rule that is no dataclass has none.
         """
@@ -119,7 +122,7 @@ class SelectionRule(ABC):
         return state
 
     def load_state_dict(self, state: dict) -> None:
-        """Load the fields of a selection rule, which ``state_dict`` returned."""
+        """Load the settings and the state, which ``state_dict`` returned."""
         for name in getattr(self, "__dataclass_fields__", ()):
             field_type = type(getattr(self, name))
             setattr(self, name, field_type(state[name]))
@@ -152,10 +155,10 @@ class EveryJth(SelectionRule):
 
     needs_image_counts = True
     class_numbers = ("coming", "offered", "past")
-    coming: dict[int, int] = field(default_factory=dict)
-    offered: dict[int, int] = field(default_factory=dict)
-    past: dict[int, int] = field(default_factory=dict)
-    quota: int = 0
+    coming: dict[int, int] = field(init=False, default_factory=dict)
+    offered: dict[int, int] = field(init=False, default_factory=dict)
+    past: dict[int, int] = field(init=False, default_factory=dict)
+    quota: int = field(init=False, default=0)
 
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int
@@ -283,8 +286,8 @@ class ClassBalancedReservoir(SelectionRule):
     """
 
     class_numbers = ("seen", "full")
-    seen: dict[int, int] = field(default_factory=dict)
-    full: set[int] = field(default_factory=set)
+    seen: dict[int, int] = field(init=False, default_factory=dict)
+    full: set[int] = field(init=False, default_factory=set)
 
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Choose every image while slots are free, and later some at random.
@@ -357,11 +360,11 @@ class ReferenceRule(SelectionRule):
     second_pass = True
     evenly_spread = False
     class_numbers = ("expected",)
-    quota: int = 0
-    stride: int = 1
-    expected: list[int] = field(default_factory=list)
-    finished: bool = False
-    trimmed: bool = False
+    quota: int = field(init=False, default=0)
+    stride: int = field(init=False, default=1)
+    expected: list[int] = field(init=False, default_factory=list)
+    finished: bool = field(init=False, default=False)
+    trimmed: bool = field(init=False, default=False)
 
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int

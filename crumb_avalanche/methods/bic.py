@@ -55,8 +55,10 @@ class SplitExemplars(SelectionRule):
     only exemplar of a class is used for both: otherwise a small budget would replay
     nothing.
 
-    Attributes:
+    Args:
         share: share of a class's exemplars for validation; at least one.
+
+    Attributes:
         quotas: exemplars of each class after this experience.
         stored: for each class of the experience, numbers of the frames to store.
         held: among them, those to hold out for validation.
@@ -68,10 +70,10 @@ class SplitExemplars(SelectionRule):
     class_numbers = ("quotas", "stored", "held", "offered")
 
     share: float = 0.1
-    quotas: dict[int, int] = field(default_factory=dict)
-    stored: dict[int, list[int]] = field(default_factory=dict)
-    held: dict[int, list[int]] = field(default_factory=dict)
-    offered: dict[int, int] = field(default_factory=dict)
+    quotas: dict[int, int] = field(init=False, default_factory=dict)
+    stored: dict[int, list[int]] = field(init=False, default_factory=dict)
+    held: dict[int, list[int]] = field(init=False, default_factory=dict)
+    offered: dict[int, int] = field(init=False, default_factory=dict)
 
     def n_validating(self, count: int) -> int:
         """Return how many of a class's ``count`` exemplars are for validation.

@@ -5,7 +5,7 @@ The loss is measured on a few images of each past experience.
 """
 
 from collections.abc import Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -45,9 +45,9 @@ class ExperienceShares(SelectionRule):
     every_class_holds_one = False
     groups_are_classes = False
 
-    experience: int = -1
-    share: int = 0
-    offered: int = 0
+    experience: int = field(init=False, default=-1)
+    share: int = field(init=False, default=0)
+    offered: int = field(init=False, default=0)
 
     def begin_experience(
         self, slots: Slots, coming: dict[int, int], batch_size: int

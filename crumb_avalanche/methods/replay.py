@@ -5,7 +5,7 @@ stores raw images; a method adds its own loss.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,7 +42,7 @@ class Reservoir(SelectionRule):
 
     every_class_holds_one = False
 
-    seen: int = 0
+    seen: int = field(init=False, default=0)
 
     def choose(self, slots: Slots, labels: Sequence[int]) -> list[tuple[int, int]]:
         """Return position and slot of each frame of a batch that is stored."""

@@ -290,6 +290,13 @@ def restored(rule):
     return twin
 
 
+@rules
+def test_the_state_of_a_rule_is_no_setting(name):
+    state = RULES[name]().state_dict()
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        RULES[name](**state)
+
+
 def choices_of(name, restart_at=None):
     """What a rule chooses of 16 batches of 3, as the same or with a restart."""
     labels = [0, 1, 1, 2] * 12

@@ -153,9 +153,12 @@ def test_past_experiences_are_listed(experiences, share):
 
 
 def test_too_many_experiences_are_told():
+    rule = ExperienceShares()
+    slots = Slots(1)
+    rule.begin_experience(slots, {}, 1)
     words = "mem_size=1 cannot hold a memory of each of 2 experiences; raise mem_size"
     with pytest.raises(ValueError, match=words):
-        ExperienceShares(experience=0).begin_experience(Slots(1), {}, 1)
+        rule.begin_experience(slots, {}, 1)
 
 
 def test_too_many_experiences_are_told_before_the_first(make_model, make_stream):
