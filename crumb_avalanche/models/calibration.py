@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -86,33 +86,20 @@ def calibrate(
         raise ValueError(
             f"codebook_init is {codebook_init!r}; known are {', '.join(INITIALISERS)}"
         )
-    device = model.pixel_mean.device
     # A codebook with other settings than the paper's is fitted to more images.
     is_fitted = codebook is not None and not codebook.is_paper
     if measured_images is None:
         measured_images = FITTED_IMAGES if is_fitted else IMAGES
-    measured_indices = spread_indices(images, measured_images)
-    head_inputs: list[torch.Tensor] = []  # filled as the maps are computed
-    map_batches = _maps_with_head_inputs(
-        model, batches_of(images, measured_indices), head_inputs
-    )
-    first_maps = next(map_batches)
     n_locations = FITTED_LOCATIONS if is_fitted else LOCATIONS
-    # (N, C, 1, L): some locations of all maps
-    locations = sampled_locations(chain([first_maps], map_batches), n_locations)
-    with without_autocast(device):
+    measured_indices = spread_indices(images, measured_images)
+    measured = _measure(model, batches_of(images, measured_indices), n_locations)
+    with without_autocast(model.pixel_mean.device):
         # From now on the model multiplies its maps by the factor.
-        factor = model.fold_feature_scale(locations, first_maps)
-        head = model.plastic_layers.get_submodule(model.head)
-        if isinstance(head, CentredLinear):
-            # The head takes the mean of its inputs off.
-            head.centre(torch.cat(head_inputs) * factor)
+        factor = model.fold_feature_scale(measured.locations, measured.first_maps)
+        _centre_head(model, measured.head_inputs, factor)
         if codebook is not None:
-            generator = torch.Generator().manual_seed(seed)
-            initialise = INITIALISERS[codebook_init]
-            locations.mul_(factor)
-            group_channels_(codebook, locations)  # where it orders channels
-            initialise(codebook, locations, generator)  # sets its rows
+            locations = measured.locations.mul_(factor)
+            _fill_codebook(codebook, locations, codebook_init, seed)
             _fit_filter(model, codebook, images, measured_indices)  # where it has one
     model.calibrated = True
     if codebook is not None:
@@ -127,29 +114,81 @@ def usual_init(codebook: Codebook | None) -> str:
     return "matched"
 
 
-def _maps_with_head_inputs(
-    model: SplitModel,
-    batches: Iterable[torch.Tensor],
-    head_inputs: list[torch.Tensor],
-) -> Iterator[torch.Tensor]:
-    """Yield the feature maps of batches of images, and list the inputs of the head.
+class Measured(NamedTuple):
+    """What ``calibrate`` measures of ``N`` images, before it changes the model.
+
+    Attributes:
+        first_maps: ``(b, C, H, W)`` float32, the complete maps of the first batch.
+        locations: ``(N, C, 1, L)`` float32, some locations of all maps.
+        head_inputs: ``(b, D)`` of each batch, where the head is a ``CentredLinear``;
+            else none.
+    """
+
+    first_maps: torch.Tensor
+    locations: torch.Tensor
+    head_inputs: list[torch.Tensor]
+
+
+def _measure(
+    model: SplitModel, batches: Iterable[torch.Tensor], n_locations: int
+) -> Measured:
+    """Compute the maps of images, and what is kept of them.
 
     Args:
-        model: computes both.
-        batches: of images, ``(b, 3, h, w)``.
-        head_inputs: a list to which the inputs of the head are appended, ``(b, D)`` of
-            each batch, where the head is a ``CentredLinear``, which centres them.
-
-    Yields:
-        ``(b, C, H, W)`` float32.
+        model: computes the maps, and the inputs of its head.
+        batches: of images, ``(b, 3, h, w)``; at least one.
+        n_locations: number of locations of each map, at least.
     """
     head = model.plastic_layers.get_submodule(model.head)
+    first_maps = None
+    samples = []  # (b, C, L) of each batch
+    head_inputs = []
     for batch in batches:
         maps = model.features(batch.to(model.pixel_mean.device))
+        if first_maps is None:
+            first_maps = maps
         if isinstance(head, CentredLinear):
             with evaluating(model):
                 head_inputs.append(penultimate(model, maps))
-        yield maps
+        samples.append(sampled_locations(maps, n_locations))
+    assert first_maps is not None, "there is at least one batch"
+    return Measured(
+        first_maps=first_maps,
+        locations=torch.cat(samples).unsqueeze(2),
+        head_inputs=head_inputs,
+    )
+
+
+def _centre_head(
+    model: SplitModel, head_inputs: list[torch.Tensor], factor: float
+) -> None:
+    """Let the head take the mean of its inputs off, where it is a ``CentredLinear``.
+
+    Args:
+        model: its head is changed.
+        head_inputs: ``(b, D)`` of each batch, before the maps were scaled.
+        factor: of the maps since then.
+    """
+    head = model.plastic_layers.get_submodule(model.head)
+    if isinstance(head, CentredLinear):
+        head.centre(torch.cat(head_inputs) * factor)
+
+
+def _fill_codebook(
+    codebook: Codebook, locations: torch.Tensor, codebook_init: str, seed: int
+) -> None:
+    """Set the order of channels of a codebook, where it has one, and its rows.
+
+    Args:
+        codebook: changed in place.
+        locations: ``(N, C, 1, L)`` of scaled maps.
+        codebook_init: name of the initialiser.
+        seed: of its draws.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    initialise = INITIALISERS[codebook_init]
+    group_channels_(codebook, locations)  # where it orders channels
+    initialise(codebook, locations, generator)  # sets its rows
 
 
 def _fit_filter(
@@ -269,26 +308,21 @@ def batches_of(images: Dataset, indices: Sequence[int]) -> Iterator[torch.Tensor
         yield torch.stack(batch)
 
 
-def sampled_locations(
-    maps: Iterable[torch.Tensor], n_locations: int = LOCATIONS
-) -> torch.Tensor:
+def sampled_locations(maps: torch.Tensor, n_locations: int = LOCATIONS) -> torch.Tensor:
     """Take evenly spread locations of maps, at least ``n_locations`` of each.
 
     All locations of 64 maps would take ten times the memory of CRUMB for the same
     result.
 
     Args:
-        maps: batches of ``(B, C, H, W)`` maps.
+        maps: ``(B, C, H, W)``.
         n_locations: number of locations that are wanted of each map; maps that have
             fewer give all.
 
     Returns:
-        ``(N, C, 1, L)``: ``L`` locations of all ``N`` maps.
+        ``(B, C, L)``: ``L`` locations of all ``B`` maps.
     """
-    samples = []
-    for batch in maps:
-        values_bcl = batch.flatten(2)
-        step = max(1, values_bcl.shape[2] // n_locations)
-        # Without a copy, the view would keep all locations in memory.
-        samples.append(values_bcl[:, :, ::step].clone())
-    return torch.cat(samples).unsqueeze(2)
+    values_bcl = maps.flatten(2)
+    step = max(1, values_bcl.shape[2] // n_locations)
+    # Without a copy, the view would keep all locations in memory.
+    return values_bcl[:, :, ::step].clone()

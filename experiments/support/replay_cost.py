@@ -138,14 +138,15 @@ class TableTask:
 
         last = self.shape[0] - 1
         rows = np.unique(np.linspace(0, last, self.measured_images).astype(int))
-        batches = []
+        samples = []  # (b, C, L) of each chunk
         for start in range(0, len(rows), CHUNK):
             chunk = rows[start : start + CHUNK].tolist()
-            batches.append(torch.cat(list(self.maps(chunk, 1))))
-        sample = sampled_locations(batches)
+            maps = torch.cat(list(self.maps(chunk, 1)))
+            samples.append(sampled_locations(maps))
+        locations = torch.cat(samples).unsqueeze(2)  # (N, C, 1, L)
         codebook = Codebook(self.codebook_size, self.codebook_dim)
         generator = torch.Generator().manual_seed(self.seed)
-        INITIALISERS[self.codebook_init](codebook, sample, generator)
+        INITIALISERS[self.codebook_init](codebook, locations, generator)
 
     def _fit_all_maps(self) -> None:
         """Fit REMIND's tables to all maps at once, as its authors do."""
