@@ -5,7 +5,7 @@ CRUMB paper's port to SqueezeNet's 512x13x13 maps.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader, Subset
 
 from crumb_avalanche.memory.buffers import MemoryBuffer, StreamBatch
 from crumb_avalanche.memory.packing import pack, unpack
@@ -21,6 +20,7 @@ from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import SelectionRule
 from crumb_avalanche.memory.slots import Slots
 from crumb_avalanche.methods.registry import Recipe, register
+from crumb_avalanche.methods.replay import held_slots
 from crumb_avalanche.models.row_length import largest_divisor
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.setting_ranges import (
@@ -31,7 +31,7 @@ from crumb_avalanche.system.setting_ranges import (
     Range,
 )
 from crumb_avalanche.training.avalanche_fixes import labels_of
-from crumb_avalanche.training.batch_plugin import StoringPlugin
+from crumb_avalanche.training.batch_plugin import StoringPlugin, batches_at
 from crumb_avalanche.training.stream_strategy import StreamStrategy
 
 Large = Annotated[int, Range(1, NEVER)]
@@ -203,7 +203,7 @@ class PQCodeBuffer(MemoryBuffer):
 
     def draw(self, count: int) -> Tensor:
         """Draw different slots uniformly, ``(min(count, memories),)`` int64."""
-        held = (self.labels >= 0).nonzero().squeeze(1)  # slots that hold a memory
+        held = torch.tensor(held_slots(self), dtype=torch.int64)
         index = self.slots.random.choice(
             len(held), size=min(count, len(held)), replace=False
         )
@@ -642,7 +642,7 @@ class RemindPlugin(StoringPlugin):
         positions = [index * n_images // n_used for index in range(n_used)]
         # A loader draws a seed; with a generator of its own, the tables leave the
         # global RNG state unchanged.
-        batches = _batches_at(positions, strategy, generator=torch.Generator())
+        batches = batches_at(positions, strategy, generator=torch.Generator())
         maps = (batch.feature_map for batch in batches)
         vectors = draw_locations(
             maps, images=n_used, most=self.fit_vectors, random=buffer.slots.random
@@ -658,7 +658,7 @@ class RemindPlugin(StoringPlugin):
         buffer = self.storage_policy
         labels = labels_of(strategy.experience.dataset)
         positions = balanced_choice(labels, buffer.max_size, buffer.slots.random)
-        for batch in _batches_at(positions, strategy):
+        for batch in batches_at(positions, strategy):
             buffer.store(batch, strategy.model)
 
     def answer_state(self, strategy):
@@ -668,28 +668,3 @@ class RemindPlugin(StoringPlugin):
     def load_answer_state(self, state):
         """Load what ``answer_state`` returned."""
         self.storage_policy.quantizer.load_state_dict(state)
-
-
-def _batches_at(
-    positions: list[int], strategy, generator: torch.Generator | None = None
-) -> Iterator[StreamBatch]:
-    """Yield images of the experience in batches, as labels and feature maps.
-
-    Args:
-        positions: of the images in the experience, in order.
-        strategy: gives experience, model and size of the batches.
-        generator: of the loader's seed; default torch's global one.
-    """
-    loader = DataLoader(
-        Subset(strategy.adapted_dataset, positions),
-        batch_size=strategy.train_mb_size,
-        generator=generator,
-    )
-    for images, labels, *_ in loader:
-        maps = strategy.model.features(images.to(strategy.device))
-        yield StreamBatch(
-            labels=labels,
-            feature_map=maps,
-            codes=None,  # the buffer encodes the maps
-            pixels=refuse_pixels,  # a function, which raises ValueError
-        )

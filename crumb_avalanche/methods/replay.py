@@ -24,7 +24,7 @@ from crumb_avalanche.models.penultimate import evaluating
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.tensor_file import tensor_bytes
 from crumb_avalanche.training.avalanche_fixes import labels_of
-from crumb_avalanche.training.batch_plugin import StoringPlugin, read_frames
+from crumb_avalanche.training.batch_plugin import FrameReader, StoringPlugin
 
 # Selection
 
@@ -317,24 +317,6 @@ class ImageMemoryPlugin(StoringPlugin):
                 else:
                     slots.free.append(slot)
             slots.by_class[label] = staying
-
-
-@dataclass(frozen=True)
-class FrameReader:
-    """Reads frames of the current experience, by their number in a batch.
-
-    Attributes:
-        strategy: its experience has the frames.
-        positions: of the batch's frames in the experience.
-    """
-
-    strategy: Any
-    positions: Sequence[int]
-
-    def __call__(self, numbers: Sequence[int]) -> Tensor:
-        """Return ``(n, 3, h, w)`` uint8."""
-        positions = [self.positions[number] for number in numbers]
-        return read_frames(self.strategy, positions)
 
 
 @dataclass(frozen=True)

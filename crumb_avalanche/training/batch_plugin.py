@@ -6,6 +6,7 @@ A batch has the feature map and codes of its forward pass.
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -264,7 +265,7 @@ class StoringPlugin(BatchPlugin):
         positions = self._positions_left_out(labels_of(strategy.adapted_dataset))
         if not positions:
             return  # a loader would draw a seed from the global RNG
-        for batch in _batches_at(positions, strategy):
+        for batch in batches_at(positions, strategy):
             self.offer(strategy, batch)
             if self.storage_policy.rule.finished:
                 break
@@ -344,7 +345,9 @@ class StoringPlugin(BatchPlugin):
         return self.mask(model.classify(maps))
 
 
-def _batches_at(positions: list[int], strategy) -> Iterator[StreamBatch]:
+def batches_at(
+    positions: list[int], strategy: Any, generator: torch.Generator | None = None
+) -> Iterator[StreamBatch]:
     """Yield some images of the experience, in batches as large as those of training.
 
     Their feature maps are computed here; they have no codes.
@@ -352,11 +355,12 @@ def _batches_at(positions: list[int], strategy) -> Iterator[StreamBatch]:
     Args:
         positions: of the images in the experience, in order.
         strategy: gives experience, model and size of the batches.
+        generator: of the seed that the loader draws; default torch's global one.
     """
     model = strategy.model
     batch_size = strategy.train_mb_size
     images_at_positions = Subset(strategy.adapted_dataset, positions)
-    loader = DataLoader(images_at_positions, batch_size=batch_size)
+    loader = DataLoader(images_at_positions, batch_size=batch_size, generator=generator)
     for batch_number, (images, labels, *_) in enumerate(loader):
         images = images.to(strategy.device)
         start = batch_number * batch_size
@@ -438,10 +442,27 @@ def pixel_reader(
                 "images can be stored beside a feature cache only in frame order: "
                 "train a StreamStrategy with shuffle=False, or without the cache"
             )
-        frame_positions = [positions[index] for index in positions_in_batch]
-        return read_frames(strategy, frame_positions)
+        return FrameReader(strategy, positions)(positions_in_batch)
 
     return read_pixels
+
+
+@dataclass(frozen=True)
+class FrameReader:
+    """Reads frames of the current experience, by their position in a batch.
+
+    Attributes:
+        strategy: its experience has the frames.
+        positions: of the batch's frames in the experience.
+    """
+
+    strategy: Any
+    positions: Sequence[int]
+
+    def __call__(self, positions_in_batch: Sequence[int]) -> Tensor:
+        """Return ``(n, 3, h, w)`` ``uint8``."""
+        frame_positions = [self.positions[index] for index in positions_in_batch]
+        return read_frames(self.strategy, frame_positions)
 
 
 def read_frames(strategy: Any, positions: Sequence[int]) -> Tensor:
