@@ -4,7 +4,7 @@ from torch import Tensor
 
 
 def expected_calibration_error(
-    probabilities: Tensor, correct: Tensor, bins: int = 15
+    probabilities: Tensor, correct: Tensor, n_bins: int = 15
 ) -> float:
     """Return the mean difference between confidence and accuracy.
 
@@ -14,11 +14,11 @@ def expected_calibration_error(
     Args:
         probabilities: ``(n,)``, the largest probability of each image.
         correct: ``(n,)`` bool, whether the answer is right.
-        bins: number of bins; a probability on the border of two counts in the lower
+        n_bins: number of bins; a probability on the border of two counts in the lower
             one.
     """
     probabilities = probabilities.double()
-    bin_of_image = (probabilities * bins).ceil().long().clamp(1, bins) - 1
+    bin_of_image = (probabilities * n_bins).ceil().long().clamp(1, n_bins) - 1
     difference = probabilities - correct.double()
-    sum_of_bin = difference.new_zeros(bins).index_add_(0, bin_of_image, difference)
+    sum_of_bin = difference.new_zeros(n_bins).index_add_(0, bin_of_image, difference)
     return float(sum_of_bin.abs().sum() / len(difference))

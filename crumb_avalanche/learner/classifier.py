@@ -193,11 +193,11 @@ class Classifier:
         self.forms.grow(len(self.classes.names))
         return number, note
 
-    def _make_room(self, classes: int) -> str:
+    def _make_room(self, n_classes: int) -> str:
         """Fit so many classes into the budget; return what is given up for it."""
         length_before = self.length
         used_before = self.forms.used
-        note = self.forms.make_room(classes, self.budget_bytes, self.head_length)
+        note = self.forms.make_room(n_classes, self.budget_bytes, self.head_length)
         self._drop_unused_looks(used_before)
         if self.length < length_before:
             self._start_confidence()
@@ -290,7 +290,7 @@ class Classifier:
         Returns:
             ``(n, V, D)``, the last ``D`` of the ``D'`` features of each view.
         """
-        views = features.unflatten(1, (self.looks.views, -1))
+        views = features.unflatten(1, (self.looks.n_views, -1))
         return views[:, :, -self.length :]
 
     # Learning
@@ -306,7 +306,7 @@ class Classifier:
         self.give_up_looks_without(features)
         labels = torch.full((len(features),), number)
         self.forms.update(self._by_view(features), labels)
-        self.classes.count(number, len(features), clips=int(is_new_clip))
+        self.classes.count(number, len(features), n_clips=int(is_new_clip))
 
     def give_up_looks_without(self, features: Tensor) -> None:
         """Give up the used looks that features lack.

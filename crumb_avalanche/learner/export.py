@@ -287,7 +287,7 @@ class Graph(nn.Module):
         self.classifier.draw_nothing(self.model)
         # What follows from the classes alone is computed and cached by a first image,
         # so that it is a constant of the graph.
-        length = self.classifier.looks.views * self.classifier.length
+        length = self.classifier.looks.n_views * self.classifier.length
         features = torch.zeros(1, length, dtype=torch.float32)
         self.classifier.confidence.log_odds(self.classifier.evidence(features))
 

@@ -118,7 +118,7 @@ class History:
             assert before_recent is not None
             if not are_observed:
                 keep_looks_of(before_recent, recent)
-            taught = TaughtImages(before_recent.looks.views, self.room)
+            taught = TaughtImages(before_recent.looks.n_views, self.room)
             for lesson_features in recent[:n_dropped]:
                 # It learns them again, in place.
                 lesson_features.repeat(before_recent, taught)
@@ -191,9 +191,9 @@ class History:
         classifier = copy.deepcopy(self.classifier_before)
         assert classifier is not None
         lessons = list(self.lessons[: self._first])  # which cannot be taken back
-        views = classifier.looks.views
-        taught = TaughtImages(views, self.room)  # before the lesson learned next
-        gone = TaughtImages(views)  # which the changed lesson was the first to have
+        n_views = classifier.looks.n_views
+        taught = TaughtImages(n_views, self.room)  # before the lesson learned next
+        gone = TaughtImages(n_views)  # which the changed lesson was the first to have
         features_of_lessons: list[LessonFeatures | None] = []
         is_before_change = True
         recent = zip(self.lessons[self._first :], self.features, strict=True)
@@ -227,13 +227,13 @@ class History:
         )
         return RelearnedLessons(history, classifier)
 
-    def taught_images(self, views: int) -> TaughtImages:
+    def taught_images(self, n_views: int) -> TaughtImages:
         """Return the images of the lessons whose features are kept.
 
         Args:
-            views: number of views of an image that features are of.
+            n_views: number of views of an image that features are of.
         """
-        taught = TaughtImages(views, self.room)
+        taught = TaughtImages(n_views, self.room)
         for lesson_features in self.features:
             if lesson_features is not None:
                 lesson_features.add_to(taught)

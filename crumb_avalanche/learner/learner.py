@@ -335,7 +335,7 @@ class Learner(ChangeableLearner):
             begun.unread,
             progress,
             on_piece=recorder.record,
-            taught=state.history.taught_images(classifier.looks.views),
+            taught=state.history.taught_images(classifier.looks.n_views),
         )
         check_not_empty(lesson)  # raises
         picture = begun.strip.picture()

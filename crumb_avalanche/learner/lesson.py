@@ -163,7 +163,7 @@ def learn(
     """
     tally = _Tally()  # counts images and predictions
     if taught is None:
-        taught = TaughtImages(classifier.looks.views)
+        taught = TaughtImages(classifier.looks.n_views)
     classifier.begin_lesson()
     for label, batches in clips:
         pieces = _features_of_pieces(batches, progress)

@@ -155,7 +155,7 @@ class LessonFeatures:
             gone: images that are left out; default none.
         """
         # A clip may repeat another one of the lesson, which was new.
-        new = TaughtImages(taught.views)
+        new = TaughtImages(taught.n_views)
         self.add_new_to(new)
         for clip in self.clips:
             images = clip.repeated_images()

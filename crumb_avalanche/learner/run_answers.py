@@ -69,7 +69,7 @@ class RunAnswers:
         self._labels: list[int] = []  # columns of the outputs
         for learned in classes:
             number = self.classes.add(learned["name"])
-            self.classes.count(number, learned["images"], clips=0)
+            self.classes.count(number, learned["images"], n_clips=0)
             self._labels.append(learned["label"])
         self._outputs = OutputsPlugin()
         self._strategy.plugins.append(self._outputs)

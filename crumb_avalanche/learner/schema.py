@@ -206,11 +206,11 @@ def _check_history(history: dict[str, Any], header: dict[str, Any]) -> None:
     n_earlier = len(lessons) - len(recent)
     _check_learned(before, header, lessons[:n_earlier], "history.before.")
     length = before["statistics"][0]["settings"]["length"]
-    views = Looks(tuple(header["looks"])).views
+    n_views = Looks(tuple(header["looks"])).n_views
     for index, features in enumerate(recent):
         if features is not None:
             lesson = lessons[n_earlier + index]
-            _check_features(features, lesson, views, length, f"{path}[{index}]")
+            _check_features(features, lesson, n_views, length, f"{path}[{index}]")
 
 
 def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None:
@@ -235,10 +235,10 @@ def _check_observations(history: dict[str, Any], header: dict[str, Any]) -> None
     is_right = len(records.labels) == sum(records_of_clips)
     require(is_right, path, "as many as the lessons have")
     losses = observations["losses"]
-    weightings = len(LookWeights(Looks(tuple(header["looks"]))).losses)
-    shape = (len(records_of_clips), weightings)
+    n_weightings = len(LookWeights(Looks(tuple(header["looks"]))).losses)
+    shape = (len(records_of_clips), n_weightings)
     is_right = not records_of_clips or losses.shape == shape
-    require(is_right, f"{path}.losses", f"{weightings} of each clip")
+    require(is_right, f"{path}.losses", f"{n_weightings} of each clip")
     n_classes = len(header["names"])
     for numbers in (records.labels, records.rivals):
         are_known = bool((numbers < n_classes).all())
@@ -258,7 +258,7 @@ def _check_rivals(records: Records, path: str) -> None:
 def _check_features(
     features: dict[str, Any],
     lesson: dict[str, Any],
-    views: int,
+    n_views: int,
     length: int,
     path: str,
 ) -> None:
@@ -267,7 +267,7 @@ def _check_features(
     Args:
         features: what ``LessonFeatures.state_dict`` returned.
         lesson: what ``Lesson.state_dict`` returned.
-        views: number of views of an image: the whole, and middle parts of it.
+        n_views: number of views of an image: the whole, and middle parts of it.
         length: fewest features of a view.
         path: where it stands, for errors.
     """
@@ -281,12 +281,14 @@ def _check_features(
     if lesson["nothing"]:
         images[NOTHING] = lesson["nothing"]
     require(counts == images, path, "what its lesson says")
-    rows, columns = features["features"].shape
-    is_right = rows == sum(counts.values())
+    n_rows, n_columns = features["features"].shape
+    is_right = n_rows == sum(counts.values())
     require(is_right, f"{path}.features", "one per image")
-    require(len(features["repeated"]) == rows, f"{path}.repeated", "one per image")
-    is_allowed = not rows or (columns % views == 0 and columns >= views * length)
-    rule = f"of {length} columns or more for each of {views} views"
+    require(len(features["repeated"]) == n_rows, f"{path}.repeated", "one per image")
+    is_allowed = not n_rows or (
+        n_columns % n_views == 0 and n_columns >= n_views * length
+    )
+    rule = f"of {length} columns or more for each of {n_views} views"
     require(is_allowed, f"{path}.features", rule)
 
 
@@ -332,9 +334,9 @@ def _check_learned(
     has_clips = _may_be_clips(learned["clips"], counts)
     require(has_clips, f"{path}clips", "one to all images of each class")
     for index, look in enumerate(used):
-        views = len(looks.views_of([look]))
+        n_views = len(looks.views_of([look]))
         statistics_path = f"{path}statistics[{index}]"
-        _check_statistics(statistics_of_looks[index], counts, views, statistics_path)
+        _check_statistics(statistics_of_looks[index], counts, n_views, statistics_path)
     _check_confidence(learned["confidence"], names, f"{path}confidence")
     length = statistics_of_looks[0]["settings"]["length"]
     nothing_of_looks = learned["nothing"]
@@ -361,12 +363,12 @@ def _may_be_clips(clips: list[int], images: list[int]) -> bool:
     )
 
 
-def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None:
+def _check_settings(statistics: dict[str, Any], n_classes: int, path: str) -> None:
     """Raise StateError unless statistics have known settings, and tensors that fit.
 
     Args:
         statistics: what ``ClosedForm.state_dict`` returned.
-        classes: number of classes that they are of.
+        n_classes: number of classes that they are of.
         path: where they stand, for errors.
     """
     settings: Any = statistics.get("settings")
@@ -377,7 +379,7 @@ def _check_settings(statistics: dict[str, Any], classes: int, path: str) -> None
     settings_types = {name: SETTINGS.get(name, PLAIN) for name in setting_names}
     types["settings"] = record(**settings_types)
     check(record(**types), statistics, path)
-    is_right = settings["n_classes"] == classes
+    is_right = settings["n_classes"] == n_classes
     require(is_right, f"{path}.settings.n_classes", "the number of names")
 
 
@@ -392,9 +394,9 @@ def _same_settings(statistics: dict[str, Any], others: dict[str, Any]) -> bool:
 
 def _check_look_weights(look_weights: dict[str, Any], looks: Looks, path: str) -> None:
     """Check what ``LookWeights.state_dict`` returned."""
-    weightings = len(LookWeights(looks).losses)
-    is_allowed = len(look_weights["losses"]) == weightings
-    require(is_allowed, f"{path}.losses", f"{weightings} values")
+    n_weightings = len(LookWeights(looks).losses)
+    is_allowed = len(look_weights["losses"]) == n_weightings
+    require(is_allowed, f"{path}.losses", f"{n_weightings} values")
     is_right = len(look_weights["squares"]) == len(looks)
     require(is_right, f"{path}.squares", "one for each look")
     used = look_weights["used"]
@@ -403,18 +405,18 @@ def _check_look_weights(look_weights: dict[str, Any], looks: Looks, path: str) -
 
 
 def _check_statistics(
-    statistics: dict[str, Any], images: list[int], views: int, path: str
+    statistics: dict[str, Any], images: list[int], n_views: int, path: str
 ) -> None:
     """Raise StateError unless statistics are of so many images of each class.
 
     Args:
         statistics: what ``ClosedForm.state_dict`` returned.
         images: number of images of each class, by number.
-        views: number of views of an image that the look has.
+        n_views: number of views of an image that the look has.
         path: where they stand, for errors.
     """
     counts = statistics["counts"].tolist()
-    is_right = counts == [views * count for count in images]
+    is_right = counts == [n_views * count for count in images]
     require(is_right, f"{path}.counts", "of the views of the images of the lessons")
     directions = statistics.get("direction_counts")
     if directions is not None:

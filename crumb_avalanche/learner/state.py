@@ -112,13 +112,13 @@ class State:
             ValueError: the lesson has no such image, or shows nothing, or it is the
                 only one, or no features are kept.
         """
-        images = sum(lesson.images.values())
-        if lesson.nothing or not 0 <= number < images:
+        n_images = sum(lesson.images.values())
+        if lesson.nothing or not 0 <= number < n_images:
             raise ValueError(
-                f"lesson {lesson.number} has {images} images of classes, and no image "
-                f"{number} (from 0)"
+                f"lesson {lesson.number} has {n_images} images of classes, and no "
+                f"image {number} (from 0)"
             )
-        if images == 1:
+        if n_images == 1:
             raise ValueError(
                 f"image {number} is the only one of lesson {lesson.number}: take the "
                 "lesson back with undo"

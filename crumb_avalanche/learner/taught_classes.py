@@ -72,15 +72,15 @@ class TaughtClasses:
         self.clips.append(0)
         return len(self.names) - 1
 
-    def count(self, number: int, images: int, clips: int) -> None:
+    def count(self, number: int, n_images: int, n_clips: int) -> None:
         """Count further images and clips of a class.
 
         Args:
             number: of the class.
-            images, clips: how many were learned.
+            n_images, n_clips: how many were learned.
         """
-        self.images[number] += images
-        self.clips[number] += clips
+        self.images[number] += n_images
+        self.clips[number] += n_clips
 
     def rename(self, old: str, new: str) -> None:
         """Give a class another name.

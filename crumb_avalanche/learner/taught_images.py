@@ -34,16 +34,16 @@ class TaughtImages:
     """Images that were learned, by class.
 
     Args:
-        views: number of views of an image that features are of.
+        n_views: number of views of an image that features are of.
         room: most bytes of features that ``learned`` adds; images beyond them are not
             known again.
 
     Attributes:
-        views: as it was given.
+        n_views: as it was given.
     """
 
-    def __init__(self, views: int, room: int = 0):
-        self.views = views
+    def __init__(self, n_views: int, room: int = 0):
+        self.n_views = n_views
         self._room = room
         self._added: dict[str, list[Tensor]] = defaultdict(list)  # not yet in a table
         self._tables: dict[str, _ImagesOfClass] = {}
@@ -74,7 +74,7 @@ class TaughtImages:
             features: ``(n, V * D)``.
         """
         table = self._table_of(label)
-        rows = features.unflatten(1, (self.views, -1))
+        rows = features.unflatten(1, (self.n_views, -1))
         mask = torch.zeros(len(rows), dtype=torch.bool)
         if table is None:
             return mask
@@ -87,7 +87,7 @@ class TaughtImages:
         """Return the images of a class, with those that were added since."""
         added = self._added.pop(label, [])
         if added:
-            views = [features.unflatten(1, (self.views, -1)) for features in added]
+            views = [features.unflatten(1, (self.n_views, -1)) for features in added]
             projections = [_projections(rows) for rows in views]
             table = self._tables.get(label)
             rows_before: list[Tensor] = []

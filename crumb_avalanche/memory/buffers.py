@@ -358,9 +358,9 @@ class CodeBuffer(MemoryBuffer):
         Args:
             model: as for ``MemoryBuffer.item_bytes``.
         """
-        channels, height, width = model.map_shape
+        n_channels, height, width = model.map_shape
         codebook = _codebook_of(model)
-        n_codes = codebook.groups(channels) * height * width
+        n_codes = codebook.n_groups(n_channels) * height * width
         return packed_bytes(n_codes, bits_per_code(codebook.codebook_size))
 
     def to_rows(
@@ -389,12 +389,12 @@ class CodeBuffer(MemoryBuffer):
         Args:
             rows, model: as for ``MemoryBuffer.to_maps``.
         """
-        channels, height, width = model.map_shape
+        n_channels, height, width = model.map_shape
         codebook = _codebook_of(model)
-        groups = codebook.groups(channels)
+        n_groups = codebook.n_groups(n_channels)
         bits = bits_per_code(codebook.codebook_size)
-        codes_per_item = unpack(rows, bits, groups * height * width)
-        codes_bhwg = codes_per_item.view(-1, height, width, groups)
+        codes_per_item = unpack(rows, bits, n_groups * height * width)
+        codes_bhwg = codes_per_item.view(-1, height, width, n_groups)
         return codebook.decode(codes_bhwg.permute(0, 3, 1, 2))
 
 
@@ -481,8 +481,8 @@ class MapBuffer(MemoryBuffer):
         Args:
             model: as for ``MemoryBuffer.item_bytes``.
         """
-        channels, height, width = model.map_shape
-        return 4 * channels * height * width
+        n_channels, height, width = model.map_shape
+        return 4 * n_channels * height * width
 
     def to_rows(
         self, batch: StreamBatch, positions: Sequence[int], model: SplitModel

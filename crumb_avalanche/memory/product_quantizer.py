@@ -146,11 +146,11 @@ class ProductQuantizer(nn.Module):
             ValueError: the number of channels differs, there are no centroids yet, or
                 the map is not finite.
         """
-        batch, channels, height, width = feature_map.shape
-        if channels != self.channels:
+        batch, n_channels, height, width = feature_map.shape
+        if n_channels != self.channels:
             raise ValueError(
-                f"the feature map has {channels} channels, the quantizer was made for "
-                f"{self.channels}"
+                f"the feature map has {n_channels} channels, the quantizer was made "
+                f"for {self.channels}"
             )
         if not self.fitted:
             raise ValueError(
@@ -159,7 +159,7 @@ class ProductQuantizer(nn.Module):
             )
         n_groups, _, dim = self.centroids.shape
         centroids = self.centroids.to(feature_map.device)
-        vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, channels).float()
+        vectors = feature_map.permute(0, 2, 3, 1).reshape(-1, n_channels).float()
         _check_finite(vectors)
         # (B * H * W, m)
         codes = torch.empty(

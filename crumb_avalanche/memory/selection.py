@@ -47,7 +47,7 @@ class SelectionRule(ABC):
     class_numbers: ClassVar[tuple[str, ...]] = ()
 
     def check_room(
-        self, capacity: int, classes: int, when: str = "seen so far"
+        self, capacity: int, n_classes: int, when: str = "seen so far"
     ) -> None:
         """Raise ValueError if a buffer cannot hold a memory of each of its classes.
 
@@ -55,13 +55,14 @@ class SelectionRule(ABC):
 
         Args:
             capacity: number of slots.
-            classes: number of classes.
+            n_classes: number of classes.
             when: which classes they are, in words for the message.
         """
-        if self.every_class_holds_one and classes > capacity:
+        if self.every_class_holds_one and n_classes > capacity:
             raise ValueError(
-                f"mem_size={capacity} cannot hold a memory of each of the {classes} "
-                f"classes {when}; raise mem_size (or the budget) to at least {classes}"
+                f"mem_size={capacity} cannot hold a memory of each of the {n_classes} "
+                f"classes {when}; raise mem_size (or the budget) to at least "
+                f"{n_classes}"
             )
 
     def begin_experience(

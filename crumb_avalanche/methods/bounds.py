@@ -75,7 +75,7 @@ class CycleStep:
     momentum: float
 
 
-def one_cycle(step: int, steps: int, peak: float) -> CycleStep:
+def one_cycle(step: int, n_steps: int, peak: float) -> CycleStep:
     """Return rate and momentum of a step, with the defaults of torch's ``OneCycleLR``.
 
     The rate rises to its peak in the first 30 % of the steps, then falls to nearly 0;
@@ -84,17 +84,17 @@ def one_cycle(step: int, steps: int, peak: float) -> CycleStep:
 
     Args:
         step: number of the step, from 0.
-        steps: number of all steps.
+        n_steps: number of all steps.
         peak: largest learning rate.
     """
     # div_factor 25, final_div_factor 1e4, base_momentum 0.85, max_momentum 0.95
     first = CycleStep(rate=peak / 25, momentum=0.95)
     top = CycleStep(rate=peak, momentum=0.85)
     last = CycleStep(rate=peak / 25 / 1e4, momentum=0.95)
-    top_step = 0.3 * steps - 1  # number of the step with the largest rate
+    top_step = 0.3 * n_steps - 1  # number of the step with the largest rate
     if step <= top_step:
         return _between(first, top, step / top_step)
-    return _between(top, last, (step - top_step) / (steps - 1 - top_step))
+    return _between(top, last, (step - top_step) / (n_steps - 1 - top_step))
 
 
 def _between(start: CycleStep, end: CycleStep, share: float) -> CycleStep:

@@ -63,7 +63,7 @@ class BudgetedStatistics(FeatureStatistics):
 
     @classmethod
     def bought(
-        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+        cls, n_classes: int, length: int, n_items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the constructor arguments that follow from what a budget buys.
 
@@ -78,7 +78,7 @@ class BudgetedStatistics(FeatureStatistics):
         n_classes: int,
         length: int,
         head_length: int,
-        items: int,
+        n_items: int,
         seed: int,
         settings: Mapping[str, Any],
     ) -> Self:
@@ -89,8 +89,8 @@ class BudgetedStatistics(FeatureStatistics):
             length: number of features.
             head_length: number of the last features, those of the head's input; used
                 by subclasses.
-            items: number of items that the budget buys beside the fixed bytes; what an
-                item is, such as a principal direction, the method says.
+            n_items: number of items that the budget buys beside the fixed bytes; what
+                an item is, such as a principal direction, the method says.
             seed: for subclasses that draw random numbers.
             settings: settings of the method by name.
         """
@@ -98,7 +98,7 @@ class BudgetedStatistics(FeatureStatistics):
         if "seed" in inspect.signature(cls._allocate).parameters:
             arguments["seed"] = seed
         # Sizes that follow from what the budget buys.
-        arguments.update(cls.bought(n_classes, length, items, settings))
+        arguments.update(cls.bought(n_classes, length, n_items, settings))
         return cls(n_classes, length, **arguments)
 
     @classmethod
@@ -114,27 +114,27 @@ class BudgetedStatistics(FeatureStatistics):
         """Number of classes that memory is allocated for."""
         return self.settings["n_classes"]
 
-    def least_bytes(self, classes: int) -> int:
+    def least_bytes(self, n_classes: int) -> int:
         """Return the fewest bytes of so many classes, by default without images."""
-        return self._bytes_without_images(classes)
+        return self._bytes_without_images(n_classes)
 
-    def _bytes_without_images(self, classes: int) -> int:
+    def _bytes_without_images(self, n_classes: int) -> int:
         """Return the bytes of statistics of so many classes without images."""
-        return self.bytes_of(**{**self.settings, "n_classes": classes})
+        return self.bytes_of(**{**self.settings, "n_classes": n_classes})
 
-    def holds(self, classes: int, budget: int, head_length: int) -> bool:
+    def holds(self, n_classes: int, budget: int, head_length: int) -> bool:
         """Whether so many classes fit into a budget, maybe with fewer features.
 
         Args:
-            classes, budget, head_length: see ``make_room``.
+            n_classes, budget, head_length: see ``make_room``.
         """
-        return self.least_bytes(classes) <= budget
+        return self.least_bytes(n_classes) <= budget
 
-    def fit_features(self, classes: int, budget: int, head_length: int) -> str:
+    def fit_features(self, n_classes: int, budget: int, head_length: int) -> str:
         """Drop all features but the last ones where a budget gets small.
 
         Args:
-            classes: number of classes that are to fit.
+            n_classes: number of classes that are to fit.
             budget: in bytes.
             head_length: number of the last features, which stay.
 
@@ -143,7 +143,7 @@ class BudgetedStatistics(FeatureStatistics):
         """
         return ""
 
-    def fit_statistics(self, classes: int, budget: int) -> str:
+    def fit_statistics(self, n_classes: int, budget: int) -> str:
         """Fit the statistics of so many classes into a budget in bytes.
 
         Returns:
@@ -151,13 +151,13 @@ class BudgetedStatistics(FeatureStatistics):
         """
         return ""
 
-    def make_room(self, classes: int, budget: int, head_length: int) -> str:
+    def make_room(self, n_classes: int, budget: int, head_length: int) -> str:
         """Fit so many classes into a budget, before any image of a new one is learned.
 
         Features are dropped first, then statistics of the classes.
 
         Args:
-            classes: number of classes that are to fit.
+            n_classes: number of classes that are to fit.
             budget: in bytes.
             head_length: number of the last features, which are not dropped.
 
@@ -167,13 +167,13 @@ class BudgetedStatistics(FeatureStatistics):
         Raises:
             BudgetError: even the least does not fit.
         """
-        features_given_up = self.fit_features(classes, budget, head_length)
-        bytes_needed = self.least_bytes(classes)
+        features_given_up = self.fit_features(n_classes, budget, head_length)
+        bytes_needed = self.least_bytes(n_classes)
         if bytes_needed > budget:
             raise BudgetError(
-                f"{bytes_needed:,} bytes are needed for {counted(classes, 'class')}, "
+                f"{bytes_needed:,} bytes are needed for {counted(n_classes, 'class')}, "
                 f"but the budget is {budget:,}: forget a class, or make a learner with "
                 "a larger budget_bytes and teach it again"
             )
-        statistics_given_up = self.fit_statistics(classes, budget)
+        statistics_given_up = self.fit_statistics(n_classes, budget)
         return "; ".join(filter(None, [features_given_up, statistics_given_up]))

@@ -149,23 +149,23 @@ class ClosedFormStrategy(StreamStrategy):
         Args:
             features: ``(B, V * D')``, of which the last ``D`` of each view count.
         """
-        views = features.unflatten(1, (self.features.looks.views, -1))
+        views = features.unflatten(1, (self.features.looks.n_views, -1))
         return views[:, :, -self._length :]
 
-    def _zeros(self, images: int) -> Tensor:
-        """Return logits ``(images, n_classes)`` that say nothing."""
-        shape = (images, self.model.n_classes)
+    def _zeros(self, n_images: int) -> Tensor:
+        """Return logits ``(n_images, n_classes)`` that say nothing."""
+        shape = (n_images, self.model.n_classes)
         return torch.zeros(shape, dtype=torch.float32, device=self.device)
 
-    def _make_room(self, classes: int) -> None:
+    def _make_room(self, n_classes: int) -> None:
         """Let the statistics have so many classes or more."""
-        if classes > self.forms.n_classes:
+        if n_classes > self.forms.n_classes:
             used_before = self.forms.used
             length_before = self.forms.length
-            self.forms.grow(classes)
+            self.forms.grow(n_classes)
             if self.budget is not None:
                 head_length = self.features.of_head().length(self.model)
-                self.forms.fit_into(classes, self.budget, head_length)
+                self.forms.fit_into(n_classes, self.budget, head_length)
             is_smaller = self.forms.length < length_before
             if is_smaller or self.forms.used != used_before:
                 self._earlier_forms.forget()
@@ -206,22 +206,22 @@ class ClosedFormStrategy(StreamStrategy):
             column = int(is_known[:label].sum())  # of the label among known classes
             self.look_weights.observe(scores / self.statistics.temperature, column)
 
-    def _new_clips(self, images: int) -> Iterable[list[int]]:
+    def _new_clips(self, n_images: int) -> Iterable[list[int]]:
         """Return the positions in the batch of each clip that begins in the batch.
 
         Where the clips of the experience are not known, each image is a clip.
 
         Args:
-            images: number of images of the batch.
+            n_images: number of images of the batch.
         """
         if self._clips is None:  # they are looked up once an experience
             self._clips = self._clips_in_order()
         if self._clips is None:
-            return [[position] for position in range(images)]
+            return [[position] for position in range(n_images)]
         # Position of the first image of the batch in the experience.
         batch_start = self.clock.train_exp_iterations * self.train_mb_size
         positions_by_clip: dict[int, list[int]] = {}
-        for position in range(images):
+        for position in range(n_images):
             clip = self._clips.numbers[batch_start + position]
             begins_in_batch = self._clips.begin[clip] >= batch_start
             if begins_in_batch:
@@ -370,7 +370,7 @@ def build(form: type[ClosedForm], recipe: Recipe) -> ClosedFormStrategy:
         n_classes=recipe.n_classes,
         length=length,
         head_length=head_length,
-        items=recipe.mem_size,
+        n_items=recipe.mem_size,
         seed=recipe.seed,
         settings=settings,
     )

@@ -60,13 +60,13 @@ class ReadoutStrategy(CRUMBStrategy):
 
         What an evaluation solves for is not counted.
         """
-        classes = len(self._memories.classes)
-        if not classes:
+        n_classes = len(self._memories.classes)
+        if not n_classes:
             return 0
         sizes = self._sizes
-        fixed = RegularizedDiscriminant.bytes_of(classes, **sizes, **DISCRIMINANT)
+        fixed = RegularizedDiscriminant.bytes_of(n_classes, **sizes, **DISCRIMINANT)
         direction = RegularizedDiscriminant.item_bytes(sizes["length"], DISCRIMINANT)
-        return fixed + classes * OWN_DIRECTIONS * direction
+        return fixed + n_classes * OWN_DIRECTIONS * direction
 
     @property
     def _sizes(self) -> dict[str, int]:

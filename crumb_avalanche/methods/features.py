@@ -242,10 +242,10 @@ def middle_of(length: int, share: float) -> tuple[int, int]:
         length: number of locations of the axis.
         share: of the axis that is the middle, 0 to 1.
     """
-    locations = int(length)  # a tensor where an exporter traces
-    margin = int(locations * ((1 - share) / 2) + 0.5)  # rounded
-    margin = min(margin, (locations - 1) // 2)
-    return margin, locations - margin
+    n_locations = int(length)  # a tensor where an exporter traces
+    margin = int(n_locations * ((1 - share) / 2) + 0.5)  # rounded
+    margin = min(margin, (n_locations - 1) // 2)
+    return margin, n_locations - margin
 
 
 def _gaussian_weights(length: int, deviation: float) -> Tensor:
@@ -258,13 +258,13 @@ def _gaussian_weights(length: int, deviation: float) -> Tensor:
     Returns:
         ``(length,)`` float32 with the sum 1.
     """
-    locations = int(length)  # a tensor where an exporter traces
-    middles = torch.arange(locations, dtype=torch.float32) + 0.5
-    distances = middles / locations - 0.5  # from the middle of the axis
+    n_locations = int(length)  # a tensor where an exporter traces
+    middles = torch.arange(n_locations, dtype=torch.float32) + 0.5
+    distances = middles / n_locations - 0.5  # from the middle of the axis
     return (-(distances**2) / (2 * deviation**2)).softmax(0)
 
 
-def cell_means(maps: Tensor, cells: int) -> Tensor:
+def cell_means(maps: Tensor, n_cells: int) -> Tensor:
     """Compute means over the cells of a square grid, as ``adaptive_avg_pool2d`` does.
 
     The exporter to ONNX has no ``adaptive_avg_pool2d`` of cells that share rows, as
@@ -272,7 +272,7 @@ def cell_means(maps: Tensor, cells: int) -> Tensor:
 
     Args:
         maps: ``(B, C, H, W)``.
-        cells: number of rows and of columns of the grid.
+        n_cells: number of rows and of columns of the grid.
 
     Returns:
         ``(B, C * cells**2)``; the cells of a channel stand together, row by row.
@@ -280,22 +280,22 @@ def cell_means(maps: Tensor, cells: int) -> Tensor:
     height, width = maps.shape[2:]
     means = [
         maps[:, :, rows, columns].mean((2, 3))
-        for rows in cell_slices(height, cells)
-        for columns in cell_slices(width, cells)
+        for rows in cell_slices(height, n_cells)
+        for columns in cell_slices(width, n_cells)
     ]
     return torch.stack(means, 2).flatten(1)
 
 
-def cell_slices(length: int, cells: int) -> list[slice]:
-    """Return the locations of each of ``cells`` parts of an axis.
+def cell_slices(length: int, n_cells: int) -> list[slice]:
+    """Return the locations of each of ``n_cells`` parts of an axis.
 
     Neighbours share one if the length is not divisible.
     """
     slices = []
-    for cell in range(cells):
-        start = cell * length // cells
+    for cell in range(n_cells):
+        start = cell * length // n_cells
         # Rounded up, without negative numbers, whose quotients ONNX rounds otherwise.
-        stop = ((cell + 1) * length + cells - 1) // cells
+        stop = ((cell + 1) * length + n_cells - 1) // n_cells
         slices.append(slice(start, stop))
     return slices
 

@@ -132,27 +132,27 @@ class ClassGaussians(ClosedForm):
         return ClassDirections.bytes_of_one(length, eight_bits)
 
     @staticmethod
-    def check_directions(n_classes: int, items: int) -> None:
+    def check_directions(n_classes: int, n_items: int) -> None:
         """Raise ValueError for a budget that buys less than a direction of each class.
 
         Args:
             n_classes: of the stream.
-            items: directions that the budget buys in all.
+            n_items: directions that the budget buys in all.
         """
-        if items < n_classes:
+        if n_items < n_classes:
             raise ValueError(
-                f"the budget buys {items} principal directions, but the stream has "
+                f"the budget buys {n_items} principal directions, but the stream has "
                 f"{n_classes} classes, which need at least one each; raise the budget "
                 "(mem_size)"
             )
 
     @classmethod
     def bought(
-        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+        cls, n_classes: int, length: int, n_items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the directions of each class: an equal share of those bought."""
-        cls.check_directions(n_classes, items)
-        return {"directions": min(items // n_classes, length)}
+        cls.check_directions(n_classes, n_items)
+        return {"directions": min(n_items // n_classes, length)}
 
     @classmethod
     def for_budget(cls: type[Form], length: int, budget: int, head_length: int) -> Form:
@@ -166,31 +166,31 @@ class ClassGaussians(ClosedForm):
         row_bytes = means.stride(0) * means.element_size()
         return means.untyped_storage().nbytes() // row_bytes
 
-    def least_bytes(self, classes: int) -> int:
+    def least_bytes(self, n_classes: int) -> int:
         """Return the bytes of so many classes with a direction each."""
-        without_directions = super().least_bytes(classes)
+        without_directions = super().least_bytes(n_classes)
         if self.directions is None:
             return without_directions
-        return without_directions + classes * self._direction_bytes()
+        return without_directions + n_classes * self._direction_bytes()
 
-    def _bytes_without_images(self, classes: int) -> int:
+    def _bytes_without_images(self, n_classes: int) -> int:
         """Return the bytes of so many classes; each takes as many as the first."""
         settings = {**self.settings, "n_classes": 0}
         if "total_directions" in settings:
             settings["total_directions"] = None  # which changes with the classes
         bytes_of_none = self.bytes_of(**settings)
         bytes_of_one = self.bytes_of(**{**settings, "n_classes": 1})
-        return bytes_of_none + classes * (bytes_of_one - bytes_of_none)
+        return bytes_of_none + n_classes * (bytes_of_one - bytes_of_none)
 
     def _direction_bytes(self) -> int:
         """Return the bytes of one direction."""
         return self.item_bytes(self.settings["length"], self.settings)
 
-    def fit_statistics(self, classes: int, budget: int) -> str:
+    def fit_statistics(self, n_classes: int, budget: int) -> str:
         """Give up principal directions until the statistics fit into a budget.
 
         Args:
-            classes: number of classes that are to fit.
+            n_classes: number of classes that are to fit.
             budget: in bytes.
 
         Returns:
@@ -198,7 +198,7 @@ class ClassGaussians(ClosedForm):
         """
         if self.directions is None:
             return ""
-        bytes_for_directions = budget - self._bytes_without_images(classes)
+        bytes_for_directions = budget - self._bytes_without_images(n_classes)
         total = bytes_for_directions // self._direction_bytes()
         n_before = len(self.directions)  # of all classes
         self.limit(total)

@@ -162,14 +162,14 @@ class LookForms:
 
     # Budgets, of which each look has the same part
 
-    def _give_up_looks(self, classes: int, budget: int, head_length: int) -> str:
+    def _give_up_looks(self, n_classes: int, budget: int, head_length: int) -> str:
         """Give up all looks but one where a budget is too small for all of them.
 
         It is too small where it does not even hold the features of the head for all
         looks. The look that counts most stays.
 
         Args:
-            classes, budget, head_length: see ``make_room``.
+            n_classes, budget, head_length: see ``make_room``.
 
         Returns:
             What is given up, in words; empty for nothing.
@@ -178,7 +178,7 @@ class LookForms:
             return ""
         part = self._budget_of_look(budget)
         are_held = [
-            form.holds(classes, part, head_length) for form in self.by_look.values()
+            form.holds(n_classes, part, head_length) for form in self.by_look.values()
         ]
         if all(are_held):
             return ""
@@ -190,7 +190,7 @@ class LookForms:
             f"look {names} is given up, as look {self.looks.shares[best]:g} counts more"
         )
 
-    def make_room(self, classes: int, budget: int, head_length: int) -> str:
+    def make_room(self, n_classes: int, budget: int, head_length: int) -> str:
         """Fit so many classes into a budget; see ``BudgetedStatistics.make_room``.
 
         Features of the map are given up first, then looks, then directions of classes.
@@ -201,11 +201,11 @@ class LookForms:
         Raises:
             BudgetError: even the least does not fit.
         """
-        looks_given_up = self._give_up_looks(classes, budget, head_length)
+        looks_given_up = self._give_up_looks(n_classes, budget, head_length)
         notes = {}  # what each look gives up, in words
         for look, form in self.by_look.items():
             notes[look] = form.make_room(
-                classes, self._budget_of_look(budget), head_length
+                n_classes, self._budget_of_look(budget), head_length
             )
         return "; ".join(filter(None, [looks_given_up, self._given_up(notes)]))
 
@@ -224,13 +224,13 @@ class LookForms:
                 texts.append(f"look {self.looks.shares[look]:g}: {note}")
         return "; ".join(texts)
 
-    def fit_into(self, classes: int, budget: int, head_length: int) -> None:
+    def fit_into(self, n_classes: int, budget: int, head_length: int) -> None:
         """Give up what does not fit into a budget in bytes, with so many classes.
 
         Features, looks and directions go in the order of ``make_room``.
 
         Args:
-            classes: number of classes that are to fit.
+            n_classes: number of classes that are to fit.
             budget: in bytes.
             head_length: number of the last features, those of the head's input, which
                 stay.
@@ -243,7 +243,7 @@ class LookForms:
             n_allocated = form.allocated_classes
             dropped_features = form.fit_features(n_allocated, part, head_length)
             if dropped_features:  # which allocates them again, without a reserve
-                n_allocated = classes
+                n_allocated = n_classes
             form.fit_statistics(n_allocated, part)
 
     def _budget_of_look(self, budget: int) -> int:

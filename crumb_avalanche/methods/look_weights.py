@@ -57,7 +57,7 @@ class LookWeights:
 
     def __init__(self, looks: Looks, used: Sequence[int] | None = None):
         self.looks = looks
-        n_views = looks.views
+        n_views = looks.n_views
         steps = STEPS[n_views]
         # The weightings: of all views as is usual after LEAST_CLIPS clips; of the views
         # of each look alone, equally; then all in steps.
@@ -151,7 +151,7 @@ class LookWeights:
     @property
     def is_learning(self) -> bool:
         """Whether clips still change the weights."""
-        return self.looks.views > 1 and self.used == self.looks.all
+        return self.looks.n_views > 1 and self.used == self.looks.all
 
     def losses_of(self, scores: Tensor, column: int) -> Tensor:
         """Return what a clip adds to the loss of each weighting of the views.
@@ -167,7 +167,7 @@ class LookWeights:
         Returns:
             ``(weightings,)`` float64.
         """
-        if not self.is_learning or scores.shape[1] < self.looks.views:
+        if not self.is_learning or scores.shape[1] < self.looks.n_views:
             return torch.zeros_like(self.losses)
         # Scores of each weighting g, image n and class c.
         mixed_scores = torch.einsum("gv,nvc->gnc", self._grid, scores)

@@ -69,7 +69,7 @@ class Looks:
         return tuple(range(len(self.shares)))
 
     @property
-    def views(self) -> int:
+    def n_views(self) -> int:
         """Number of views."""
         return len(self.look_of_views)
 
@@ -105,7 +105,7 @@ class Looks:
                 windows_of_looks.append([TOWARDS_MIDDLE])
         return windows_of_looks
 
-    def usual_weights(self, clips: int) -> Tensor:
+    def usual_weights(self, n_clips: int) -> Tensor:
         """Return the weights of the views that hold without evidence: ``(V,)`` float64.
 
         The whole image has a quarter at first, beside other looks, and up to nine
@@ -115,14 +115,14 @@ class Looks:
         all views weigh the same.
 
         Args:
-            clips: number of clips that were predicted before they were learned.
+            n_clips: number of clips that were predicted before they were learned.
         """
-        weights = torch.ones(self.views, dtype=torch.float64)
+        weights = torch.ones(self.n_views, dtype=torch.float64)
         all_windows = list(itertools.chain.from_iterable(self._windows))
-        if None in all_windows and self.views > 1:
-            progress = clips / (clips + CLIPS_HALFWAY)
+        if None in all_windows and self.n_views > 1:
+            progress = n_clips / (n_clips + CLIPS_HALFWAY)
             whole = WHOLE_AT_FIRST + (WHOLE_LATER - WHOLE_AT_FIRST) * progress
-            weights *= (1 - whole) / (self.views - 1)
+            weights *= (1 - whole) / (self.n_views - 1)
             weights[all_windows.index(None)] = whole
         return weights / weights.sum()
 

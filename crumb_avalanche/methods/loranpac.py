@@ -75,9 +75,9 @@ class LoRanPAC(FillsBudget, RandomProjection):
         """Allocate singular directions in the place of the Gram matrix."""
         super()._allocate(n_classes, length, seed)
         del self.gram
-        columns = self.sums.shape[1]
-        directions = max(1, round(self.rank * columns))
-        self.rows = torch.zeros(directions, columns, dtype=torch.float32)
+        n_columns = self.sums.shape[1]
+        n_directions = max(1, round(self.rank * n_columns))
+        self.rows = torch.zeros(n_directions, n_columns, dtype=torch.float32)
 
     def _update(self, features: Tensor, labels: Tensor) -> None:
         """Add ``(B, D)`` features to the class sums and to the directions."""

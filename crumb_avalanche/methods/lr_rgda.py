@@ -75,7 +75,7 @@ class LowRankRda(BlendedGaussians):
 
     @classmethod
     def bought(
-        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+        cls, n_classes: int, length: int, n_items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Divide the bytes of the directions that a budget buys.
 
@@ -84,7 +84,7 @@ class LowRankRda(BlendedGaussians):
         Args:
             n_classes: classes of the stream.
             length: number of features.
-            items: principal directions that the budget buys in all.
+            n_items: principal directions that the budget buys in all.
             settings: settings of the method by name.
 
         Returns:
@@ -94,15 +94,15 @@ class LowRankRda(BlendedGaussians):
         Raises:
             ValueError: there is less than a direction for each class.
         """
-        cls.check_directions(n_classes, items)
-        directions = items // n_classes  # of each class
+        cls.check_directions(n_classes, n_items)
+        n_directions = n_items // n_classes  # of each class
         # Directions that each class gives up for the bytes of the common scatter.
         bytes_of_round = cls.item_bytes(length, settings) * n_classes
         scatter_cost = math.ceil(PackedScatter.bytes_of(length) / bytes_of_round)
-        has_scatter = directions - scatter_cost >= LEAST_BESIDE_SCATTER
+        has_scatter = n_directions - scatter_cost >= LEAST_BESIDE_SCATTER
         if has_scatter:
-            directions -= scatter_cost
-        return {"directions": min(directions, length), "whole": has_scatter}
+            n_directions -= scatter_cost
+        return {"directions": min(n_directions, length), "whole": has_scatter}
 
     def _shrink(self, common: Tensor, seen: Tensor) -> None:
         """Make a common covariance ``a_2 S + a_3 v I``, in place."""

@@ -38,10 +38,10 @@ class MemoryRecallSettings(InRange):
 
     def n_means(self, model: SplitModel) -> int:
         """Return the number of means of one class, and of its deviations."""
-        channels, height, width = model.map_shape
+        n_channels, height, width = model.map_shape
         if self.per_channel:
-            return channels
-        return channels * height * width
+            return n_channels
+        return n_channels * height * width
 
     def row_length(self, model: SplitModel) -> int:
         """Return the number of float32 of one class; see ``GaussianBuffer``."""
@@ -163,13 +163,13 @@ class GaussianBuffer(MemoryBuffer):
         Returns:
             ``(n, C, H, W)`` float32.
         """
-        channels, height, width = model.map_shape
+        n_channels, height, width = model.map_shape
         n_maps = len(rows)
         gaussians = GaussianRows.of_rows(rows)
-        shape_nhwc = (n_maps, height, width, channels)
+        shape_nhwc = (n_maps, height, width, n_channels)
         shape_of_means = shape_nhwc
         if self.settings.per_channel:  # alike at all locations
-            shape_of_means = (n_maps, 1, 1, channels)
+            shape_of_means = (n_maps, 1, 1, n_channels)
         noise = self.slots.random.standard_normal(shape_nhwc, dtype=np.float32)
         deviations = gaussians.deviations.view(shape_of_means)
         spread = torch.from_numpy(noise).to(rows.device) * deviations

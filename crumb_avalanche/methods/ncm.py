@@ -106,13 +106,13 @@ class ClassMeans(ClosedForm):
         self._solution = None  # the cached one is outdated
         return merged_means
 
-    def _move_mean(self, label: int, new_mean: Tensor, new_images: int) -> Tensor:
+    def _move_mean(self, label: int, new_mean: Tensor, n_new_images: int) -> Tensor:
         """Add images with a mean ``new_mean`` to the mean and count of a class.
 
         Args:
             label: the class.
             new_mean: ``(D,)`` float64, of the new images.
-            new_images: number of the new images.
+            n_new_images: number of the new images.
 
         Returns:
             ``(D,)`` float64, ``sqrt(n m / (n + m)) (new mean - old mean)`` for ``n``
@@ -120,13 +120,13 @@ class ClassMeans(ClosedForm):
             gains from the difference of the two means.
         """
         mean = self.means[label].double()
-        old_images = int(self.counts[label])
-        images = old_images + new_images
+        n_old_images = int(self.counts[label])
+        n_images = n_old_images + n_new_images
         difference = new_mean - mean
-        share = new_images / images
+        share = n_new_images / n_images
         self.means[label] = (mean + share * difference).float()
-        self.counts[label] += new_images
-        weight = old_images * new_images / images
+        self.counts[label] += n_new_images
+        weight = n_old_images * n_new_images / n_images
         return weight**0.5 * difference
 
     def _solve(self, seen: Tensor):

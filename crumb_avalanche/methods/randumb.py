@@ -10,7 +10,7 @@ from crumb_avalanche.methods.klda import FourierDiscriminant
 from crumb_avalanche.methods.registry import register
 
 
-def oracle_shrinkage(covariance: Tensor, images: int) -> float:
+def oracle_shrinkage(covariance: Tensor, n_images: int) -> float:
     """Return the share of a covariance that shrinkage replaces by the unit matrix.
 
     It is the oracle approximating shrinkage (OAS), from 0 to 1.
@@ -24,12 +24,12 @@ def oracle_shrinkage(covariance: Tensor, images: int) -> float:
 
     Args:
         covariance: ``(M, M)`` of features.
-        images: ``n``, number of the images that it is of.
+        n_images: ``n``, number of the images that it is of.
     """
     mean_square = float(covariance.square().mean())
     variance = float(covariance.diagonal().mean())
     numerator = mean_square + variance**2
-    denominator = (images + 1) * (mean_square - variance**2 / len(covariance))
+    denominator = (n_images + 1) * (mean_square - variance**2 / len(covariance))
     if denominator <= numerator:
         return 1.0
     return numerator / denominator
@@ -73,12 +73,12 @@ class RanDumb(FourierDiscriminant):
 
     def _shrink(self, common: Tensor, seen: Tensor) -> None:
         """Shrink a common covariance towards the unit matrix, in place (step 2)."""
-        images = int(self.image_counts[seen].sum())
+        n_images = int(self.image_counts[seen].sum())
         variance = self.mean_variance(common, seen)
         # Else the images are equal, and ``mean_variance`` is 1.
         is_above_rounding = variance == float(common.diagonal().mean())
         share = 1.0
         if is_above_rounding:
-            share = oracle_shrinkage(common, images)
+            share = oracle_shrinkage(common, n_images)
         common.mul_(1 - share)
         common.diagonal().add_(share * variance)

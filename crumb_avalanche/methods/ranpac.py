@@ -44,7 +44,7 @@ ROUNDING = 1e-5
 BETTER = 1e-3
 
 
-def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
+def chosen_ridge(values: Tensor, energies: Tensor, n_images: int) -> float:
     """Return the one of ``RIDGES`` with the least generalised cross-validation error.
 
     Golub, Heath and Wahba, 1979, for a ridge regression of one-hot targets. The error
@@ -56,21 +56,21 @@ def chosen_ridge(values: Tensor, energies: Tensor, images: int) -> float:
         values: ``(M,)``, eigenvalues of the Gram matrix ``H^T H`` of the inputs ``H``.
         energies: ``(M,)``, squared lengths of ``H^T Y`` along its eigenvectors, with
             the one-hot targets ``Y``.
-        images: ``N``.
+        n_images: ``N``.
     """
     best = RIDGES[-1]
     least_error = float("inf")
     for ridge in reversed(RIDGES):
         ridged = values + ridge
         n_parameters = float((values / ridged).sum())  # p, larger the smaller the ridge
-        fits_noise = n_parameters > MOST_FITTED * images
+        fits_noise = n_parameters > MOST_FITTED * n_images
         if fits_noise:
             break
         # N - r of the weights (G + ridge)^-1 H^T Y, by eigenvalues g and energies e of
         # G = H^T H: the sum of e (g + 2 ridge) / (g + ridge)^2.
         explained = float((energies * (values + 2 * ridge) / ridged.square()).sum())
-        residuals = max(images - explained, ROUNDING * images)  # r
-        error = residuals / (images - n_parameters) ** 2
+        residuals = max(n_images - explained, ROUNDING * n_images)  # r
+        error = residuals / (n_images - n_parameters) ** 2
         if error < (1 - BETTER) * least_error:  # by more than rounding
             best = ridge
             least_error = error
@@ -122,19 +122,19 @@ class FillsBudget(RandomFeatures):
 
     @classmethod
     def bought(
-        cls, n_classes: int, length: int, items: int, settings: Mapping[str, Any]
+        cls, n_classes: int, length: int, n_items: int, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
         """Return the ``projection`` whose matrices fill the pages that are bought.
 
         It is at most 50,000, however many pages there are.
         """
-        if settings["projection"] or not items:
+        if settings["projection"] or not n_items:
             return {}
 
         def fits(projection: int) -> bool:
             """Whether statistics with so many random features fit into the pages."""
             arguments = {**settings, "projection": projection}
-            return cls.bytes_of(n_classes, length, **arguments) <= items * PAGE
+            return cls.bytes_of(n_classes, length, **arguments) <= n_items * PAGE
 
         return {"projection": largest_that_fits(fits, MOST_PROJECTION)}
 
@@ -271,8 +271,8 @@ class RandomProjection(RandomFeatures):
         along = vectors.mT @ class_sums  # class sums along the eigenvectors
         # In units as well, as if features were divided by the root of the unit.
         energies = along.square().sum(1) / unit
-        images = int(self.counts.sum())
-        ridge = unit * chosen_ridge(eigenvalues / unit, energies, images)
+        n_images = int(self.counts.sum())
+        ridge = unit * chosen_ridge(eigenvalues / unit, energies, n_images)
         return vectors @ (along / (eigenvalues + ridge).unsqueeze(1))
 
     def _answers(self, features: Tensor, solution: Tensor) -> Tensor:

@@ -162,7 +162,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         n_classes: int,
         length: int,
         head_length: int,
-        items: int,
+        n_items: int,
         seed: int,
         settings: Mapping[str, Any],
     ) -> "RegularizedDiscriminant":
@@ -176,7 +176,7 @@ class RegularizedDiscriminant(BlendedGaussians):
             n_classes: classes of the stream.
             length: number of features.
             head_length: number of the last features, those of the head's input.
-            items: principal directions that the budget buys in all, checked here. The
+            n_items: principal directions that the budget buys in all, checked here. The
                 strategy limits the directions to the budget as classes come.
             seed: without effect.
             settings: settings of the method by name.
@@ -184,7 +184,7 @@ class RegularizedDiscriminant(BlendedGaussians):
         Raises:
             ValueError: there is less than a direction for each class.
         """
-        cls.check_directions(n_classes, items)
+        cls.check_directions(n_classes, n_items)
         part = 0  # number of the last features that give the second answer
         if head_length < length and settings["head_share"]:
             part = head_length
@@ -210,25 +210,25 @@ class RegularizedDiscriminant(BlendedGaussians):
             part = head_length
         return cls(n_classes=0, length=length, directions=MOST_DIRECTIONS, part=part)
 
-    def holds(self, classes: int, budget: int, head_length: int) -> bool:
+    def holds(self, n_classes: int, budget: int, head_length: int) -> bool:
         """Whether so many classes fit, of the head's features alone if need be."""
         if not self._can_drop(head_length):
-            return super().holds(classes, budget, head_length)
+            return super().holds(n_classes, budget, head_length)
         of_head = {"n_classes": 0, "length": head_length, "part": 0}
         smaller = type(self)(**{**self.settings, **of_head})
-        return smaller.least_bytes(classes) <= budget
+        return smaller.least_bytes(n_classes) <= budget
 
     def _can_drop(self, head_length: int) -> bool:
         """Whether there are features of the map, and the settings let them go."""
         return head_length < self.settings["length"] and self.drop_features
 
-    def fit_features(self, classes: int, budget: int, head_length: int) -> str:
+    def fit_features(self, n_classes: int, budget: int, head_length: int) -> str:
         """Give the features of the map up if they leave a budget too few directions."""
         length = self.settings["length"]
         if not self._can_drop(head_length):
             return ""
-        direction_bytes = classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
-        if self._bytes_without_images(classes) + direction_bytes <= budget:
+        direction_bytes = n_classes * LEAST_OF_ALL_FEATURES * self._direction_bytes()
+        if self._bytes_without_images(n_classes) + direction_bytes <= budget:
             return ""
         self.keep_features(head_length)
         return (

@@ -45,7 +45,7 @@ TRIES = 10  # of a crop that does not fit
 
 
 def make_quantizer(
-    channels: int, sub_quantizers: int = 32, centroids: int = 256
+    n_channels: int, sub_quantizers: int = 32, centroids: int = 256
 ) -> ProductQuantizer:
     """Make a product quantizer for maps, whose centroids are not fitted yet.
 
@@ -54,15 +54,15 @@ def make_quantizer(
     most 16 centroids: 4 bits a value, as with 256 centroids for two channels.
 
     Args:
-        channels: ``C`` of the maps.
+        n_channels: ``C`` of the maps.
         sub_quantizers: largest number of groups of channels.
         centroids: largest number of centroids of each group.
     """
-    groups = largest_divisor(channels, sub_quantizers)
-    channels_of_group = channels // groups
-    most_centroids = 16 ** min(channels_of_group, 2)
+    n_groups = largest_divisor(n_channels, sub_quantizers)
+    channels_per_group = n_channels // n_groups
+    most_centroids = 16 ** min(channels_per_group, 2)
     return ProductQuantizer(
-        channels, sub_quantizers=groups, centroids=min(centroids, most_centroids)
+        n_channels, sub_quantizers=n_groups, centroids=min(centroids, most_centroids)
     )
 
 
@@ -74,13 +74,13 @@ def quantizer_of(model: SplitModel, settings: Any) -> ProductQuantizer:
 
 
 def draw_locations(
-    maps: Iterable[Tensor], images: int, most: int, random: np.random.Generator
+    maps: Iterable[Tensor], n_images: int, most: int, random: np.random.Generator
 ) -> Tensor:
     """Draw about ``most`` locations of maps, equally many of each image.
 
     Args:
         maps: batches of ``(B, C, H, W)``; all maps have the same shape.
-        images: number of images in all batches.
+        n_images: number of images in all batches.
         most: number of locations, rounded up to one a map.
         random: of the draws.
 
@@ -91,7 +91,7 @@ def draw_locations(
     n_filled = 0  # rows of the vectors, which are allocated with the first batch
     for batch in maps:
         locations = batch.permute(0, 2, 3, 1).flatten(1, 2)  # (B, H * W, C)
-        per_image = min(locations.shape[1], math.ceil(most / images))
+        per_image = min(locations.shape[1], math.ceil(most / n_images))
         # Different locations of each image, (B, per_image), by a random order of all.
         order = random.random(locations.shape[:2]).argsort(axis=1)
         columns = torch.from_numpy(order[:, :per_image]).to(locations.device)
@@ -99,7 +99,7 @@ def draw_locations(
         drawn = locations[rows, columns].flatten(0, 1)
         is_first_batch = n_filled == 0
         if is_first_batch:
-            shape = (images * per_image, batch.shape[1])
+            shape = (n_images * per_image, batch.shape[1])
             vectors = torch.zeros(shape, dtype=torch.float32)
         vectors[n_filled : n_filled + len(drawn)] = drawn.cpu()
         n_filled += len(drawn)
@@ -195,10 +195,10 @@ class PQCodeBuffer(MemoryBuffer):
 
     def to_maps(self, rows: Tensor, model: SplitModel) -> Tensor:
         """Decode ``(n, bytes)`` uint8 rows to maps ``(n, C, H, W)``."""
-        groups = self.quantizer.sub_quantizers
+        n_groups = self.quantizer.sub_quantizers
         _, height, width = model.map_shape
-        flat = unpack(rows, self.quantizer.bits, groups * height * width)
-        codes = flat.view(-1, height, width, groups).permute(0, 3, 1, 2)
+        flat = unpack(rows, self.quantizer.bits, n_groups * height * width)
+        codes = flat.view(-1, height, width, n_groups).permute(0, 3, 1, 2)
         return self.quantizer.decode(codes)
 
     def draw(self, count: int) -> Tensor:
@@ -323,15 +323,15 @@ def crop_and_resize(maps: Tensor, boxes: np.ndarray) -> Tensor:
     Returns:
         ``(n, C, H, W)``, channels-last in memory.
     """
-    count, channels, height, width = maps.shape
+    count, n_channels, height, width = maps.shape
     first_row, first_column, rows, columns = (
         torch.from_numpy(boxes).to(maps.device).unbind(1)
     )
     # ``interpolate`` takes one box for all maps of a batch. Here rows are resized by a
     # product with weights, then columns.
-    rows_nhx = maps.permute(0, 2, 3, 1).reshape(count, height, width * channels)
+    rows_nhx = maps.permute(0, 2, 3, 1).reshape(count, height, width * n_channels)
     row_weights = _resizing_weights(first_row, rows, height).to(maps)
-    maps_nhwc = torch.bmm(row_weights, rows_nhx).view(count, height, width, channels)
+    maps_nhwc = torch.bmm(row_weights, rows_nhx).view(count, height, width, n_channels)
     column_weights = _resizing_weights(first_column, columns, width).to(maps)
     maps_nhwc = column_weights.unsqueeze(1) @ maps_nhwc
     return maps_nhwc.permute(0, 3, 1, 2)
@@ -645,7 +645,7 @@ class RemindPlugin(StoringPlugin):
         batches = batches_at(positions, strategy, generator=torch.Generator())
         maps = (batch.feature_map for batch in batches)
         vectors = draw_locations(
-            maps, images=n_used, most=self.fit_vectors, random=buffer.slots.random
+            maps, n_images=n_used, most=self.fit_vectors, random=buffer.slots.random
         )
         buffer.quantizer.fit(vectors, seed=self.seed)
 

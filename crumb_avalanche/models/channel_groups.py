@@ -30,7 +30,7 @@ def group_channels_(codebook: Codebook, maps: Tensor) -> None:
     correlations = torch.corrcoef(values_cl).abs().nan_to_num()
     is_taken = torch.zeros(n_channels, dtype=torch.bool, device=maps.device)
     order: list[int] = []
-    for _ in range(codebook.groups(n_channels)):  # number of groups
+    for _ in range(codebook.n_groups(n_channels)):
         most_varying = variances.masked_fill(is_taken, -1).argmax()
         is_taken[most_varying] = True
         group = [int(most_varying)]

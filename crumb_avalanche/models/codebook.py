@@ -162,27 +162,27 @@ class Codebook(nn.Module):
         """Return the settings of the codebook as text, for ``repr``."""
         return ", ".join(f"{name}={value}" for name, value in self.settings.items())
 
-    def groups(self, channels: int) -> int:
+    def n_groups(self, n_channels: int) -> int:
         """Return ``C / d``, the number ``G`` of codes for each location of a map.
 
         Args:
-            channels: number ``C`` of channels of the map, a multiple of
+            n_channels: number ``C`` of channels of the map, a multiple of
                 ``codebook_dim``, ``d``.
 
         Raises:
-            ValueError: ``codebook_dim`` does not divide ``channels``.
+            ValueError: ``codebook_dim`` does not divide ``n_channels``.
         """
-        if channels % self.codebook_dim:
-            divisor = largest_divisor(channels, self.codebook_dim)
+        if n_channels % self.codebook_dim:
+            divisor = largest_divisor(n_channels, self.codebook_dim)
             raise ValueError(
-                f"the feature map has {channels} channels, which "
+                f"the feature map has {n_channels} channels, which "
                 f"codebook_dim={self.codebook_dim} does not divide; choose another "
                 f"codebook_dim, such as {divisor}, or a cut_layer whose channel count "
                 "it divides"
             )
-        return channels // self.codebook_dim
+        return n_channels // self.codebook_dim
 
-    def for_channels(self, channels: int) -> "Codebook":
+    def for_channels(self, n_channels: int) -> "Codebook":
         """Make room for what depends on the number of channels: tables, order, filter.
 
         ``SplitModel``, ``calibrate`` and ``INITIALISERS`` call it; the first call
@@ -190,29 +190,29 @@ class Codebook(nn.Module):
         is that of the maps, and the filter changes nothing.
 
         Args:
-            channels: number ``C`` of channels of the maps.
+            n_channels: number ``C`` of channels of the maps.
 
         Returns:
             The codebook itself.
 
         Raises:
-            ValueError: ``codebook_dim`` does not divide ``channels``, or the codebook
+            ValueError: ``codebook_dim`` does not divide ``n_channels``, or the codebook
                 is that of maps with other channels.
         """
-        n_groups = self.groups(channels)
+        n_groups = self.n_groups(n_channels)
         if self.channels is not None:
-            self._check_channels(channels)
+            self._check_channels(n_channels)
             return self
-        self.channels = channels
+        self.channels = n_channels
         device = self.blocks.device
         if self.tables > 1:
             groups = torch.arange(n_groups, device=device)
             self.table_of_group = (groups * self.tables // n_groups).byte()
         if self.grouping == "correlated":
-            order = torch.arange(channels, dtype=torch.int16, device=device)
+            order = torch.arange(n_channels, dtype=torch.int16, device=device)
             self.channel_order = order
         if self.filtered:
-            self.map_filter = MapFilter(channels).to(device)
+            self.map_filter = MapFilter(n_channels).to(device)
         return self
 
     @torch.no_grad()
@@ -243,9 +243,9 @@ class Codebook(nn.Module):
                 ``for_channels``, all rows are zero, or the codebook or the map is not
                 finite.
         """
-        batch, channels, height, width = feature_map.shape
-        n_groups = self.groups(channels)
-        self._check_channels(channels)
+        batch, n_channels, height, width = feature_map.shape
+        n_groups = self.n_groups(n_channels)
+        self._check_channels(n_channels)
         rows = self.blocks.detach().float()
         is_filled = rows.any(dim=1)
         # ``is_usable``, whether the map is finite, is None where that is not known yet:
@@ -317,9 +317,9 @@ class Codebook(nn.Module):
                 one outside ``[0, n)`` may be a row of another table.
             ValueError: the codebook is that of maps with other channels.
         """
-        batch, groups, height, width = codes.shape
-        channels = groups * self.codebook_dim
-        self._check_channels(channels)
+        batch, n_groups, height, width = codes.shape
+        n_channels = n_groups * self.codebook_dim
+        self._check_channels(n_channels)
         codes_bhwg = codes.permute(0, 2, 3, 1)
         if self.table_of_group is not None:
             # From the row of a group's table to the row of all tables.
@@ -330,11 +330,11 @@ class Codebook(nn.Module):
             slices_bhwgd = RowLookup.apply(self.blocks, codes_bhwg)
         else:
             slices_bhwgd = functional.embedding(codes_bhwg.int(), self.blocks)
-        map_bhwc = slices_bhwgd.reshape(batch, height, width, channels)
+        map_bhwc = slices_bhwgd.reshape(batch, height, width, n_channels)
         if self.channel_order is not None:
             # The inverse: where each channel of the maps is in the codebook's order.
             positions = self.channel_order.long().argsort()
-            map_lc = map_bhwc.reshape(-1, channels).index_select(1, positions)
+            map_lc = map_bhwc.reshape(-1, n_channels).index_select(1, positions)
             map_bhwc = map_lc.view(map_bhwc.shape)
         return map_bhwc.permute(0, 3, 1, 2)
 
@@ -390,8 +390,8 @@ class Codebook(nn.Module):
         if self.channel_order is not None:
             # By columns of a matrix: torch selects those of four axes much slower.
             maps_lc = maps_lc.index_select(1, self.channel_order.int())
-        groups = self.groups(maps_bchw.shape[1])
-        return maps_lc.reshape(len(maps_lc), groups, self.codebook_dim)
+        n_groups = self.n_groups(maps_bchw.shape[1])
+        return maps_lc.reshape(len(maps_lc), n_groups, self.codebook_dim)
 
     def _slices_of_groups(self, maps_lc: Tensor, groups: slice | Tensor) -> Tensor:
         """Return the slices of groups of channels, one below the other: ``(N, d)``.
@@ -454,7 +454,7 @@ class Codebook(nn.Module):
         row_indices = candidates.index_select(0, candidate_indices.clamp_min(0))
         return row_indices.where(is_finite, candidate_indices)  # -1 elsewhere
 
-    def _check_channels(self, channels: int) -> None:
+    def _check_channels(self, n_channels: int) -> None:
         """Raise ValueError for maps of other channels than those of ``for_channels``.
 
         A codebook without tables of groups, order and filter takes maps of any.
@@ -462,11 +462,11 @@ class Codebook(nn.Module):
         is_for_channels = (
             self.tables > 1 or self.grouping != "consecutive" or self.filtered
         )
-        if is_for_channels and channels != self.channels:
+        if is_for_channels and n_channels != self.channels:
             raise ValueError(
-                f"the feature map has {channels} channels, but this codebook was made "
-                f"for {self.channels}: call for_channels({channels}) on a new one, or "
-                "give it to a SplitModel"
+                f"the feature map has {n_channels} channels, but this codebook was "
+                f"made for {self.channels}: call for_channels({n_channels}) on a new "
+                "one, or give it to a SplitModel"
             )
 
     def _check_rows(
@@ -528,18 +528,18 @@ def _check_name(setting: str, name: str, known: Collection[str]) -> None:
         raise ValueError(f"{setting} is {name!r}; known are {', '.join(known)}")
 
 
-def prepare_codebook(codebook: Codebook | None, channels: int) -> None:
+def prepare_codebook(codebook: Codebook | None, n_channels: int) -> None:
     """Check a codebook, and make room in it for maps with a number of channels.
 
     That is room for what depends on this number: tables, order of channels, filter.
 
     Args:
         codebook: changed in place; nothing is done for ``None``.
-        channels: number of channels of the maps.
+        n_channels: number of channels of the maps.
 
     Raises:
         TypeError: it is neither a ``Codebook`` nor ``None``.
-        ValueError: its ``codebook_dim`` does not divide ``channels``.
+        ValueError: its ``codebook_dim`` does not divide ``n_channels``.
     """
     if not isinstance(codebook, Codebook | None):
         raise TypeError(
@@ -547,4 +547,4 @@ def prepare_codebook(codebook: Codebook | None, channels: int) -> None:
             "None"
         )
     if codebook is not None:
-        codebook.for_channels(channels)
+        codebook.for_channels(n_channels)

@@ -158,7 +158,7 @@ def _kmeans_centres(
     slices: Tensor,
     generator: Generator,
     spherical: bool = False,
-    iterations: int = ITERATIONS,
+    n_iterations: int = ITERATIONS,
 ) -> Tensor:
     """Return k-means centres of slices, one for each row of a codebook.
 
@@ -167,7 +167,7 @@ def _kmeans_centres(
         slices: ``(N, d)`` float32 on the CPU.
         generator: gives the seed of k-means.
         spherical: whether centres are directions.
-        iterations: of k-means.
+        n_iterations: of k-means.
 
     Returns:
         ``(n, d)`` float32.
@@ -177,7 +177,7 @@ def _kmeans_centres(
     kmeans = faiss.Kmeans(
         d=codebook.codebook_dim,
         k=codebook.codebook_size,
-        niter=iterations,
+        niter=n_iterations,
         seed=seed,
         min_points_per_centroid=1,  # it warns of fewer
         spherical=spherical,
@@ -208,7 +208,7 @@ def _assign_tables(
     compared_slices_lgd = slices_lgd[:ASSIGNED_LOCATIONS]
     for _ in range(ASSIGNMENTS):
         codebook.table_of_group = table_of_group.byte().to(device)
-        _fit_tables(codebook, slices_lgd, generator, iterations=ASSIGNMENT_ITERATIONS)
+        _fit_tables(codebook, slices_lgd, generator, n_iterations=ASSIGNMENT_ITERATIONS)
         errors_tg = _errors_of_tables(codebook, compared_slices_lgd)
         best_table_of_group = errors_tg.argmin(dim=0)
         if torch.equal(best_table_of_group, table_of_group):
@@ -221,7 +221,7 @@ def _fit_tables(
     codebook: Codebook,
     slices_lgd: Tensor,
     generator: Generator,
-    iterations: int = ITERATIONS,
+    n_iterations: int = ITERATIONS,
 ) -> None:
     """Set the rows of each table of a codebook to k-means centres of slices.
 
@@ -232,7 +232,7 @@ def _fit_tables(
         codebook: its rows are changed.
         slices_lgd: slices by location, group and value, ``(L, G, d)``, on the CPU.
         generator: of the seeds of k-means.
-        iterations: of k-means.
+        n_iterations: of k-means.
     """
     assert codebook.table_of_group is not None, "only with several tables"
     table_of_group = codebook.table_of_group.cpu()
@@ -240,7 +240,7 @@ def _fit_tables(
         slices = slices_lgd[:, table_of_group == table].flatten(0, 1).contiguous()
         if len(slices) >= codebook.codebook_size:
             centres = _kmeans_centres(
-                codebook, slices, generator, iterations=iterations
+                codebook, slices, generator, n_iterations=n_iterations
             )
             rows.copy_(centres)
 

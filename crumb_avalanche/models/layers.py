@@ -232,16 +232,16 @@ class Layout:
     prefix_tokens: int = 0
     channels_last: bool = False
 
-    def grid(self, tokens: int) -> tuple[int, int]:
+    def grid(self, n_tokens: int) -> tuple[int, int]:
         """Return height and width of the patches among a number of tokens.
 
         Images are square; patches that make no square are one column.
         """
-        patches = tokens - self.prefix_tokens
-        side = math.isqrt(patches)
-        if side**2 == patches:
+        n_patches = n_tokens - self.prefix_tokens
+        side = math.isqrt(n_patches)
+        if side**2 == n_patches:
             return side, side
-        return patches, 1
+        return n_patches, 1
 
 
 # The paper's learning rate of 1e-3 suits maps whose positive values have the standard

@@ -29,7 +29,7 @@ class MapFilter(nn.Module):
     as zeros. The filter is not trained by gradients: stored codes keep their meaning.
 
     Args:
-        channels: number of channels ``C``.
+        n_channels: number of channels ``C``.
 
     Attributes:
         weights: ``(C, 1, 3, 3)`` float32 buffer, ``36 * C`` bytes; until ``solve``
@@ -40,12 +40,12 @@ class MapFilter(nn.Module):
     weights: Tensor
     constants: Tensor
 
-    def __init__(self, channels: int):
+    def __init__(self, n_channels: int):
         super().__init__()
-        weights = torch.zeros(channels, 1, SIDE, SIDE, dtype=torch.float32)
+        weights = torch.zeros(n_channels, 1, SIDE, SIDE, dtype=torch.float32)
         weights[:, 0, SIDE // 2, SIDE // 2] = 1
         self.register_buffer("weights", weights)
-        constants = torch.zeros(channels, dtype=torch.float32)
+        constants = torch.zeros(n_channels, dtype=torch.float32)
         self.register_buffer("constants", constants)
 
     def forward(self, maps: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class FilterEquations:
     """Sums from which the filter with the least squared error follows.
 
     Args:
-        channels: number of channels ``C``.
+        n_channels: number of channels ``C``.
 
     Attributes:
         products: ``(C, 10, 10)`` float64, sums of products of the inputs of a value:
@@ -72,10 +72,10 @@ class FilterEquations:
         targets: ``(C, 10)`` float64, sums of products of inputs and values.
     """
 
-    def __init__(self, channels: int):
-        inputs = TAPS + 1
-        self.products = torch.zeros(channels, inputs, inputs, dtype=torch.float64)
-        self.targets = torch.zeros(channels, inputs, dtype=torch.float64)
+    def __init__(self, n_channels: int):
+        n_inputs = TAPS + 1
+        self.products = torch.zeros(n_channels, n_inputs, n_inputs, dtype=torch.float64)
+        self.targets = torch.zeros(n_channels, n_inputs, dtype=torch.float64)
 
     def add(self, decoded: Tensor, maps: Tensor) -> None:
         """Add the sums over some maps.
@@ -117,11 +117,11 @@ class FilterEquations:
 
 def _filter_inputs(maps: Tensor) -> Tensor:
     """Return the window around each value of maps, and a 1: ``(C, B * H * W, 10)``."""
-    batch, channels, height, width = maps.shape
+    batch, n_channels, height, width = maps.shape
     # In names: n the taps of a window, l the locations.
     windows = functional.unfold(maps, SIDE, padding=SIDE // 2)
-    windows_bcnl = windows.view(batch, channels, TAPS, height * width)
+    windows_bcnl = windows.view(batch, n_channels, TAPS, height * width)
     windows_cbln = windows_bcnl.permute(1, 0, 3, 2)
-    windows_cln = windows_cbln.reshape(channels, -1, TAPS)
+    windows_cln = windows_cbln.reshape(n_channels, -1, TAPS)
     ones = windows_cln.new_ones(*windows_cln.shape[:2], 1)
     return torch.cat([windows_cln, ones], dim=2)

@@ -3,12 +3,12 @@
 import math
 
 
-def largest_divisor(channels: int, limit: int) -> int:
+def largest_divisor(n_channels: int, limit: int) -> int:
     """Return the largest divisor of a number of channels up to ``limit``."""
     return next(
         number
-        for number in range(min(limit, channels), 0, -1)
-        if channels % number == 0
+        for number in range(min(limit, n_channels), 0, -1)
+        if n_channels % number == 0
     )
 
 

@@ -205,8 +205,8 @@ class SplitModel(ImageInput):
                 "feature map has four axes (B, C, H, W): cut the network at a "
                 "convolutional layer"
             )
-        _, channels, height, width = maps.shape
-        return channels, height, width
+        _, n_channels, height, width = maps.shape
+        return n_channels, height, width
 
     def train(self, mode: bool = True) -> "SplitModel":
         """Set the ``mode`` as ``nn.Module.train`` does; F stays in evaluation mode."""

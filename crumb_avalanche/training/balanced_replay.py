@@ -54,13 +54,13 @@ class BalancedReplay:
         return self._images_for_each
 
     def n_batches(
-        self, new_images: int, model: SplitModel, memories: MemoryBuffer
+        self, n_new_images: int, model: SplitModel, memories: MemoryBuffer
     ) -> int:
-        """Return the number of replay batches after a batch of ``new_images``.
+        """Return the number of replay batches after a batch of ``n_new_images``.
 
         Images that do not fill a batch stay due.
         """
-        due = self.due + new_images * self.images_for_each(model, memories)
+        due = self.due + n_new_images * self.images_for_each(model, memories)
         batches, self.due = divmod(due, REPLAYED)
         return int(batches)
 

@@ -219,9 +219,9 @@ class Position:
         """Whether the experience has begun."""
         return self.step >= 0
 
-    def described(self, experiences: int) -> str:
+    def described(self, n_experiences: int) -> str:
         """Return the position in words, in a stream of so many experiences."""
-        finished = f"{self.experience} of {experiences} experiences are finished"
+        finished = f"{self.experience} of {n_experiences} experiences are finished"
         if not self.inside:
             return finished
         return (

@@ -292,8 +292,10 @@ class CRUMBPlugin(StoringPlugin):
             return 0
         if self.balanced is None:
             return self.replay_steps
-        new_images = len(self.current.labels)
-        return self.balanced.n_batches(new_images, strategy.model, self.storage_policy)
+        n_new_images = len(self.current.labels)
+        return self.balanced.n_batches(
+            n_new_images, strategy.model, self.storage_policy
+        )
 
     def _replay_loss(self, strategy: Any) -> Tensor:
         """Compute the weighted loss CE(P(Z~), y) of a replay batch."""

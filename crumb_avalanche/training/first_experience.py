@@ -28,23 +28,23 @@ class FirstExperience:
         self._maps: list[Tensor] = []  # (C, H, W) each
         self._labels: list[int] = []
 
-    def observe(self, batch: StreamBatch, position: int, images: int) -> None:
+    def observe(self, batch: StreamBatch, position: int, n_images: int) -> None:
         """Keep the maps of some images, evenly spread over the experience.
 
         Args:
             batch: of the first epoch.
             position: of its first image among those of the experience.
-            images: number of images of the experience.
+            n_images: number of images of the experience.
         """
         for index, label in enumerate(batch.label_numbers):
             # Of all positions, about IMAGES fulfil this: one in images / IMAGES.
-            is_tested = (position + index) * IMAGES % images < IMAGES
+            is_tested = (position + index) * IMAGES % n_images < IMAGES
             if is_tested:
                 self._maps.append(batch.feature_map[index].clone())
                 self._labels.append(label)
 
     def finish(
-        self, model: SplitModel, classes: int, mask: Callable[[Tensor], Tensor]
+        self, model: SplitModel, n_classes: int, mask: Callable[[Tensor], Tensor]
     ) -> None:
         """Warn if the network answers the images that were observed hardly by chance.
 
@@ -52,13 +52,13 @@ class FirstExperience:
 
         Args:
             model: the network after the experience.
-            classes: number of classes in the experience.
+            n_classes: number of classes in the experience.
             mask: function that masks ``(B, classes)`` logits of classes not seen.
         """
-        if self._labels and classes > 1:
+        if self._labels and n_classes > 1:
             is_right = self._answers(model, mask) == torch.tensor(self._labels)
             accuracy = float(is_right.float().mean())
-            chance = 1 / classes
+            chance = 1 / n_classes
             # A quarter of the way from chance to no error.
             least_accuracy = chance + LITTLE * (1 - chance)
             if accuracy < least_accuracy:

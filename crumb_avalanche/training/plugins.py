@@ -46,7 +46,7 @@ def give_unseen_probability(logits: Tensor, unseen: Tensor) -> Tensor:
     return torch.where(unseen, unseen_logits, logits)
 
 
-def check_outputs(labels: list[int], outputs: int) -> None:
+def check_outputs(labels: list[int], n_outputs: int) -> None:
     """Raise ``ValueError`` unless a head has an output for every class."""
     lowest = min(labels, default=0)
     if lowest < 0:
@@ -55,10 +55,10 @@ def check_outputs(labels: list[int], outputs: int) -> None:
             "number them anew"
         )
     highest = max(labels, default=-1)
-    if highest >= outputs:
+    if highest >= n_outputs:
         raise ValueError(
-            f"class {highest} was seen, but the head has {outputs} outputs (0 to "
-            f"{outputs - 1}); build the model with n_classes={highest + 1} or more"
+            f"class {highest} was seen, but the head has {n_outputs} outputs (0 to "
+            f"{n_outputs - 1}); build the model with n_classes={highest + 1} or more"
         )
 
 

@@ -121,7 +121,7 @@ class SingleLessons:
         self.learner.use_runtime("torch")
         self.count = 0
         classifier = self.learner._classifier
-        self._features = DrawnFeatures(classifier.length * classifier.looks.views)
+        self._features = DrawnFeatures(classifier.length * classifier.looks.n_views)
         self.learner._compute = self._features.compute
         self._photo = Image.new("RGB", (8, 8))
 

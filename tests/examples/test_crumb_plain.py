@@ -94,12 +94,12 @@ def both(request):
 
 def codes_of(model, rows):
     """The codes, ``(n, G, H, W)``, of packed rows of a code buffer."""
-    channels, height, width = model.map_shape
-    groups = model.codebook.groups(channels)
+    n_channels, height, width = model.map_shape
+    n_groups = model.codebook.n_groups(n_channels)
     codes = unpack(
-        rows, bits_per_code(model.codebook.codebook_size), groups * height * width
+        rows, bits_per_code(model.codebook.codebook_size), n_groups * height * width
     )
-    return codes.view(-1, height, width, groups).permute(0, 3, 1, 2)
+    return codes.view(-1, height, width, n_groups).permute(0, 3, 1, 2)
 
 
 def test_each_loss_is_equal(both):

@@ -127,7 +127,7 @@ def test_an_empty_scene_is_not_asked(make):
 def test_images_are_the_same_up_to_rounding(factor, is_same):
     # Given an image of two views
     features = torch.randn(1, 20, generator=torch.Generator().manual_seed(1))
-    taught = TaughtImages(views=2)
+    taught = TaughtImages(n_views=2)
     taught.add("cup", features)
     # When one of its views differs a little
     other = features.clone()
@@ -141,7 +141,7 @@ def test_images_are_the_same_up_to_rounding(factor, is_same):
 def test_views_that_one_image_lacks_are_not_compared(common, is_same):
     # Given an image whose second view was not computed
     features = torch.randn(1, 20, generator=torch.Generator().manual_seed(1))
-    taught = TaughtImages(views=2)
+    taught = TaughtImages(n_views=2)
     taught.add("cup", torch.cat([features[:, :10], torch.zeros(1, 10)], 1))
     # When it comes with another view, or with both
     other = features.clone()

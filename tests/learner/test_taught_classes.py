@@ -11,8 +11,8 @@ from crumb_avalanche.learner.taught_classes import TaughtClasses
 def mug_and_pen():
     """Two classes: three images of a mug in one clip, five of a pen in two."""
     classes = TaughtClasses()
-    classes.count(classes.add("mug"), images=3, clips=1)
-    classes.count(classes.add("pen"), images=5, clips=2)
+    classes.count(classes.add("mug"), n_images=3, n_clips=1)
+    classes.count(classes.add("pen"), n_images=5, n_clips=2)
     return classes
 
 
@@ -55,7 +55,7 @@ def test_a_name_that_is_taken_is_refused():
 def test_a_copy_is_counted_apart():
     classes = mug_and_pen()
     copied = copy.deepcopy(classes)
-    copied.count(0, images=1, clips=1)
+    copied.count(0, n_images=1, n_clips=1)
     copied.rename("pen", "pencil")
     assert classes.state_dict() == mug_and_pen().state_dict()
 

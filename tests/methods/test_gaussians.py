@@ -501,7 +501,7 @@ def test_the_chosen_ridge_by_hand(energy, count, ridge):
     2 with s, but the squared denominator rises from 1 to 4: the largest ridge.
     """
     values = exact([1.0])
-    assert chosen_ridge(values, energy * values, images=count) == ridge
+    assert chosen_ridge(values, energy * values, n_images=count) == ridge
 
 
 def projected(seed):

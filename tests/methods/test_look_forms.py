@@ -19,7 +19,7 @@ IMAGES = 20
 
 def views_and_labels(seed=0):
     draws = torch.Generator().manual_seed(seed)
-    views = torch.randn(IMAGES, LOOKS.views, LENGTH, generator=draws)
+    views = torch.randn(IMAGES, LOOKS.n_views, LENGTH, generator=draws)
     return views, torch.arange(IMAGES) % CLASSES
 
 
@@ -57,7 +57,7 @@ def test_a_look_learns_its_views_alone(forms, look, views_of_look):
 def test_scores_are_of_each_views_look(forms):
     views, _ = views_and_labels(seed=1)
     scores = forms.scores(views)
-    assert scores.shape == (IMAGES, LOOKS.views, CLASSES)
+    assert scores.shape == (IMAGES, LOOKS.n_views, CLASSES)
     for view, look in enumerate(LOOKS.look_of_views):
         expected = forms.by_look[look].scores(views[:, view])
         torch.testing.assert_close(scores[:, view], expected)

@@ -59,11 +59,11 @@ def test_the_middle_of_an_axis(length, share, expected):
 
 
 @pytest.mark.parametrize(
-    ("shares", "views"),
+    ("shares", "n_views"),
     [((1.0,), 1), ((0.6,), 2), ((1.0, 0.5), 3), ((0.9, 0.7, 0.5), 4)],
 )
-def test_number_of_views(shares, views):
-    assert Looks(shares).views == views
+def test_number_of_views(shares, n_views):
+    assert Looks(shares).n_views == n_views
 
 
 # Features of a look
