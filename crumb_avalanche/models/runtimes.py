@@ -197,8 +197,7 @@ def open_runtime(model: Split, name: str) -> Runtime:
     if name not in RUNTIMES:
         raise ValueError(f"runtime is {name!r}; use one of auto, {', '.join(RUNTIMES)}")
     device = model.pixel_mean.device
-    is_empty = not model.stages  # the whole network is plastic
-    if name == "torch" or is_empty:
+    if name == "torch" or model.extractor_is_empty:
         return TORCH
     is_float_on_cpu = device.type == "cpu" and model.precision == "fp32"
     if name == "onnxruntime" and not is_float_on_cpu:

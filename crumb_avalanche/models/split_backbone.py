@@ -187,49 +187,28 @@ def split_backbone(
         network_preprocessing = Preprocessing(**preprocessing)
     else:
         network_preprocessing = preprocessing_of(name)
-    image_size = image_size or network_preprocessing.size
     if fine_tuning is None:
         fine_tuning = weights is not None
-    can_fine_tune = is_timm(name) or BACKBONES[name].fine_tuned
-    is_fine_tuned = fine_tuning and can_fine_tune and cut_layer != 0
+    is_fine_tuned = fine_tuning and _can_be_fine_tuned(name, cut_layer)
     if weights == "torchvision":
         weights = published_by(name)  # the usual one of the network
-    if is_timm(name):
-        _check_usual_head(relu_logits, head_kernel)  # only SqueezeNet has others
-        model = split_timm(
-            name,
-            weights,
-            n_classes=n_classes,
-            cut_layer=cut_layer,
-            image_size=image_size,
-        )
-    else:
-        smallest_side = 0
-        if is_fine_tuned:
-            smallest_side = BACKBONES[name].smallest_side
-        model = _split_built_in(
-            name,
-            weights,
-            cut_layer,
-            relu_logits=relu_logits,
-            head_kernel=head_kernel,
-            image_size=image_size,
-            smallest_side=smallest_side,
-        )
-        model.reset_head(n_classes)
+    model = _split(
+        name,
+        weights,
+        cut_layer,
+        n_classes=n_classes,
+        relu_logits=relu_logits,
+        head_kernel=head_kernel,
+        image_size=image_size or network_preprocessing.size,
+        is_fine_tuned=is_fine_tuned,
+    )
     if is_fine_tuned:
         model.fixed_statistics = True
         model.centre_head()
-    model.set_normalization(network_preprocessing.mean, network_preprocessing.std)
-    model.interpolation = network_preprocessing.interpolation
+    _set_preprocessing(model, network_preprocessing)
     model.backbone = name
-    has_empty_extractor = not model.stages
-    if codebook is True and not has_empty_extractor:
-        codebook = usual_codebook(model, is_fine_tuned=is_fine_tuned)
-    elif isinstance(codebook, bool):
-        codebook = None
-    n_channels = model.map_shape[0]
-    prepare_codebook(codebook, n_channels)  # sizes its tables and filter
+    codebook = _codebook_for(model, codebook, is_fine_tuned=is_fine_tuned)
+    prepare_codebook(codebook, model.map_shape[0])  # sizes its tables and filter
     model.codebook = codebook
     return model
 
@@ -241,6 +220,86 @@ def _check_backbone(name: str) -> None:
             f"backbone {name!r} is unknown; known are {', '.join(BACKBONES)} and "
             f"{PREFIX}NAME for those of timm; for others use split_at"
         )
+
+
+def _can_be_fine_tuned(name: str, cut_layer: int | str | None) -> bool:
+    """Return whether a network has a pretrained P that is fine-tuned where asked for.
+
+    An empty F, ``cut_layer`` 0, is trained as in the paper.
+    """
+    if cut_layer == 0:
+        return False
+    return is_timm(name) or BACKBONES[name].fine_tuned
+
+
+def _split(
+    name: str,
+    weights: str | None,
+    cut_layer: int | str | None,
+    *,
+    n_classes: int,
+    relu_logits: bool,
+    head_kernel: int,
+    image_size: int,
+    is_fine_tuned: bool,
+) -> SplitModel:
+    """Split a network of ``BACKBONES`` or of timm, and give it a new head.
+
+    Args:
+        name, cut_layer, n_classes, relu_logits, head_kernel, image_size: see
+            ``split_backbone``.
+        weights: one of ``PUBLISHED``, a path, or ``None`` for random ones.
+        is_fine_tuned: whether built-in networks see small images enlarged.
+
+    Raises:
+        ImportError, OSError, ValueError, WeightsError: see ``split_backbone``.
+    """
+    if is_timm(name):
+        _check_usual_head(relu_logits, head_kernel)  # only SqueezeNet has others
+        return split_timm(
+            name,
+            weights,
+            n_classes=n_classes,
+            cut_layer=cut_layer,
+            image_size=image_size,
+        )
+    smallest_side = 0
+    if is_fine_tuned:
+        smallest_side = BACKBONES[name].smallest_side
+    model = _split_built_in(
+        name,
+        weights,
+        cut_layer,
+        relu_logits=relu_logits,
+        head_kernel=head_kernel,
+        image_size=image_size,
+        smallest_side=smallest_side,
+    )
+    model.reset_head(n_classes)
+    return model
+
+
+def _set_preprocessing(model: SplitModel, preprocessing: Preprocessing) -> None:
+    """Set how a model normalises images, and how they are resized for it."""
+    model.set_normalization(preprocessing.mean, preprocessing.std)
+    model.interpolation = preprocessing.interpolation
+
+
+def _codebook_for(
+    model: SplitModel, codebook: Codebook | bool | None, is_fine_tuned: bool
+) -> Codebook | None:
+    """Return the codebook that is asked for: one that is given, the usual one or none.
+
+    Args:
+        model: that it is for.
+        codebook: as for ``split_backbone``; ``True`` is none where F is empty.
+        is_fine_tuned: whether P is fine-tuned.
+    """
+    if not isinstance(codebook, bool):
+        return codebook
+    if not codebook or model.extractor_is_empty:
+        return None
+    return usual_codebook(model, is_fine_tuned=is_fine_tuned)
 
 
 def _check_usual_head(relu_logits: bool, head_kernel: int) -> None:

@@ -181,6 +181,16 @@ class SplitModel(ImageInput):
         head_outputs(plastic_layers, head)  # raises for another kind of layer
         prepare_codebook(codebook, self.map_shape[0])
 
+    @property
+    def extractor_is_empty(self) -> bool:
+        """Whether F has no modules: the whole network is plastic."""
+        return not self.stages
+
+    @property
+    def extractor_has_weights(self) -> bool:
+        """Whether a module of F has weights, so that maps are more than images."""
+        return next(self.feature_extractor.parameters(), None) is not None
+
     @torch.no_grad()
     def _measured_map_shape(self) -> tuple[int, int, int]:
         """Return the shape of the feature map of one image, ``(C, H, W)``.
@@ -565,9 +575,8 @@ class SplitModel(ImageInput):
         Raises:
             ValueError: the maps are constant.
         """
-        is_empty = next(self.feature_extractor.parameters(), None) is None
-        if is_empty:
-            # The whole network is plastic and takes images, whose spread is known.
+        if not self.extractor_has_weights:
+            # The plastic layers take images, whose spread is known.
             return 1.0
         if complete_maps is None:
             complete_maps = maps

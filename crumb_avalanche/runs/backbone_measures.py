@@ -93,7 +93,7 @@ def last_stage(model: SplitModel) -> str:
 
 def usual_codes(model: SplitModel) -> CodesOfMap:
     """Return the codes of a map with a codebook of the usual block length."""
-    if not model.stages:
+    if model.extractor_is_empty:
         return CodesOfMap()
     channels, height, width = model.map_shape
     codebook_dim = usual_codebook_dim(model)
