@@ -37,11 +37,19 @@ class SeenClassesLoss:
     classes not seen have the probability 0, and nothing is copied. A criterion with a
     true attribute ``all_outputs`` gets all of them, too.
 
+    Outside of an evaluation, logits of classes not seen are masked here, if that was
+    not done: plugins such as Avalanche's ``EWCPlugin`` call the criterion on what the
+    model returns.
+
     Args:
         criterion: loss of ``(logits, labels)``: a module, a function or a partial
             function of one.
         unseen_mask: function of the number of classes and a device, which returns the
             classes not seen yet as ``(classes,)`` bool; all of them before training.
+
+    Attributes:
+        in_evaluation: whether unseen classes have a probability above 0, as in an
+            evaluation, and are not masked here.
     """
 
     def __init__(
@@ -51,13 +59,13 @@ class SeenClassesLoss:
     ):
         self.criterion = criterion
         self.unseen_mask = unseen_mask
+        self.in_evaluation = False
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss, a scalar, over the classes seen.
 
         Args:
-            logits: ``(B, classes)`` float, masked; those of unseen classes are at most
-                ``UNSEEN_LOGIT``.
+            logits: ``(B, classes)`` float, as the model returns them or masked.
             labels: ``(B,)`` int64, or ``(B, classes)`` targets, of all classes.
 
         Raises:
@@ -80,19 +88,23 @@ class SeenClassesLoss:
         criterion that has a true attribute ``all_outputs`` gets all outputs, too.
 
         Args:
-            logits: ``(B, classes)`` float, masked where a class was not seen.
+            logits: ``(B, classes)`` float, as the model returns them or masked.
             labels: ``(B,)`` int64, or ``(B, classes)`` targets, of all classes.
         """
-        if getattr(self.criterion, "all_outputs", False):
-            return self.criterion(logits, labels)
         if not isinstance(logits, Tensor) or logits.dim() != 2:
             return self.criterion(logits, labels)
-        _check_class_weights(self.criterion, logits.shape[1])
         unseen = self.unseen_mask(logits.shape[1], logits.device)  # (classes,) bool
         # Before training, when no class was seen, all outputs count: none is unseen.
         # Without an ``if``, which would wait for a GPU.
         is_before_training = unseen.all()
         unseen = unseen & ~is_before_training
+        if not self.in_evaluation:
+            # Another plugin may have masked a class lower.
+            is_unmasked = unseen & (logits > UNSEEN_LOGIT)
+            logits = logits.masked_fill(is_unmasked, UNSEEN_LOGIT)
+        if getattr(self.criterion, "all_outputs", False):
+            return self.criterion(logits, labels)
+        _check_class_weights(self.criterion, logits.shape[1])
         if _is_plain_cross_entropy(self.criterion):
             return self._loss_of_all_outputs(logits, labels, unseen)
         return self._loss_of_seen_outputs(logits, labels, unseen)

@@ -101,10 +101,30 @@ class SeenClassesPlugin(StatefulPlugin):
 
     def before_training(self, strategy, **kwargs):
         """Put the criterion over the classes seen in the place of the strategy's."""
-        if not isinstance(strategy._criterion, SeenClassesLoss | SupervisedPlugin):
-            strategy._criterion = SeenClassesLoss(strategy._criterion, self.unseen_mask)
+        self._set_criterion(strategy, in_evaluation=False)
 
-    before_eval = before_training
+    def before_eval(self, strategy, **kwargs):
+        """Put the criterion in the place of the strategy's, for answers."""
+        self._set_criterion(strategy, in_evaluation=True)
+
+    def after_eval(self, strategy, **kwargs):
+        """Put the criterion back to training, which may go on."""
+        self._set_criterion(strategy, in_evaluation=False)
+
+    def _set_criterion(self, strategy, in_evaluation: bool) -> None:
+        """Let the strategy have a criterion over the classes seen.
+
+        Not if its criterion is a method of its own, such as iCaRL's of Avalanche.
+
+        Args:
+            strategy: its ``_criterion`` is replaced, unless that was done.
+            in_evaluation: whether it gets the answers of an evaluation.
+        """
+        if isinstance(strategy._criterion, SupervisedPlugin):
+            return
+        if not isinstance(strategy._criterion, SeenClassesLoss):
+            strategy._criterion = SeenClassesLoss(strategy._criterion, self.unseen_mask)
+        strategy._criterion.in_evaluation = in_evaluation
 
     def before_training_iteration(self, strategy, **kwargs):
         """Convert the labels of the batch to int64; soft targets stay."""

@@ -110,6 +110,17 @@ def test_a_plugin_beside_ours(name, plugin, kind):
     assert not torch.equal(without, beside)
 
 
+@pytest.mark.parametrize("name", STORING)
+def test_unseen_classes_have_no_importance(name):
+    """test_ewc: its importances are of losses of the model's own outputs."""
+    ewc = EWCPlugin(ewc_lambda=0.4)
+    strategy = our_strategy(name, plugins=[ewc])
+    strategy.train(host_benchmark("nc").train_stream[0])  # classes 0 and 1
+    importances = ewc.importances[0]["plastic_layers.head.weight"].data
+    assert importances[:2].all()
+    assert not importances[2:].any()
+
+
 class ReplaySteps(SupervisedPlugin):
     """Counts the steps on memories of each experience."""
 

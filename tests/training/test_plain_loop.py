@@ -410,6 +410,20 @@ def test_a_loss_is_over_the_seen_classes(name, logits):
     torch.testing.assert_close(loss, loss_among(name, SEEN, logits, LABELS))
 
 
+@EVERY_CRITERION
+def test_logits_may_be_unmasked(name, logits):
+    """Those that a host's plugin gets of the model itself."""
+    # Given outputs of classes not seen that are above all others
+    unseen = sorted(set(range(CLASSES)) - set(SEEN))
+    raw_logits = logits.detach().clone()
+    raw_logits[:, unseen] += 9
+    criterion = CRITERIA[name](WEIGHTS, int)
+    # When the loss is computed, then it is that of the masked outputs
+    loss = SeenClassesLoss(criterion, seen_classes().unseen_mask)
+    expected = loss_over_seen(criterion, raw_logits, torch.tensor(LABELS))
+    assert torch.equal(loss(raw_logits, torch.tensor(LABELS)), expected)
+
+
 @pytest.mark.parametrize("n_weights", [CLASSES - 1, CLASSES + 1])
 @pytest.mark.parametrize("name", ["weights", "log-likelihood", "margins"])
 def test_weights_of_other_classes_are_refused(name, n_weights, logits):
@@ -451,6 +465,7 @@ class Evaluated:
     def __init__(self, name, logits):
         plugin = seen_classes()
         self.loss = SeenClassesLoss(CRITERIA[name](WEIGHTS, int), plugin.unseen_mask)
+        self.loss.in_evaluation = True
         self.answers = plugin.mask_answers(logits.detach())
 
 
