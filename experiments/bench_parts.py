@@ -45,7 +45,7 @@ from crumb_avalanche.models import extraction
 from crumb_avalanche.report.pictures import COLOURS, STYLE, save
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.run_folder import write_csv
-from crumb_avalanche.runs.session import Session
+from crumb_avalanche.runs.session import PreparedRun, Session
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.runs.tables import format_table
 
@@ -116,7 +116,7 @@ def milliseconds(settings: RunSettings, clock: Clock) -> dict[str, float]:
         clock: seconds.
     """
     fastest: dict[str, float] = {}
-    with Session.build(RunPlan.of(settings)) as session:
+    with Session.of(PreparedRun.of(RunPlan.of(settings))) as session:
         stream = session.stream.benchmark.train_stream
         with timed_reading(session.model.stopwatch, clock):
             for number, experience in enumerate(stream):

@@ -142,7 +142,7 @@ def measure(settings: RunSettings, experiences: int | None = None) -> None:
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.runs.session import Session, open_stream
+    from crumb_avalanche.runs.session import PreparedRun, Session, open_stream
     from crumb_avalanche.system.process import set_up_process
 
     plan = RunPlan.of(settings)
@@ -162,7 +162,8 @@ def measure(settings: RunSettings, experiences: int | None = None) -> None:
         warnings.filterwarnings("ignore", "No loggers specified")
         metrics = accuracy_metrics(experience=True, stream=True)
         evaluator = EvaluationPlugin(metrics, loggers=[])
-    strategy = Session.build(plan, stream, evaluator=evaluator).strategy
+    prepared = PreparedRun.of(plan, stream)
+    strategy = Session.of(prepared, evaluator=evaluator).strategy
     after_learning = []
     for number, experience in enumerate(train):
         strategy.train(experience, eval_streams=[])

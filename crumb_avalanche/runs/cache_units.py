@@ -85,17 +85,18 @@ def fill_shard(settings: RunSettings, shard: int, shards: int) -> None:
     from torch.utils.data import Subset
 
     from crumb_avalanche.models.map_store import FILL_BATCH
-    from crumb_avalanche.runs.session import Session, open_stream
+    from crumb_avalanche.runs.session import PreparedRun, open_stream
     from crumb_avalanche.system.process import set_up_process
 
     plan = RunPlan.of(settings)
     set_up_process(plan.threads, plan.run)
     stream = open_stream(plan)
     benchmark = stream.benchmark
-    # Without a learner: the network, which computes the maps, and the cache alone.
-    with Session.build(plan, stream, learner=False) as session:
-        assert session.cache is not None, "the settings have a feature_cache"
-        store = session.cache.store
+    # Without a strategy: the network, which computes the maps, and the cache alone.
+    cache = PreparedRun.of(plan, stream).open_cache()
+    assert cache is not None, "the settings have a feature_cache"
+    with cache:
+        store = cache.store
         for experience in (*benchmark.train_stream, *benchmark.test_stream):
             images = experience.dataset
             rows = np.asarray(list(images.frame_row))  # of the frame table

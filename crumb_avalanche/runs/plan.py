@@ -97,7 +97,7 @@ class RunPlan(RunSettings):
 
     Attributes:
         budget: memory budget in bytes.
-        capacity: number of memories that the budget buys; set by ``Session.build``.
+        capacity: number of memories that the budget buys; set by ``Session.of``.
     """
 
     preset: Preset = "paper"

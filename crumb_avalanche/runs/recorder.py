@@ -221,7 +221,6 @@ def keep_learner(folder: Path, session: Session, n_learned: int) -> None:
     """
     plan = session.plan
     if plan.keep_learner and plan.strategy not in NOT_KEPT:
-        assert session.strategy is not None, "it was trained"
         header = _learner_header(session, n_learned)
         save_learner(folder / LEARNER, session.strategy, header)
 
@@ -237,7 +236,7 @@ def _learner_header(session: Session, n_learned: int) -> LearnerHeader:
     """
     plan = session.plan
     model = session.model
-    assert plan.capacity is not None, "Session.build sets it"
+    assert plan.capacity is not None, "Session.of sets it"
     preprocessing = preprocessing_of(plan.backbone)
     network = {**network_of(plan), "n_classes": model.n_classes}
     if is_timm(plan.backbone) or preprocessing != Preprocessing():

@@ -16,6 +16,7 @@ from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, keep_learner, run_result
 from crumb_avalanche.runs.resume import Progress, Resume
 from crumb_avalanche.runs.session import (
+    PreparedRun,
     Session,
     Stream,
     describe_stream,
@@ -283,14 +284,13 @@ def build_session(
         runtime = cast(RuntimeName, runtime_name)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No loggers specified")
-        session = Session.build(
-            replace(plan, runtime=runtime),
-            stream,
+        prepared = PreparedRun.of(replace(plan, runtime=runtime), stream)
+        session = Session.of(
+            prepared,
             plugins=recorder.plugins,
             evaluator=recorder.evaluator,
             trials=progress.trials if is_resuming else None,
         )
-    assert session.strategy is not None, "it is built with its learner"
     if not is_resuming:
         progress.trials = session.trials
         progress.tuning_seconds = session.tuning_seconds
@@ -348,7 +348,6 @@ def learn_stream(
 
 def train_on(session: Session, number: int) -> None:
     """Train on an experience, whose number counts from 0."""
-    assert session.strategy is not None, "it is built with its learner"
     session.strategy.train(
         session.stream.benchmark.train_stream[number],
         eval_streams=[],
@@ -424,7 +423,6 @@ def evaluate(session: Session, number: int) -> SeenAccuracy:
     Returns:
         The accuracy in percent on the test images of each experience, and on all.
     """
-    assert session.strategy is not None, "it is built with its learner"
     experiences = session.stream.benchmark.test_stream
     if not session.entry.joint:  # which has seen every class after its one experience
         experiences = experiences[: number + 1]

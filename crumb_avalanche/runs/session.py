@@ -250,71 +250,36 @@ def _held_out_text(held_out: dict[str, str]) -> str:
     return text
 
 
-@dataclass
-class Session:
-    """The objects of a plan.
+@dataclass(frozen=True)
+class PreparedRun:
+    """What the strategy of a plan learns and is built of.
 
-    Call ``set_up_process`` before building them if results must be repeatable.
+    Call ``set_up_process`` before preparing it if results must be repeatable.
 
     Attributes:
-        plan: with its capacity, the tuned learning rate, and the runtime that auto
-            stands for.
+        plan: with the runtime that auto stands for.
         entry: of the strategy in the registry.
         stream: what is learned.
         model: calibrated on the first experience, or pretrained.
-        cache: of feature maps; ``None`` without a folder for it.
-        strategy: untrained; ``None`` if built with ``learner=False``.
-        trials: of the learning rate, the chosen one first.
-        calibration_seconds, tuning_seconds: what building took.
+        calibration_seconds: what that took.
     """
 
     plan: RunPlan
     entry: Entry
     stream: Stream
     model: SplitModel
-    cache: FeatureCache | None = None
-    strategy: StreamStrategy | None = None
-    trials: list[Trial] = field(default_factory=list)
     calibration_seconds: float = 0.0
-    tuning_seconds: float = 0.0
-
-    def __enter__(self) -> "Session":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the feature cache; it cannot be used afterwards."""
-        if self.cache is not None:
-            self.cache.close()
 
     @classmethod
-    def build(
-        cls,
-        plan: RunPlan,
-        stream: Stream | None = None,
-        *,
-        cache: FeatureCache | None = None,
-        plugins: Sequence[Any] = (),
-        evaluator: Any = None,
-        trials: list[Trial] | None = None,
-        learner: bool = True,
-    ) -> "Session":
-        """Build all objects of a plan: stream, model, cache and strategy.
+    def of(cls, plan: RunPlan, stream: Stream | None = None) -> "PreparedRun":
+        """Open the stream of a plan, and build and calibrate its model.
 
         Args:
             plan: settings of the run with their defaults.
             stream: an open stream; by default that of the plan is opened.
-            cache: an open cache of feature maps; by default that of the plan.
-            plugins, evaluator: of the strategy; plugins are added after the cache.
-            trials: trials of an earlier tuning; default tunes the learning rate if the
-                plan has none.
-            learner: whether to build the strategy too, or stream, model and cache only.
 
         Raises:
-            ValueError: a setting of the plan does not fit the stream, the weights or
-                the budget.
+            ValueError: a setting of the plan does not fit the stream or the weights.
         """
         strategy_entry = get_strategy(plan.strategy)
         check_device(plan.device)  # raises if this computer has none
@@ -338,104 +303,157 @@ class Session:
         # What runs F from here on; "auto" has chosen it.
         runtime = cast(RuntimeName, use_runtime(model, plan.runtime).name)
         plan = replace(plan, runtime=runtime)
-        if learner:
-            capacity = capacity_of(plan, strategy_entry, model)
-            plan = replace(plan, capacity=capacity)
-        if cache is None and plan.feature_cache:
-            cache = _open_cache(plan.feature_cache, plan, stream, model)
-        session = cls(
-            plan,
-            strategy_entry,
-            stream,
-            model,
-            cache,
-            calibration_seconds=calibration_seconds,
-        )
-        if learner:
-            session._build_strategy(plugins, evaluator, trials)
-        return session
+        return cls(plan, strategy_entry, stream, model, calibration_seconds)
 
-    def _build_strategy(
-        self, plugins: Sequence[Any], evaluator: Any, trials: list[Trial] | None
-    ) -> None:
-        """Tune the learning rate, and build the session's strategy.
+    def with_capacity(self) -> "PreparedRun":
+        """Return it with the number of memories that the budget of the plan buys.
 
-        The rate is tuned where the plan has none and no ``trials`` are given. It is
-        that of the first trial, if there are trials. Sets ``strategy``, ``trials``,
-        ``tuning_seconds`` and the plan's learning rate.
-
-        Args:
-            plugins, evaluator: Avalanche's, of the strategy.
-            trials: of an earlier tuning, the chosen one first.
+        Raises:
+            ValueError: the budget does not fit; see ``capacity_of``.
         """
-        # Before the trials of rates, which copy the model.
-        self.model.quantized_evaluation = self.plan.evaluate_quantized
-        start = time.perf_counter()
-        self.trials = rate_trials(self) if trials is None else trials
-        if self.trials:
-            rate = self.trials[0].learning_rate
-            self.plan = replace(self.plan, learning_rate=rate)
-            self.tuning_seconds = time.perf_counter() - start
-        self.strategy = self.new_strategy(self.plan, self.model, plugins, evaluator)
+        capacity = capacity_of(self.plan, self.entry, self.model)
+        return replace(self, plan=replace(self.plan, capacity=capacity))
 
-    def new_strategy(
-        self,
-        plan: RunPlan,
-        model: SplitModel,
+    def open_cache(self) -> FeatureCache | None:
+        """Open the plan's cache of feature maps; ``None`` without a folder for it.
+
+        It has a store for each look (the whole images, their middle), whose key says
+        how the look was made of the images.
+        """
+        plan = self.plan
+        if not plan.feature_cache:
+            return None
+        stores = [
+            MapStore(
+                plan.feature_cache,
+                self.model,
+                count=len(self.stream.table),
+                key=key,
+                workers=plan.workers,
+                progress=plan.progress,
+                half=plan.cache_precision == "fp16",
+            )
+            for key in self.stream.images_keys
+        ]
+        store = LookStore(stores) if len(stores) > 1 else stores[0]
+        stored_images = plan.capacity or 0  # None where no strategy is built
+        return FeatureCache(store, stored_images=stored_images)
+
+
+@dataclass(frozen=True)
+class Session:
+    """The objects of a plan, with the strategy that learns.
+
+    Attributes:
+        plan: with its capacity, the tuned learning rate, and the runtime that auto
+            stands for.
+        entry: of the strategy in the registry.
+        stream: what is learned.
+        model: calibrated on the first experience, or pretrained.
+        cache: of feature maps; ``None`` without a folder for it.
+        strategy: untrained at first.
+        trials: of the learning rate, the chosen one first.
+        calibration_seconds, tuning_seconds: what building took.
+    """
+
+    plan: RunPlan
+    entry: Entry
+    stream: Stream
+    model: SplitModel
+    cache: FeatureCache | None
+    strategy: StreamStrategy
+    trials: list[Trial]
+    calibration_seconds: float
+    tuning_seconds: float
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the feature cache; it cannot be used afterwards."""
+        if self.cache is not None:
+            self.cache.close()
+
+    @classmethod
+    def of(
+        cls,
+        prepared: PreparedRun,
+        *,
+        cache: FeatureCache | None = None,
         plugins: Sequence[Any] = (),
         evaluator: Any = None,
-    ) -> StreamStrategy:
-        """Build the untrained strategy of a plan, with the cache before other plugins.
+        trials: list[Trial] | None = None,
+    ) -> "Session":
+        """Tune the learning rate of a run where it has to be, and build its strategy.
 
         Args:
-            plan: with the capacity of the memory.
-            model: the network, which the strategy trains.
-            plugins, evaluator: Avalanche's, of the strategy.
+            prepared: stream and model of the run; the strategy trains its model.
+            cache: an open cache of feature maps; by default that of the plan.
+            plugins, evaluator: of the strategy; plugins are added after the cache.
+            trials: trials of an earlier tuning, the chosen one first; default tunes the
+                learning rate if the plan has none.
+
+        Raises:
+            ValueError: the budget does not fit; see ``capacity_of``.
         """
-        assert plan.capacity is not None, "build sets it"
-        caches = [] if self.cache is None else [self.cache]
-        return build_strategy(
-            plan.strategy,
-            model,
-            plan.learning,
-            mem_size=plan.capacity,
-            seed=plan.run,
-            device=plan.device,
-            method=plan.method,
-            plugins=[*caches, *plugins],
-            evaluator=evaluator,
+        prepared = prepared.with_capacity()  # raises
+        if cache is None:
+            cache = prepared.open_cache()
+        plan = prepared.plan
+        model = prepared.model
+        # Before the trials of rates, which copy the model.
+        model.quantized_evaluation = plan.evaluate_quantized
+        tuning_seconds = 0.0
+        start = time.perf_counter()
+        if trials is None:
+            trials = rate_trials(prepared, cache)
+        if trials:
+            plan = replace(plan, learning_rate=trials[0].learning_rate)
+            tuning_seconds = time.perf_counter() - start
+        return cls(
+            plan=plan,
+            entry=prepared.entry,
+            stream=prepared.stream,
+            model=model,
+            cache=cache,
+            strategy=new_strategy(plan, model, cache, plugins, evaluator),
+            trials=trials,
+            calibration_seconds=prepared.calibration_seconds,
+            tuning_seconds=tuning_seconds,
         )
 
 
-def _open_cache(
-    folder: str, plan: RunPlan, stream: Stream, model: SplitModel
-) -> FeatureCache:
-    """Open the cache of feature maps of a run in a folder.
-
-    It has a store for each look (the whole images, their middle), whose key says how
-    the look was made of the images.
+def new_strategy(
+    plan: RunPlan,
+    model: SplitModel,
+    cache: FeatureCache | None,
+    plugins: Sequence[Any] = (),
+    evaluator: Any = None,
+) -> StreamStrategy:
+    """Build the untrained strategy of a plan, with the cache before other plugins.
 
     Args:
-        folder: of the cache, which runs may share.
-        plan: precision of the maps, loader processes, and the memory's capacity.
-        stream: whose images are stored.
-        model: whose F computes the maps.
+        plan: with the capacity of the memory.
+        model: the network, which the strategy trains.
+        cache: of feature maps; ``None`` trains on images.
+        plugins, evaluator: Avalanche's, of the strategy.
     """
-    stores = [
-        MapStore(
-            folder,
-            model,
-            count=len(stream.table),
-            key=key,
-            workers=plan.workers,
-            progress=plan.progress,
-            half=plan.cache_precision == "fp16",
-        )
-        for key in stream.images_keys
-    ]
-    store = LookStore(stores) if len(stores) > 1 else stores[0]
-    stored_images = plan.capacity or 0  # None where the method stores no images
-    return FeatureCache(store, stored_images=stored_images)
+    assert plan.capacity is not None, "with_capacity sets it"
+    caches = [] if cache is None else [cache]
+    return build_strategy(
+        plan.strategy,
+        model,
+        plan.learning,
+        mem_size=plan.capacity,
+        seed=plan.run,
+        device=plan.device,
+        method=plan.method,
+        plugins=[*caches, *plugins],
+        evaluator=evaluator,
+    )
 
 
 def network_of(settings: RunPlan | PretrainSettings) -> dict[str, Any]:
@@ -592,23 +610,24 @@ def _check_statistics_fit(
         )
 
 
-def rate_trials(session: Session) -> list[Trial]:
+def rate_trials(prepared: PreparedRun, cache: FeatureCache | None) -> list[Trial]:
     """Try learning rates on a small stream that is made of the first experience.
 
-    Each is tried on a copy of the session's model.
+    Each is tried on a copy of the run's model.
 
     A joint bound, which trains on all classes at once, is tuned on the first experience
     of the stream that is not joined.
 
     Args:
-        session: plan, stream and model of the run; its strategy is not built yet.
+        prepared: plan, stream and model of the run; the plan has its capacity.
+        cache: of feature maps; ``None`` trains on images.
 
     Returns:
         The trials, the chosen one first; none if the plan has a rate, or the strategy
         has its own or takes no gradient steps.
     """
-    plan = session.plan
-    strategy_entry = session.entry
+    plan = prepared.plan
+    strategy_entry = prepared.entry
     if plan.learning_rate is not None or not strategy_entry.gradient:
         return []
     if strategy_entry.own_rate(strategy_entry.method_settings(plan.method)):
@@ -619,25 +638,25 @@ def rate_trials(session: Session) -> list[Trial]:
         # Settings of the method that save time replace the plan's in trials.
         method = {**plan.method, **strategy_entry.tuning}
         trial_plan = replace(plan, learning_rate=rate, method=method)
-        model = copy.deepcopy(session.model)
-        model.runtime = session.model.runtime  # F is the same
-        return session.new_strategy(trial_plan, model, evaluator=evaluator)
+        model = copy.deepcopy(prepared.model)
+        model.runtime = prepared.model.runtime  # F is the same
+        return new_strategy(trial_plan, model, cache, evaluator=evaluator)
 
     # `arrivals` is the small stream: parts of the experience, one after another.
     if strategy_entry.joint:
         streamed = open_stream(plan, joint=False)
         arrivals = small_stream(streamed.benchmark.train_stream[0])
     else:
-        first_experience = session.stream.benchmark.train_stream[0]
+        first_experience = prepared.stream.benchmark.train_stream[0]
         rows = first_experience.dataset.frame_row
-        object_names = session.stream.table.object_name
+        object_names = prepared.stream.table.object_name
         objects = [object_names[row] for row in rows]
         most_experiences = MOST_EXPERIENCES
         if strategy_entry.each_experience:
-            assert plan.capacity is not None, "build sets it"
+            assert plan.capacity is not None, "with_capacity sets it"
             most_experiences = min(most_experiences, plan.capacity)
         arrivals = small_stream(
-            first_experience, objects, session.model.n_classes, most_experiences
+            first_experience, objects, prepared.model.n_classes, most_experiences
         )
     return tune(
         new_learner,

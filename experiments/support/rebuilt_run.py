@@ -51,7 +51,7 @@ def rebuild(settings: RunSettings) -> RebuiltRun:
     """
     from crumb_avalanche.methods.run_file import load_learner
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.session import Session, open_stream
+    from crumb_avalanche.runs.session import PreparedRun, open_stream
     from crumb_avalanche.system.process import set_up_process
 
     learned = Path(settings.output) / LEARNER
@@ -61,22 +61,23 @@ def rebuild(settings: RunSettings) -> RebuiltRun:
         )
     plan = RunPlan.of(replace(settings, progress=False, runtime="torch"))
     set_up_process(plan.threads, plan.run)
-    session = Session.build(plan, open_stream(plan, joint=False), learner=False)
+    prepared = PreparedRun.of(plan, open_stream(plan, joint=False))
+    cache = prepared.open_cache()
     after = load_learner(learned, plan.device)[0].model
     datasets = []
     rows = []
-    for experience in session.stream.benchmark.test_stream:
+    for experience in prepared.stream.benchmark.test_stream:
         dataset = experience.dataset
         frame_rows = np.asarray(list(dataset.frame_row))
-        if session.cache is not None:
+        if cache is not None:
             labels = [int(label) for label in dataset.targets]
-            dataset = session.cache.store.dataset(dataset, frame_rows, labels)
+            dataset = cache.store.dataset(dataset, frame_rows, labels)
         datasets.append(dataset)
         rows.append(frame_rows)
     return RebuiltRun(
-        table=session.stream.table,
+        table=prepared.stream.table,
         rows=np.concatenate(rows),
-        before=session.model.eval(),
+        before=prepared.model.eval(),
         after=after.eval(),
         datasets=datasets,
     )

@@ -200,7 +200,7 @@ def sessions_of(settings: RunSettings, stream: Any) -> dict[str, Any]:
     from avalanche.training.plugins import EvaluationPlugin
 
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.session import Session
+    from crumb_avalanche.runs.session import PreparedRun, Session
     from crumb_avalanche.system.process import set_up_process
 
     sessions: dict[str, Any] = {}
@@ -212,7 +212,8 @@ def sessions_of(settings: RunSettings, stream: Any) -> dict[str, Any]:
             # Nothing is evaluated.
             warnings.filterwarnings("ignore", "No loggers specified")
             evaluator = EvaluationPlugin(loggers=[])
-            session = Session.build(plan, stream, cache=cache, evaluator=evaluator)
+            prepared = PreparedRun.of(plan, stream)
+            session = Session.of(prepared, cache=cache, evaluator=evaluator)
         sessions[name] = session
         cache = session.cache
     return sessions

@@ -199,8 +199,8 @@ def test_without_memories_there_is_no_answer():
 
 def test_no_rate_is_tuned_where_nothing_is_trained():
     plan = SimpleNamespace(learning_rate=None, method={"readout": "closed_form_stock"})
-    session = SimpleNamespace(plan=plan, entry=CRUMB)
-    assert rate_trials(session) == []  # needs no stream
+    prepared = SimpleNamespace(plan=plan, entry=CRUMB)
+    assert rate_trials(prepared, cache=None) == []  # needs no stream
 
 
 @pytest.mark.parametrize(
