@@ -26,6 +26,8 @@ OF_ETH80 = {
     "table3_runs.csv",
     "table4_runs.csv",
     "table4_class_iid_runs.csv",
+    "table4_tiny_imagenet_runs.csv",
+    "table4_tiny_imagenet_class_iid_runs.csv",
 }
 
 
