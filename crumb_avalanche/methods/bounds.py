@@ -121,6 +121,8 @@ class ChanceStrategy(StreamStrategy):
         stream_arguments: see ``StreamStrategy``.
     """
 
+    takes_gradient_steps = False
+
     def __init__(self, *, seed: int = 0, **stream_arguments):
         super().__init__(**stream_arguments)
         self._random = torch.Generator().manual_seed(seed)

@@ -56,6 +56,8 @@ class ClosedFormStrategy(StreamStrategy):
             the scores of each view count.
     """
 
+    takes_gradient_steps = False
+
     def __init__(
         self,
         *,

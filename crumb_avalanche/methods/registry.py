@@ -573,6 +573,9 @@ def build_strategy(
 ) -> "StreamStrategy":
     """Build a strategy for one stream.
 
+    The model of a method that takes gradient steps is calibrated on the first
+    experience, unless that was done (see ``calibrate``).
+
     Example:
         >>> from crumb_avalanche import build_strategy, split_backbone
         >>> model = split_backbone("small_cnn", None, n_classes=4, image_size=32)

@@ -38,14 +38,14 @@ def calibrate(
 ) -> SplitModel:
     """Set the feature scale and the initial codebook of a new model.
 
-    ``CRUMBStrategy`` and ``CRUMBPlugin`` with a codebook-out loss or a buffer of codes
-    call it before the first experience of a model that needs it (see
-    ``SplitModel.needs_calibration``). The paper fits the codebook once, to
+    ``CRUMBPlugin`` and strategies that take gradient steps call it before the first
+    experience of a model that needs it (see ``SplitModel.needs_calibration``). The
+    paper fits the codebook once, to
     torchvision's maps ("Initializing the codebook matrix and CNN"); here it is fitted
     to the maps of these images. The scale is not in the paper.
 
     Afterwards the error of the codes is measured on other images (see
-    ``measure_codes``).
+    ``measure_codes``), if the model trains on them (``quantized_training``).
 
     Example:
         >>> import torch
@@ -102,7 +102,7 @@ def calibrate(
             _fill_codebook(codebook, locations, codebook_init, seed)
             _fit_filter(model, codebook, images, measured_indices)  # where it has one
     model.calibrated = True
-    if codebook is not None:
+    if codebook is not None and model.quantized_training:
         measure_codes(model, images, measured_indices)
     return model
 

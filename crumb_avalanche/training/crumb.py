@@ -32,16 +32,17 @@ from avalanche.training.utils import trigger_plugins
 from torch import Tensor, nn
 
 from crumb_avalanche.memory.buffers import CodeBuffer, MemoryBuffer
-from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
-from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.training.balanced_replay import BalancedReplay
 from crumb_avalanche.training.batch_plugin import StoringPlugin
 from crumb_avalanche.training.first_experience import FirstExperience
 from crumb_avalanche.training.plugins import SeenClassesPlugin
 from crumb_avalanche.training.replay_settings import ReplaySettings
 from crumb_avalanche.training.replay_step import AfterUpdate, memory_step
-from crumb_avalanche.training.stream_strategy import StreamStrategy
+from crumb_avalanche.training.stream_strategy import (
+    StreamStrategy,
+    calibrate_on_experience,
+)
 
 
 class CRUMBPlugin(StoringPlugin):
@@ -51,8 +52,8 @@ class CRUMBPlugin(StoringPlugin):
 
     With another buffer it is plain replay from that buffer:
     ``CRUMBPlugin(ImageBuffer(15), direct_weight=1, codebook_weight=0)`` replays raw
-    images. With a codebook-out loss or a buffer of codes, it calibrates the model on
-    the first experience that has images, unless that was done.
+    images. The model is calibrated on the first experience that has images, unless that
+    was done.
 
     Losses of new images and of memories are over the same classes. ``StreamStrategy``
     masks the classes not seen yet and hands its mask over. In another strategy, hand it
@@ -178,19 +179,14 @@ class CRUMBPlugin(StoringPlugin):
             self._after_update.follow(strategy)
 
     def before_training_exp(self, strategy, **kwargs):
-        """Calibrate the model on the first images, if the loss or the buffer has codes.
+        """Calibrate the model on the first images, if it needs that.
 
-        The loss does if ``codebook_weight``, beta of eq. 3, is not 0; then the network
-        trains on maps decoded from codes. A model that needs no calibration
-        stays as it is.
+        If ``codebook_weight``, beta of eq. 3, is not 0, the network trains on maps
+        decoded from codes.
         """
-        model = strategy.model
         super().before_training_exp(strategy, **kwargs)
-        images = strategy.experience.dataset
-        if self._needs_codes and model.needs_calibration and len(images):
-            with preserve_rng_state():  # training draws as without it
-                calibrate(model, images)
-        model.quantized_training = self.codebook_weight > 0
+        calibrate_on_experience(strategy)  # where the strategy did not
+        strategy.model.quantized_training = self.codebook_weight > 0
 
     @property
     def _needs_codes(self) -> bool:
@@ -447,7 +443,7 @@ class CRUMBStrategy(StreamStrategy):
 
     Args:
         model: a ``SplitModel``; with a codebook, unless ``codebook_weight`` is 0 and
-            the buffer stores no codes. It is calibrated then, if that was not done.
+            the buffer stores no codes.
         optimizer, criterion, train_mb_size, train_epochs: see ``StreamStrategy``.
         eval_mb_size, device, evaluator, eval_every: see ``StreamStrategy``.
         plugins: run before CRUMB's own losses and replay.

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from avalanche.training.plugins import SupervisedPlugin
@@ -16,7 +16,9 @@ from avalanche.training.templates import SupervisedTemplate
 from torch import Tensor, nn
 
 from crumb_avalanche.memory.buffers import MemoryBuffer
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.split_model import SplitModel, check_split_model
+from crumb_avalanche.system.process import preserve_rng_state
 from crumb_avalanche.system.setting_ranges import EvalEvery, Number, check_count
 from crumb_avalanche.training.avalanche_fixes import (
     check_strategy,
@@ -59,6 +61,9 @@ class StreamStrategy(SupervisedTemplate):
     Avalanche's class-incremental benchmarks, give a warning: training on one forgets
     the one before, also within an experience.
 
+    The model is calibrated on the first experience that has images, unless that was
+    done or its codebook is filled (see ``calibrate``).
+
     The first ten arguments are those of Avalanche's strategies in their order, with the
     same defaults except for the sizes of batches: new images come in batches of 21, as
     in the paper, and 128 images are evaluated at a time.
@@ -86,7 +91,10 @@ class StreamStrategy(SupervisedTemplate):
     Attributes:
         frames_in_order: whether batches come in the order of the experience's data set.
         seen_classes: the ``SeenClassesPlugin``.
+        takes_gradient_steps: whether the network is trained; else it is not calibrated.
     """
+
+    takes_gradient_steps: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -207,6 +215,12 @@ class StreamStrategy(SupervisedTemplate):
         group_frozen_weights(self)
         super()._before_training(**kwargs)
 
+    def _before_training_exp(self, **kwargs):
+        """Calibrate a model that needs it, before any plugin begins the experience."""
+        if self.takes_gradient_steps:
+            calibrate_on_experience(self)
+        super()._before_training_exp(**kwargs)
+
     def _after_training_exp(self, **kwargs):
         """End the experience, and with it a stop of the training."""
         super()._after_training_exp(**kwargs)
@@ -260,6 +274,20 @@ class StreamStrategy(SupervisedTemplate):
 
     answer_state = answer_state
     load_answer_state = load_answer_state
+
+
+def calibrate_on_experience(strategy: Any) -> None:
+    """Calibrate a strategy's model on its experience, if it needs that.
+
+    An experience without images is passed over. The state of the RNGs stays.
+
+    Args:
+        strategy: of Avalanche, whose model is a ``SplitModel``.
+    """
+    images = strategy.experience.dataset
+    if strategy.model.needs_calibration and len(images):
+        with preserve_rng_state():  # training draws as without it
+            calibrate(strategy.model, images)
 
 
 def _warn_of_sorted_classes(labels: list[int]) -> None:

@@ -237,10 +237,22 @@ def test_an_empty_first_experience(make_stream, weights, rule):
     assert sorted(strategy.storage_policy.classes) == [0, 1, 2, 3]
 
 
-def test_without_a_codebook_nothing_is_calibrated(make_stream):
-    model = small(codebook=None)
-    train(model, make_stream(), ImageBuffer(MEM_SIZE), **DIRECT)
-    assert float(model.feature_scale) == 1
+def image_replay(kind, model):
+    """Replay of images without a codebook-out loss."""
+    buffer = ImageBuffer(MEM_SIZE)
+    if kind is Naive:
+        return make(Naive, model, CRUMBPlugin(buffer, **DIRECT))
+    return make(CRUMBStrategy, model, storage_policy=buffer, **DIRECT)
+
+
+@pytest.mark.parametrize("codebook", [None, True])
+@pytest.mark.parametrize("kind", [Naive, CRUMBStrategy])
+def test_a_model_of_image_replay_is_calibrated(make_stream, kind, codebook):
+    model = small(codebook)
+    strategy = image_replay(kind, model)
+    strategy.train(make_stream().train_stream[0])
+    assert model.calibrated
+    assert float(model.feature_scale) != 1
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import inspect
 import math
 import re
+import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from crumb_avalanche.memory.buffers import CodeBuffer
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.map_store import MapStore
+from crumb_avalanche.models.split_backbone import split_backbone
 from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
@@ -613,3 +615,28 @@ def test_a_second_mask_is_refused(model, make_stream):
     strategy = make(CRUMBStrategy, model, SeenClassesPlugin(), mem_size=4)
     with pytest.raises(ValueError, match="SeenClassesPlugin"):
         strategy.train(make_stream().train_stream[0])
+
+
+@pytest.mark.parametrize(
+    "name, is_calibrated", [("finetune", True), ("er", True), ("slda", False)]
+)
+def test_methods_with_gradient_steps_calibrate(make_stream, name, is_calibrated):
+    """As ``crumb run`` does before it builds the strategy of any method."""
+    # Given a new model with a head that centres its inputs
+    model = split_backbone("small_cnn", None, n_classes=4, image_size=16, codebook=None)
+    model.centre_head()
+    # When a method built from Python learns the first experience
+    strategy = built(name, model)
+    strategy.train(make_stream().train_stream[0])
+    # Then scale and head fit its images, if the method trains the network
+    assert model.calibrated == is_calibrated
+    assert bool(model.plastic_layers.head.mean.any()) == is_calibrated
+
+
+def test_codes_that_are_not_used_give_no_warning(make_stream):
+    model = split_backbone("small_cnn", None, n_classes=4, image_size=16)
+    strategy = built("er", model)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the codes keep")
+        strategy.train(make_stream().train_stream[0])
+    assert model.codes_error is None
