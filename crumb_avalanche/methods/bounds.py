@@ -43,6 +43,9 @@ class OneCycle(StatefulPlugin):
             rises and falls to almost 0; learning rate and momentum of the run are then
             not used. With 0 the rate of the run is kept throughout.
 
+    Raises:
+        ValueError: when training starts, an experience came before.
+
     Attributes:
         memory_sizes: of the images that are trained on in every epoch, and so are kept.
     """
@@ -51,6 +54,20 @@ class OneCycle(StatefulPlugin):
         super().__init__()
         self.peak_rate = peak_rate
         self.memory_sizes = MemorySizes()
+
+    def after_train_dataset_adaptation(self, strategy, **kwargs):
+        """Refuse a second experience, before anything is changed.
+
+        Raises:
+            ValueError: an experience came before, so that this would be fine-tuning.
+        """
+        if strategy.clock.train_exp_counter > 0:
+            raise ValueError(
+                "the upper bound 'offline' trains on all classes at once, but this is "
+                "a second experience: make the stream with protocol='offline', or with "
+                "n_experiences=1; to learn one experience after the other is the "
+                "method finetune"
+            )
 
     def before_training_exp(self, strategy, **kwargs):
         """Note the sizes of the images, all of which are kept."""

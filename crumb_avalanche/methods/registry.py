@@ -576,6 +576,9 @@ def build_strategy(
     The model of a method that takes gradient steps is calibrated on the first
     experience, unless that was done (see ``calibrate``).
 
+    The upper bound ``offline`` takes a single experience of all images, as the streams
+    of this project have with ``protocol="offline"``; a second one is a ValueError.
+
     Example:
         >>> from crumb_avalanche import build_strategy, split_backbone
         >>> model = split_backbone("small_cnn", None, n_classes=4, image_size=32)

@@ -115,6 +115,18 @@ def test_the_bound_keeps_every_image(make_model, make_stream):
     assert sizes.memory_bytes == len(images) * images[0][0].nbytes
 
 
+def test_the_bound_refuses_a_second_experience(make_model, make_stream):
+    # Given the bound after the first of two experiences
+    strategy = built("offline", make_model(codebook=False), 0)
+    first, second = make_stream().train_stream
+    strategy.train(first, shuffle=True)
+    # When the second comes, then it says what to do, and has learned nothing
+    words = "this is a second experience: make the stream with protocol='offline'"
+    with pytest.raises(ValueError, match=words):
+        strategy.train(second, shuffle=True)
+    assert sorted(strategy.seen_classes.seen) == [0, 1]
+
+
 def build(model, **method):
     settings = dict(weight_decay=1e-3, batch_size=7)
     return built("stable_sgd", model, 0, settings, method=method)
