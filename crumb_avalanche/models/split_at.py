@@ -35,6 +35,7 @@ def split_at(
     n_classes: int,
     codebook: Codebook | None = None,
     image_size: int = 224,
+    fine_tuning: bool = False,
 ) -> SplitModel:
     """Split any network whose forward pass ``torch.fx`` can trace around the cut.
 
@@ -71,6 +72,11 @@ def split_at(
             layer that is used last.
         codebook: the codebook between F and P, such as ``Codebook()``; CRUMB needs one.
         image_size: side of the images in pixels.
+        fine_tuning: whether P is pretrained, with batch norms: these use their
+            pretrained statistics in training, too (``fixed_statistics``), the head
+            centres its inputs, and the layers below it learn a hundredth as fast (see
+            ``CentredLinear``), as in ``split_backbone``. Otherwise batch norms train on
+            the statistics of a batch, which may be of one clip.
 
     Raises:
         TypeError: the network has a dynamic module of Avalanche, such as an
@@ -91,6 +97,9 @@ def split_at(
             f"the network cannot be cut after {node!r}: {error}; choose a node that "
             "everything passes through, such as the end of a block"
         ) from error
+    if fine_tuning:
+        model.fixed_statistics = True
+        model.centre_head()
     n_channels = model.map_shape[0]
     prepare_codebook(codebook, n_channels)  # sizes its tables and filter
     model.codebook = codebook

@@ -7,6 +7,7 @@ from torch import nn
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.layers import CentredLinear, undamped
 from crumb_avalanche.models.networks import NETWORKS
+from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.models.split_backbone import split_backbone
 
 SIDE = 64
@@ -176,3 +177,43 @@ def test_random_weights_are_trained_as_before():
     assert type(model.plastic_layers.head) is nn.Linear
     assert not model.fixed_statistics
     assert model.codebook.is_paper
+
+
+# networks of a user
+
+
+def split_network(**settings):
+    """A network with a batch norm behind the cut, in training."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3),
+        nn.BatchNorm2d(8),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )
+    return split_at(network, "1", n_classes=3, image_size=16, **settings).train()
+
+
+def batch_norm_of(model):
+    (layer,) = (part for part in model.modules() if isinstance(part, nn.BatchNorm2d))
+    return layer
+
+
+@pytest.mark.parametrize("fine_tuning", [False, True])
+def test_a_split_network_is_fine_tuned(fine_tuning):
+    # Given a network that is split for fine-tuning, or for training
+    model = split_network(fine_tuning=fine_tuning)
+    # When a batch passes it in training
+    model(torch.ones(4, 3, 16, 16))
+    # Then the statistics stay and the head centres, or neither
+    has_first_statistics = not batch_norm_of(model).running_mean.any()
+    head = model.plastic_layers.get_submodule(model.head)
+    assert has_first_statistics == fine_tuning
+    assert isinstance(head, CentredLinear) == fine_tuning
+
+
+def test_a_split_network_is_trained_by_default():
+    assert not split_network().fixed_statistics
