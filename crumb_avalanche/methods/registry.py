@@ -58,6 +58,15 @@ class LearningSettings(Replay):
         return arguments
 
 
+# Settings that decide keyword arguments of Avalanche's strategies.
+SETTING_OF_HOST_KEYWORD = {
+    "train_mb_size": "batch_size",
+    "eval_mb_size": "eval_batch_size",
+    "train_epochs": "epochs",
+    "optimizer": "learning_rate",
+}
+
+
 @dataclass(frozen=True)
 class NoSettings(ranges.InRange):
     """Settings of a method that has none."""
@@ -597,12 +606,19 @@ def build_strategy(
         seed: of the method's random draws.
         device: of the strategy, as in Avalanche.
         method: settings of the method that differ from their defaults.
-        host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
+        host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``,
+            but for what the settings decide: ``train_mb_size`` (``batch_size``),
+            ``eval_mb_size`` (``eval_batch_size``), ``train_epochs`` (``epochs``),
+            ``optimizer`` (``learning_rate``, ``momentum``, ``weight_decay``), and the
+            names of ``LearningSettings``, such as ``first_epochs`` and
+            ``clamp_gradients``.
 
     Raises:
+        TypeError: an argument for Avalanche is decided by the settings.
         ValueError: the name or a setting is unknown, or ``mem_size`` is below 1 for a
             method that stores memories.
     """
+    _check_host_keywords(host)
     entry = get_strategy(name)
     model = model.to(device)
     if hasattr(model, "quantized_training"):
@@ -619,6 +635,19 @@ def build_strategy(
         host=host,
     )
     return entry.build(recipe)
+
+
+def _check_host_keywords(host: dict[str, Any]) -> None:
+    """Raise TypeError for a keyword argument for Avalanche that settings decide."""
+    own_settings = field_names(LearningSettings)
+    for keyword in host:
+        setting = SETTING_OF_HOST_KEYWORD.get(keyword, keyword)
+        if setting in own_settings:
+            raise TypeError(
+                f"{keyword} is decided by the settings: give "
+                f"settings=LearningSettings({setting}=...) of "
+                "crumb_avalanche.methods.registry"
+            )
 
 
 def recommended_strategy(

@@ -679,6 +679,24 @@ def test_wrong_settings_are_told(one_file, name, changes, words):
         STRATEGIES[name].method_settings(changes)
 
 
+@pytest.mark.parametrize(
+    "keyword, setting",
+    [
+        ("train_mb_size", "batch_size"),
+        ("eval_mb_size", "eval_batch_size"),
+        ("train_epochs", "epochs"),
+        ("first_epochs", "first_epochs"),
+        ("clamp_gradients", "clamp_gradients"),
+        ("optimizer", "learning_rate"),
+        ("replay_weight", "replay_weight"),
+    ],
+)
+def test_what_settings_decide_is_no_keyword(make_model, keyword, setting):
+    words = rf"{keyword} is decided .* settings=LearningSettings\({setting}=...\)"
+    with pytest.raises(TypeError, match=words):
+        built("crumb", make_model(), **{keyword: 2})
+
+
 def test_settings_reach_the_constructor(one_file, make_model):
     method = {"weight": 0.25}
     strategy = built("toy_replay", make_model(codebook=False), method=method)
