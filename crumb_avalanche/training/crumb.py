@@ -189,6 +189,11 @@ class CRUMBPlugin(StoringPlugin):
         strategy.model.quantized_training = self.codebook_weight > 0
 
     @property
+    def _in_first_task(self) -> bool:
+        """Whether t = 1: the first experience with images; replay begins after it."""
+        return not self._earlier_classes
+
+    @property
     def _needs_codes(self) -> bool:
         """Whether the loss, or the buffer, is of codes."""
         return self.codebook_weight > 0 or isinstance(self.storage_policy, CodeBuffer)
@@ -226,7 +231,7 @@ class CRUMBPlugin(StoringPlugin):
                 direct_logits = self.logits(strategy.model, self.current.feature_map)
                 direct_loss = strategy._criterion(direct_logits, self.current.labels)
                 strategy.loss = strategy.loss + self.direct_weight * direct_loss
-        if self.balanced is not None and not _in_first_task(strategy):
+        if self.balanced is not None and not self._in_first_task:
             # Balanced replay has all classes, so new ones weigh by their share.
             strategy.loss = strategy.loss * self.balanced.share_of_new(
                 self.current, self.storage_policy
@@ -252,14 +257,14 @@ class CRUMBPlugin(StoringPlugin):
         """
         is_first_epoch = strategy.clock.train_exp_epochs == 0
         is_trained = strategy.loss.requires_grad
-        if _in_first_task(strategy) and is_first_epoch and is_trained:
+        if self._in_first_task and is_first_epoch and is_trained:
             n_images = len(strategy.adapted_dataset)
             self._first_experience.observe(self.current, self._position, n_images)
 
     def after_training_exp(self, strategy, **kwargs):
         """Store what was left out; test the network after the first experience."""
         super().after_training_exp(strategy, **kwargs)
-        if _in_first_task(strategy):
+        if self._in_first_task:
             n_classes = len(self._classes)
             self._first_experience.finish(strategy.model, n_classes, self.mask)
 
@@ -284,7 +289,7 @@ class CRUMBPlugin(StoringPlugin):
 
     def _n_replay_batches(self, strategy: Any) -> int:
         """Return the number of replay batches after the new one: none in task 1."""
-        if _in_first_task(strategy):
+        if self._in_first_task:
             return 0
         if self.balanced is None:
             return self.replay_steps
@@ -353,11 +358,6 @@ class CRUMBPlugin(StoringPlugin):
         super().load_state_dict(state)
         if self.balanced is not None:
             self.balanced.due = state["due"]
-
-
-def _in_first_task(strategy) -> bool:
-    """Return whether t = 1: the first experience, after which replay begins."""
-    return strategy.clock.train_exp_counter == 0
 
 
 def _may_change_loss(plugin: Any) -> bool:

@@ -217,6 +217,7 @@ class EpochSchedule(StatefulPlugin):
     """Trains another number of epochs on the first experience than on later ones.
 
     For any strategy. The paper trains 10 epochs, then 1 ("Training protocols").
+    Experiences without images before the first one do not count.
 
     Args:
         first: epochs on the first experience, at least 1.
@@ -232,11 +233,15 @@ class EpochSchedule(StatefulPlugin):
         self._later: int | None = None
 
     def before_training_exp(self, strategy, **kwargs):
-        """Set the number of epochs of the first experience."""
-        if strategy.clock.train_exp_counter > 0:
+        """Set the number of epochs of the first experience.
+
+        It is the first one of which images are trained on.
+        """
+        was_interrupted = self._later is not None  # within the first experience
+        if strategy.clock.train_iterations > 0 and not was_interrupted:
             return
-        begins_again = self._later is not None and strategy.train_epochs == self.first
-        if not begins_again:  # as a first experience that was interrupted does
+        begins_again = was_interrupted and strategy.train_epochs == self.first
+        if not begins_again:
             self._later = strategy.train_epochs
         strategy.train_epochs = self.first
 

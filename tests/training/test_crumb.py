@@ -237,6 +237,46 @@ def test_an_empty_first_experience(make_stream, weights, rule):
     assert sorted(strategy.storage_policy.classes) == [0, 1, 2, 3]
 
 
+class ReplaySteps(SupervisedPlugin):
+    """Counts epochs, and steps on memories, of each experience."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+        self.steps = []
+
+    def before_training_exp(self, strategy, **kwargs):
+        self.epochs.append(0)
+        self.steps.append(0)
+
+    def after_training_epoch(self, strategy, **kwargs):
+        self.epochs[-1] += 1
+
+    def before_replay_step(self, strategy, **kwargs):
+        self.steps[-1] += 1
+
+
+@pytest.mark.parametrize("n_empty", [0, 1, 2])
+def test_the_first_experience_has_images(make_model, make_stream, n_empty):
+    # Given experiences without images before two of 20 images each
+    datasets = [experience.dataset for experience in make_stream().train_stream]
+    no_images = datasets[0].subset([])
+    benchmark = benchmark_from_datasets(train=[*n_empty * [no_images], *datasets])
+    counts = ReplaySteps()
+    # When CRUMB learns them in batches of five
+    train(
+        make_model(),
+        benchmark,
+        CodeBuffer(MEM_SIZE),
+        [counts],
+        first_epochs=5,
+        train_mb_size=5,
+    )
+    # Then the first with images is task 1: it has more epochs, and no replay
+    assert counts.epochs[n_empty:] == [5, 1]
+    assert counts.steps[n_empty:] == [0, 4]
+
+
 def image_replay(kind, model):
     """Replay of images without a codebook-out loss."""
     buffer = ImageBuffer(MEM_SIZE)
