@@ -21,7 +21,7 @@ from crumb_avalanche.learner.header import (
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.methods.run_header import LearnerHeader
 from crumb_avalanche.system.folder_lock import locked_file, output_file
-from crumb_avalanche.system.words import counted, error_rates
+from crumb_avalanche.system.words import counted, error_rates, unknown_needs
 
 if TYPE_CHECKING:
     from crumb_avalanche.learner.learner import Learner
@@ -275,6 +275,8 @@ def _lines_of_learner(header: dict[str, Any], n_pictures: int) -> Iterator[str]:
     yield f"weights   {included}, SHA-256 {network['weights_sha256']}"
     yield f"budget    {header['budget_bytes']:,} bytes"
     yield f"strict    {header['strict']:g}: a class is named from this confidence on"
+    if header["missing_clips"]:
+        yield f"unknown   {unknown_needs(header['missing_clips'])}"
     if header["rates"] is not None:
         yield f"errors    {error_rates(**header['rates'])}"
     names = [name for name in header["names"] if name is not None]

@@ -113,7 +113,7 @@ def change_strict(settings: TeachSettings) -> None:
         learner = open_or_make_learner(settings, path)  # with the new ``strict``
         weights = includes_weights(settings, path)
         learner.save(path, weights=weights, pictures=True, locked=True)
-    print(f"a class is named from a confidence of {learner.strict:g} on")
+    print(f"strict is {learner.strict:g}: a class is named from this confidence on")
     print_learner(learner, path)
 
 
@@ -329,7 +329,9 @@ def print_lesson(lesson: Lesson, learner: Learner, path: Path) -> None:
 
 
 def print_learner(learner: Learner, path: Path) -> None:
-    """Print how often the learner errs about what it knows, and the bytes."""
+    """Print how the learner errs, what "unknown" still needs, and the bytes."""
+    if learner.note:
+        print(learner.note)
     if learner.rates is not None:
         print(error_rates(*learner.rates))
     classes = counted(len(learner.classes), "class")

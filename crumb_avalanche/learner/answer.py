@@ -25,8 +25,9 @@ class Answer:
         confidence: its probability, 0 to 1; what is missing to 1 in all classes is that
             of something that was never taught.
         known: whether the confidence is enough to name the class, see
-            ``Learner.strict``; if not, ``label`` is the nearest class. ``None`` where
-            the method cannot tell.
+            ``Learner.strict``; if not, ``label`` is the nearest class. True of nearly
+            every image while there are ``Learner.missing_clips``; ``None`` where the
+            method cannot tell.
         runners_up: the next classes with their probabilities, most likely first.
         path: of the image or clip.
         truth: class of the class folder that it lies in, if there is one.

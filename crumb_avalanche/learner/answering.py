@@ -34,6 +34,14 @@ class Answering(Protocol):
         """How often it errs about what it knows; ``None`` if nobody can tell."""
 
     @property
+    def missing_clips(self) -> int:
+        """Clips to be asked before it tells unknown things; 0 if it does or never."""
+
+    @property
+    def note(self) -> str:
+        """What a person who reads the answers should know; may be empty."""
+
+    @property
     def shares(self) -> tuple[float, ...]:
         """The parts of an image that have to be looked at, in units of its sides."""
 

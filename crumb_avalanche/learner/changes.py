@@ -61,6 +61,8 @@ class ChangeableLearner(Predictor):
     def set_strict(self, strict: float) -> None:
         """Set the threshold: the confidence from which on a class is named.
 
+        It has no effect while there are ``missing_clips``.
+
         Args:
             strict: the threshold; images below it are answered as unknown.
 

@@ -39,6 +39,7 @@ from crumb_avalanche.methods.looks import WHOLE, Looks, ViewFeatures
 from crumb_avalanche.methods.registry import STRATEGIES, get_strategy
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.value_types import StateError
+from crumb_avalanche.system.words import unknown_needs
 
 # A budget that is too small for so many classes with all features has those of the
 # head's input.
@@ -233,6 +234,16 @@ class Classifier:
         images = {number: self.classes.images[number] for number in numbers}
         clips = [self.classes.clips[number] for number in numbers]
         return self.confidence.rates(self.strict, images, mean_log(clips))
+
+    @property
+    def missing_clips(self) -> int:
+        """Clips to be asked before it tells unknown things; see ``Confidence``."""
+        return self.confidence.missing_clips
+
+    @property
+    def note(self) -> str:
+        """What a person who reads its answers should know; may be empty."""
+        return unknown_needs(self.missing_clips)
 
     # Features
 

@@ -15,6 +15,7 @@ from crumb_avalanche.learner.nothing import LEAST_APART
 from crumb_avalanche.learner.prior import Prior, Taught
 from crumb_avalanche.learner.rates import Rates, expected_rates, mixed
 from crumb_avalanche.learner.record_fit import (
+    LEAST_CLIPS,
     RecordFit,
     limited_log_odds,
     records_of_present,
@@ -89,6 +90,16 @@ class Confidence:
     def number_of_clips(self) -> int:
         """Number of clips of known classes that were recorded."""
         return self._records.of_known_classes.number_of_clips
+
+    @property
+    def missing_clips(self) -> int:
+        """Number of clips of known classes that a prior of records still lacks.
+
+        Until there is one, unknown things are not told; 0 with one of the network.
+        """
+        if self.prior is not None:
+            return 0
+        return max(0, LEAST_CLIPS - self.number_of_clips)
 
     def add_clip(self, records: Records) -> None:
         """Add the records of a clip, as the next one.

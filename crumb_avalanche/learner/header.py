@@ -100,6 +100,8 @@ HEADER = record(
     strict=real(LEAST_STRICT, MOST_STRICT),
     # What it errs by, as far as it knows; nothing where nothing was taught.
     rates=maybe(record(refused=real(0, 1), named=real(0, 1), named_alike=real(0, 1))),
+    # Of known classes that it has yet to be asked, before it tells unknown things.
+    missing_clips=maybe(IMAGES),
     names=NAMES,
     lessons=each(LESSON),
     undoable=IMAGES,

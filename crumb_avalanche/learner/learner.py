@@ -93,7 +93,8 @@ class Learner(ChangeableLearner):
             also a small one.
         strict: confidence from which on a class is named, 0.01 to 0.99; the higher, the
             fewer unknown things are named, and the more known ones are not recognised.
-            See ``rates``, and ``set_strict``.
+            Without effect while there are ``missing_clips``. See ``rates``, and
+            ``set_strict``.
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.
@@ -103,8 +104,6 @@ class Learner(ChangeableLearner):
     Attributes:
         keep_pictures: whether lessons from now on keep a small picture of what was
             shown; false at first.
-        note: what a person who reads its answers should know; empty for a learner that
-            was taught.
     """
 
     def __init__(

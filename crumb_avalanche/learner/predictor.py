@@ -66,19 +66,12 @@ class Predictor:
         method: name of the method.
         network: what computes the features; one that is not built answers nothing.
         state: what was taught; or one of ``RunAnswers``.
-
-    Attributes:
-        note: what a person who reads the answers should know; empty where the
-            confidence is calibrated.
     """
 
     def __init__(self, method: str, network: Network, state: State):
         self.method = method
         self.network = network
         self._state = state
-        self.note = ""
-        if isinstance(state.answering, RunAnswers):
-            self.note = state.answering.note
         self._runtime_chosen = False
         self._was_asked = False
         self._lock = threading.RLock()
@@ -144,6 +137,22 @@ class Predictor:
         class was not known, and what the other classes took them for.
         """
         return self._answering.rates
+
+    @property
+    def missing_clips(self) -> int:
+        """Clips of known classes to be asked before learning, before "unknown" works.
+
+        Until then nearly every image counts as known, however strict the learner is. 0
+        once there are enough, and from the start with ``recommended`` or ``slda`` and a
+        network of which it was measured how it answers; 0, too, for what a run of
+        another method left, which never tells unknown things.
+        """
+        return self._answering.missing_clips
+
+    @property
+    def note(self) -> str:
+        """What a person who reads the answers should know; may be empty."""
+        return self._answering.note
 
     @property
     def features(self) -> dict[str, Any] | None:

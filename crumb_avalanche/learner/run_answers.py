@@ -40,6 +40,7 @@ class RunAnswers:
     strict = 0.0  # a class is always named
     rates = None
     budget_bytes = 0
+    missing_clips = 0  # no number is enough: unknown things are never told
     note = (
         "confidence is the softmax of the method's outputs, not calibrated, and "
         "unknown images are not told"

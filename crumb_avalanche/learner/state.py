@@ -196,6 +196,7 @@ class State:
             "looks": list(classifier.looks.shares),
             "strict": classifier.strict,
             "rates": classifier.rates and classifier.rates._asdict(),
+            "missing_clips": classifier.missing_clips,
             "undoable": len(self.history.features),
             "lessons": [lesson.state_dict() for lesson in lessons],
             "history": self.history.state_dict(),

@@ -187,6 +187,15 @@ class Classes(BaseModel):
     strict: Annotated[
         float, Field(description="confidence from which on a class is named")
     ]
+    missing_clips: Annotated[
+        int,
+        Field(
+            description=(
+                "clips of known classes to be asked before learning, before it tells "
+                "unknown things; 0 once it does"
+            )
+        ),
+    ]
     rates: Annotated[
         ErrorRates | None,
         Field(

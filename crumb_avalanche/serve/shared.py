@@ -124,6 +124,7 @@ class SharedLearner:
             can_undo=bool(learner.undoable),
             nothing=learner.nothing,
             strict=learner.strict,
+            missing_clips=learner.missing_clips,
             rates=_error_rates(learner),
             version=self.version,
             learning=self.learning,

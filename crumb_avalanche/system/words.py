@@ -25,6 +25,21 @@ def frequency(share: float) -> str:
     return f"about 1 in {round(1 / max(share, 0.02))}"
 
 
+def unknown_needs(missing_clips: int) -> str:
+    """Say what a learner needs to tell unknown things; empty if nothing.
+
+    Args:
+        missing_clips: number of clips of known classes that it has yet to be asked.
+    """
+    if not missing_clips:
+        return ""
+    return (
+        "it cannot tell unknown things yet, however strict it is: "
+        f"{counted(missing_clips, 'more clip')} of known classes must be asked before "
+        "learning"
+    )
+
+
 def error_rates(refused: float, named: float, named_alike: float) -> str:
     """Say how often a learner errs about what it knows.
 

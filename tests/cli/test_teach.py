@@ -222,9 +222,9 @@ def test_a_runtime_that_is_asked_for_is_said(mine, place, crumb, onnxruntime):
 def test_runtimes_answer_alike(mine, place, crumb, monkeypatch, onnxruntime):
     monkeypatch.setenv("CRUMB_RUNTIME", "onnxruntime")
     code, table, err = crumb("predict", mine, place / "photos")
-    assert (code, err) == (0, "")
+    assert code == 0
     torch_answer = crumb("predict", mine, place / "photos", "--runtime", "torch")
-    assert torch_answer == (0, table, ""), "the same to a percent"
+    assert torch_answer == (0, table, err), "the same to a percent"
 
 
 def test_an_unknown_runtime(mine, place, refused):
@@ -361,11 +361,27 @@ def test_strict_is_changed_without_a_source(mine, images, teach, done):
     teach(mine, images["red"], "--label", "red", "--keep-pictures")
     before = Learner.load(mine)
     out = done("teach", mine, "--strict", 0.95)
-    assert out.startswith("a class is named from a confidence of 0.95 on\nof things")
+    assert out.startswith("strict is 0.95: a class is named from this confidence on\n")
     after = Learner.load(mine)
     assert after.strict == 0.95
     assert after.lessons == before.lessons
     assert after.lessons[-1].picture
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "teach {mine} --strict 0.95",
+        "teach {mine} {green} --label green",
+        "learner show {mine}",
+    ],
+)
+def test_a_learner_that_cannot_tell_unknown_things_says_so(fill, done, command):
+    # Given a learner without a prior, which was asked few clips before learning
+    # When it is changed, taught or shown
+    out = done(*fill(command))
+    # Then it says what is missing
+    assert re.search(r"cannot tell unknown things yet, .*: \d more clips? of kno", out)
 
 
 def test_strict_of_a_learner_that_is_not_there(tmp_path, refused):

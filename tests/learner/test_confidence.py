@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from crumb_avalanche.learner.calibration_error import expected_calibration_error
-from crumb_avalanche.learner.confidence import Confidence
+from crumb_avalanche.learner.confidence import CERTAIN, Confidence
 from crumb_avalanche.learner.evidence import Evidence
 from crumb_avalanche.learner.prior import Line, Prior
 from crumb_avalanche.learner.rates import mixed
@@ -380,6 +380,19 @@ def test_rates_without_a_prior():
     observe(confidence, evidence_of([[0.1, 0.0]]), 0)
     strictest = confidence.rates(0.99, {0: 10, 1: 10}, 0.0)
     assert strictest == (0, 1, 1)
+
+
+@pytest.mark.parametrize(("clips", "missing"), [(0, 5), (4, 1), (5, 0), (7, 0)])
+def test_clips_are_missing_until_there_is_a_prior(clips, missing):
+    # Given records of clips, and no prior of the network
+    confidence = observed(range(clips))
+    # Then more are needed until the threshold has an effect
+    assert confidence.missing_clips == missing
+    assert (confidence.log_odds(random_clip(50)) == CERTAIN).all() == (missing > 0)
+
+
+def test_no_clips_are_missing_with_a_prior():
+    assert Confidence(PRIOR).missing_clips == 0
 
 
 @pytest.mark.parametrize(("known", "is_more"), [(0.3, True), (1.4, False)])

@@ -693,6 +693,22 @@ def test_a_learner_stays_as_strict_as_it_was_set(make, tmp_path):
     assert loaded.rates is not None
 
 
+@pytest.mark.parametrize(("clips", "words"), [(4, "1 more clip of known"), (5, "")])
+def test_a_learner_says_that_it_cannot_tell_unknown_things(
+    make, tmp_path, clips, words
+):
+    # Given a learner without a prior that was asked so many clips of known classes
+    learner = taught(make(), 2)
+    for seed in range(1, clips + 1):
+        learner.teach(images(0, seed=seed), "c0")
+    # Then it says how many more it needs
+    assert learner.missing_clips == 5 - clips
+    assert words in learner.note and bool(learner.note) == bool(words)
+    # And its file has the number
+    learner.save(tmp_path / "a.safetensors")
+    assert read_header(tmp_path / "a.safetensors")["missing_clips"] == 5 - clips
+
+
 @pytest.mark.parametrize("strict", [0, 1, 1.5, math.nan, "a", None])
 def test_a_confidence_that_is_none(make, strict):
     with pytest.raises(ValueError, match=r"strict is .*; give a confidence from 0\.01"):

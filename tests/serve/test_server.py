@@ -45,6 +45,7 @@ def test_changes_are_made_one_after_the_other(client):
     state = client.get("/classes").json()
     assert (state["can_undo"], state["strict"]) == (True, STRICT)
     assert set(state["rates"]) == {"refused", "named", "named_alike"}
+    assert state["missing_clips"] == 5
     assert post(client, "/undo")["images"] == {"blue": 4}
     teach(client, "blue")
     assert post(client, "/forget?name=green")["version"] == 7

@@ -709,7 +709,8 @@ function showClasses() {
   const used = text("memory", { percent: percent(known.bytes / known.budget_bytes) });
   // Of less than two classes nothing is known of its errors.
   const errors = known.rates ? errorRates(known.rates) : "";
-  at("size").textContent = known.classes.length ? `${used} ${errors}` : "";
+  const missing = known.missing_clips ? counted(known.missing_clips, "missing") : "";
+  at("size").textContent = known.classes.length ? `${used} ${missing} ${errors}` : "";
 }
 
 // How often the learner errs about what it knows.
