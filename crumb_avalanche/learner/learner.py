@@ -6,6 +6,7 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class Learner(ChangeableLearner):
 
     Raises:
         ImportError: a network of timm is asked for, and timm is not installed.
+        TypeError: ``looks`` is a number, and no sequence of them.
         ValueError: method or backbone is unknown, or the cut is none of the network.
         WeightsError: the weights cannot be fetched or read, or are another network's.
 
@@ -122,6 +124,8 @@ class Learner(ChangeableLearner):
         if form_of(method) is None:
             known = ", ".join(CLOSED_FORMS)
             raise ValueError(f"method is {method!r}; known are recommended, {known}")
+        if isinstance(looks, Real):
+            raise TypeError(f"looks is {looks!r}; give a tuple, such as ({looks},)")
         network = FrozenNetwork.build(
             backbone or default_backbone(weights), weights, image_size, cut_layer
         )

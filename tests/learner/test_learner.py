@@ -693,6 +693,12 @@ def test_a_learner_stays_as_strict_as_it_was_set(make, tmp_path):
     assert loaded.rates is not None
 
 
+def test_a_number_is_no_looks():
+    words = r"looks is 0.6; give a tuple, such as \(0.6,\)"
+    with pytest.raises(TypeError, match=words):
+        Learner(backbone="small_cnn", weights=None, image_size=32, looks=0.6)
+
+
 @pytest.mark.parametrize(("clips", "words"), [(4, "1 more clip of known"), (5, "")])
 def test_a_learner_says_that_it_cannot_tell_unknown_things(
     make, tmp_path, clips, words
