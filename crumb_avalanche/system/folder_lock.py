@@ -64,7 +64,7 @@ def locked_file(path: Path) -> Iterator[None]:
     lock = _acquire_lock(
         target.parent / f".{target.name}.{LOCK}",
         problem=f"{path} is being changed by another process",
-        cure="wait for its end",
+        cure="wait for its end, or stop it if it is crumb serve or crumb connect",
     )
     with _lock_released_at_end(lock):
         file_status = check_replaceable(target)  # None if there is no file yet
