@@ -20,7 +20,13 @@ class FrameTableError(ValueError):
 
 
 class BadFrameError(OSError):
-    """A frame cannot be decoded; the message names the file."""
+    """A frame cannot be decoded; the message names the file.
+
+    Attributes:
+        reason: What is wrong with it, without its name and what to do; may be empty.
+    """
+
+    reason = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,8 +69,7 @@ class Asker:
                 if is_only_source or isinstance(error, NothingTaughtError):
                     raise
                 # The other sources are answered for all the same.
-                reason = str(error).removeprefix(f"{source} ")
-                self.unread.append(BadImage(str(source), reason))
+                self.unread.append(BadImage(str(source), reason_of(error, source)))
 
     def _prepared_calls(self) -> list[tuple[str | Clip, Callable[[], Any]]]:
         """Return each source with a function without arguments that answers for it.
@@ -92,6 +91,13 @@ class Asker:
             for path, boxes in read_boxes(Path(settings.boxes)).items():
                 calls.append((path, partial(self.predict_boxes, path, boxes)))
         return calls
+
+
+def reason_of(error: Exception, source: str | Clip) -> str:
+    """Return what an error says of a source, without its name."""
+    if isinstance(error, BadFrameError) and error.reason:
+        return error.reason  # what else it says is advice for Python
+    return str(error).removeprefix(f"{source} ")
 
 
 def main(settings: PredictSettings) -> None:

@@ -92,7 +92,23 @@ def _box_rows(detected: Any) -> np.ndarray:
         rows = np.asarray(boxes, dtype=np.float64)
         return rows.reshape(-1, rows.shape[-1] or 4)
     except (IndexError, OverflowError, TypeError, ValueError) as error:
-        raise ValueError(f"boxes are {type(boxes).__name__}; {_RULE}") from error
+        raise ValueError(f"{_problem_of_values(boxes)}; {_RULE}") from error
+
+
+def _problem_of_values(boxes: Any) -> str:
+    """Say which value of boxes is no number, or else what they are.
+
+    Args:
+        boxes: lists of boxes, or any other value that is no array of numbers.
+    """
+    remaining = list(boxes) if isinstance(boxes, list | tuple) else []
+    while remaining:
+        value = remaining.pop(0)
+        if isinstance(value, list | tuple):
+            remaining = [*value, *remaining]
+        elif isinstance(value, str):
+            return f"{value!r} of the boxes is no number"
+    return f"boxes are {type(boxes).__name__}"
 
 
 def cut_out(image: Image.Image, box: Box, margin: float = MARGIN) -> Image.Image:

@@ -19,6 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from benchmarks_toybox_ilab.datasets.clip_folder import SHORT_SIDE
+from benchmarks_toybox_ilab.tables.damage import DamagedError
 from benchmarks_toybox_ilab.tables.folders import (
     entries_of,
     ignored_files_in_words,
@@ -453,7 +454,9 @@ class _ClipReader:
         bad_image = BadImage(str(path), reason)
         if not self.skip:
             problem = str(bad_image).rstrip(".")
-            raise BadFrameError(f"{problem}. {self.cure}") from error
+            bad_frame_error = BadFrameError(f"{problem}. {self.cure}")
+            bad_frame_error.reason = reason
+            raise bad_frame_error from error
         self.report(bad_image)
 
 
@@ -484,6 +487,8 @@ def _reason_in_words(error: Exception) -> str:
     if strerror:
         return strerror
     text = str(error) or type(error).__name__
+    if isinstance(error, DamagedError):
+        return text.removeprefix("it ")  # it says itself that it is damaged
     # Errors of these classes say themselves what to do; all others are Pillow's.
     if isinstance(error, ImportError | MemoryError | ValueError):
         return text

@@ -402,6 +402,19 @@ def test_a_wrong_box_of_the_only_photo(mine, place, refused):
     refused(words, "predict", mine, "--boxes", file)
 
 
+def test_a_damaged_photo_with_boxes(mine, tmp_path, refused):
+    # Given a file of boxes of a photo that cannot be read
+    (tmp_path / "cut.jpg").write_bytes(b"no image")
+    (tmp_path / "boxes.json").write_text('{"cut.jpg": [[1, 1, 5, 5]]}')
+    # When it is asked about
+    err = refused(
+        "cut.jpg: is not an image", "predict", mine, "--boxes", tmp_path / "boxes.json"
+    )
+    # Then the error names it once, and has no advice for Python
+    assert err.count("cut.jpg") == 1
+    assert "on_bad" not in err
+
+
 def test_boxes_are_on_the_page(mine, boxes, tmp_path, crumb):
     page = tmp_path / "page.html"
     crumb("predict", mine, "--boxes", boxes, "--html", page)

@@ -89,6 +89,21 @@ def test_a_bad_file_is_refused(tmp_path, name, write, reason):
         read(path)
 
 
+def test_an_image_with_a_hole_is_damaged_once(tmp_path):
+    # Given a JPEG whose second half an interrupted copy left as zeros
+    path = tmp_path / "2.jpg"
+    write_noise(path)
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] + bytes(len(content) - half))
+    # When it is left out
+    _, (bad,) = skipped(path)
+    # Then the reason says once what is wrong, and what to do
+    words = "is damaged: at least .* copy leaves; copy it again from its source"
+    assert re.fullmatch(words, bad.reason)
+    assert bad.reason.count("copy it again") == 1
+
+
 @BAD_FILES
 def test_a_bad_file_is_left_out(tmp_path, name, write, reason):
     path = tmp_path / name

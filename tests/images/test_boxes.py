@@ -166,8 +166,20 @@ WRONG = pytest.mark.parametrize(
         ("here", "boxes are str; give"),
         ([BOXES, BOXES[0]], "boxes are"),
         ([(0, 0, 10**400, 9)], "boxes are"),
+        (["a", 1, 2, 3], "'a' of the boxes is no number; give"),
+        ([(0, 0, 9, 9), (0, 0, "b", 9)], "'b' of the boxes is no number; give"),
     ],
-    ids=["three", "empty", "nan", "outside", "text", "ragged", "huge"],
+    ids=[
+        "three",
+        "empty",
+        "nan",
+        "outside",
+        "text",
+        "ragged",
+        "huge",
+        "letter",
+        "letter of the second",
+    ],
 )
 
 
