@@ -21,7 +21,7 @@ from crumb_avalanche.images.clips import (
     label_of,
     only_class_folder,
 )
-from crumb_avalanche.images.sources import clips_of
+from crumb_avalanche.images.sources import check_exists, clips_of
 from crumb_avalanche.learner.header import holds_weights, refuse_folder
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.learner.lesson_record import Lesson
@@ -215,6 +215,8 @@ def check_sources(settings: TeachSettings) -> None:
     if settings.nothing is not None:
         next(clips_to_learn(settings.nothing, "nothing"))
     if settings.sources:
+        for path in settings.sources:
+            check_exists(path)
         source = source_of(settings)
         check_source(source, settings.label, settings.new_class)
         if settings.label is None:

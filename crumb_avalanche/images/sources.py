@@ -120,8 +120,7 @@ def clips_of(
         clips = reader.clips_of_source(source, label, "source")
         return reader.with_final_check(clips, "the source", _EMPTY_LIST)
     path = path_of(source)
-    if not os.path.lexists(path) and not is_pattern(path):
-        raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
+    check_exists(path)
     if label is None:
         labels = class_folders(path)
         if labels:
@@ -131,6 +130,13 @@ def clips_of(
     clips = reader.clips_of_path(path, label)
     without_clips = _EMPTY_PATTERN if is_pattern(path) else _EMPTY_FOLDER
     return reader.with_final_check(clips, str(path), without_clips)
+
+
+def check_exists(path: str | os.PathLike) -> None:
+    """Raise FileNotFoundError for a path of nothing, unless it is a glob pattern."""
+    path = path_of(path)
+    if not os.path.lexists(path) and not is_pattern(path):
+        raise FileNotFoundError(f"there is no file or folder {path}; check the path.")
 
 
 def clips_to_ask(source: Any, classes: Iterable[Any], **options: Any) -> Iterator[Clip]:

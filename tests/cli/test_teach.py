@@ -453,6 +453,10 @@ RULE = "1 to 200 characters without slashes.* Choose another name"
     ("command", "words"),
     [
         ("teach {mine} absent.jpg --label x", "no file or folder absent.jpg"),
+        (
+            "teach {mine} {green}/object0 absent --label x",
+            "no file or folder absent; check the path",
+        ),
         ("teach {mine} {photos}/red.png", "has no class: give"),
         (
             "teach {mine} {photos}/red.png {green}/object0/0.png",
