@@ -115,12 +115,13 @@ class Lesson:
     def without(self, name: str) -> "Lesson":
         """Return the lesson without a class.
 
-        The picture of a lesson that showed the class goes, too. Numbers of clips still
-        count those of the class.
+        The picture of a lesson that showed the class goes, too, and the name of its
+        source, which may be that of the class. Numbers of clips still count those of
+        the class.
         """
         lesson = self
         if name in self.images:
-            lesson = replace(self, picture=b"", pictured=())
+            lesson = replace(self, picture=b"", pictured=(), source="")
         images = {label: n for label, n in self.images.items() if label != name}
         doubts = (
             doubt for doubt in self.doubts if name not in (doubt.label, doubt.other)

@@ -206,6 +206,18 @@ def test_pictures_of_a_forgotten_class_go(make, tmp_path):
     assert Learner.load(path).lessons[1].pictured == ()
 
 
+def test_the_source_of_a_forgotten_class_goes(make, tmp_path):
+    # Given a lesson whose source has the name of its class
+    learner = make()
+    (tmp_path / "mug").mkdir()
+    Image.fromarray(images(0)[0]).save(tmp_path / "mug" / "0.png")
+    learner.teach(tmp_path / "mug", "mug")
+    # When the class is forgotten
+    learner.forget("mug")
+    # Then nothing that is saved has the name
+    assert "mug" not in json.dumps(learner.state_dict(), default=str)
+
+
 def test_teaching_what_was_forgotten(forgetful):
     learner, _, _ = forgetful
     learner.undo()  # the last lesson, without the class that was forgotten
