@@ -157,6 +157,8 @@ def apply_change(learner: "Learner", settings: LearnerSettings) -> str:
         return f"moved the images of {old}{lesson_text} to {new}"
     if action == "undo":
         lesson = learner.undo(settings.lesson)
+        if not lesson.has_images:
+            return f"took back lesson {lesson.number}, whose classes were forgotten"
         images = shown_images(lesson.images, lesson.nothing)
         return f"took back lesson {lesson.number}: {images}"
     (name,) = names

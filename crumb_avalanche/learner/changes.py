@@ -130,7 +130,8 @@ class ChangeableLearner(Predictor):
         ``undo_bytes``.
 
         Args:
-            lesson: its number; default the last one.
+            lesson: its number; default the last one, but for lessons whose classes were
+                all forgotten.
 
         Raises:
             TypeError: the number is none.

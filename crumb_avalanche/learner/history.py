@@ -135,14 +135,19 @@ class History:
         return History(self.room, (*self.lessons, *numbered))
 
     def undoable_lesson(self, number: int | None) -> Lesson:
-        """Return a lesson that can be taken back, the last one for ``None``.
+        """Return a lesson that can be taken back.
+
+        Args:
+            number: of the lesson; ``None`` is the last one of which images are left, or
+                the last one if there are none.
 
         Raises:
             ValueError: there is no such lesson, or it can no longer be taken back.
         """
         undoable = self.lessons[self._first :]
         if undoable and number is None:
-            return undoable[-1]
+            with_images = [lesson for lesson in undoable if lesson.has_images]
+            return (with_images or undoable)[-1]
         for lesson in undoable:
             if lesson.number == number:
                 return lesson

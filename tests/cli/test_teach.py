@@ -410,7 +410,9 @@ def test_a_lesson_of_a_forgotten_class(mine, images, teach, done):
     out = done("learner", "show", mine)
     assert "+00:00  classes that were forgotten" in out
     out = done("learner", "undo", mine)
-    assert out == "took back lesson 2: classes that were forgotten\n"
+    assert out.startswith("took back lesson 1: blue (6 images)")
+    out = done("learner", "undo", mine)
+    assert out == "took back lesson 2, whose classes were forgotten\n"
 
 
 def test_the_only_lesson_is_taken_back(images, place, new, tmp_path, done, refused):
