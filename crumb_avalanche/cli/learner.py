@@ -106,11 +106,21 @@ def merge(settings: LearnerSettings) -> str:
         learner = Learner.load(path, settings.weights)
         learner.check_teachable()  # raises if it can only be asked
         other = Learner.load(other_path, settings.weights)
+        common_names = names_in_both(learner, other)
         learner.merge(other, new_class=settings.new_class)
         # The block holds the lock. The file has the pictures of both learners.
         learner.save(output, pictures=True, locked=True)
+    lines = [f"{name} is in both and became one class" for name in common_names]
     classes = counted(len(learner.classes), "class")
-    return f"{output}: {classes}, {learner.bytes:,} bytes learned"
+    lines.append(f"{output}: {classes}, {learner.bytes:,} bytes learned")
+    return "\n".join(lines)
+
+
+def names_in_both(learner: "Learner", other: "Learner") -> list[str]:
+    """Return the names of the classes that two learners have, in order."""
+    names_of_other = {info.name for info in other.classes}
+    names = [info.name for info in learner.classes]
+    return [name for name in names if name in names_of_other]
 
 
 def change(settings: LearnerSettings) -> str:

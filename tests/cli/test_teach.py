@@ -434,6 +434,20 @@ def test_merge(mine, images, place, new, tmp_path, done):
     assert "green.png  lawn" in answer
 
 
+def test_a_merge_says_which_classes_became_one(mine, images, new, tmp_path, done):
+    # Given another learner, of which one class has the name of one here
+    second = tmp_path / "other.safetensors"
+    done("teach", second, images["green"], "--label", "red", *new)
+    done("teach", second, images["green"], "--label", "lawn", *QUIET)
+    # When they are merged
+    merged = tmp_path / "both.safetensors"
+    out = done("learner", "merge", mine, second, "--output", merged)
+    # Then the name is said
+    first_line, last_line = out.splitlines()
+    assert first_line == "red is in both and became one class"
+    assert "4 classes" in last_line
+
+
 def test_a_merge_keeps_pictures(mine, images, place, new, tmp_path, done):
     # Given two learners, each with a lesson that has a picture
     second = tmp_path / "other.safetensors"
