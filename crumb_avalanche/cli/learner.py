@@ -109,7 +109,7 @@ def merge(settings: LearnerSettings) -> str:
         common_names = names_in_both(learner, other)
         learner.merge(other, new_class=settings.new_class)
         # The block holds the lock. The file has the pictures of both learners.
-        learner.save(output, pictures=True, locked=True)
+        learner.save(output, pictures=True, locked=True, overwrite=True)
     lines = [f"{name} is in both and became one class" for name in common_names]
     classes = counted(len(learner.classes), "class")
     lines.append(f"{output}: {classes}, {learner.bytes:,} bytes learned")

@@ -2,6 +2,7 @@
 
 import os
 
+from crumb_avalanche.learner.header import is_learner
 from crumb_avalanche.system.file_metadata import digest_of
 
 
@@ -12,8 +13,7 @@ class ReplacedError(OSError):
 class KnownFiles:
     """Checksums of the files that a learner was loaded from or saved to.
 
-    A file that was not loaded from or saved to may be replaced, as by any program. Call
-    ``check`` and ``note_replacement`` while the lock of the file is held.
+    Call ``check`` and ``note_replacement`` while the lock of the file is held.
     """
 
     def __init__(self) -> None:
@@ -21,13 +21,25 @@ class KnownFiles:
         # whose replacing was interrupted: it holds what it held, or all that is new.
         self._digests: dict[str, tuple[str | None, ...]] = {}
 
-    def check(self, path: str | os.PathLike) -> None:
-        """Raise ReplacedError if a file holds something else than what is known of it.
+    def check(self, path: str | os.PathLike, overwrite: bool = False) -> None:
+        """Raise an error for a file whose content is not known.
 
         A file that is gone may be written again.
+
+        Args:
+            path: of the file, which is about to be replaced.
+            overwrite: whether it may be a learner that nothing is known of.
+
+        Raises:
+            FileExistsError: nothing is known of the file, and it is no learner; or it
+                is one, and not to be overwritten.
+            ReplacedError: the file holds something else than what is known of it.
         """
+        if not os.path.exists(path):
+            return
         digests = self._digests.get(os.path.realpath(path))
-        if digests is None or not os.path.exists(path):
+        if digests is None:
+            _check_replaceable(path, overwrite)
             return
         if digest_of(path) not in digests:
             raise ReplacedError(
@@ -51,3 +63,21 @@ class KnownFiles:
     def forget(self, path: str | os.PathLike) -> None:
         """Forget a file, such as a temporary one."""
         self._digests.pop(os.path.realpath(path), None)
+
+
+def _check_replaceable(path: str | os.PathLike, overwrite: bool) -> None:
+    """Raise FileExistsError for a file that is no learner, or not to be overwritten."""
+    is_empty = os.path.getsize(path) == 0  # such as a temporary file
+    if is_empty:
+        return
+    if not is_learner(path):
+        raise FileExistsError(
+            f"{path} exists and is no learner, so it stays as it is: choose another "
+            "path"
+        )
+    if not overwrite:
+        raise FileExistsError(
+            f"{path} is a learner that this one was neither loaded from nor saved to, "
+            "so it stays as it is: Learner.load goes on with it; save(path, "
+            "overwrite=True) replaces it"
+        )

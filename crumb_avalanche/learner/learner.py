@@ -392,6 +392,7 @@ class Learner(ChangeableLearner):
         weights: bool = True,
         pictures: bool = False,
         locked: bool = False,
+        overwrite: bool = False,
     ) -> None:
         """Write the learner to a file, atomically; see ``learner.file``.
 
@@ -400,15 +401,19 @@ class Learner(ChangeableLearner):
         refused.
 
         Args:
-            path: the file; an existing one is replaced.
+            path: the file; one that this learner was loaded from or saved to is
+                replaced.
             weights: whether the file holds the network's weights, so that it answers
                 where they cannot be had.
             pictures: whether the file holds the pictures of lessons, see
                 ``keep_pictures``.
             locked: whether the caller holds the lock of the file, ``locked_file``, as
                 commands do from before they load it.
+            overwrite: whether the file of another learner is replaced, too.
 
         Raises:
+            FileExistsError: the file exists and is no learner; or it is that of another
+                one, and ``overwrite`` is false.
             FolderInUseError: another program holds the lock of the file.
             LearnerError: see ``check_teachable``.
             OSError: the file cannot be written, for instance because the path is a
@@ -420,7 +425,8 @@ class Learner(ChangeableLearner):
         path = path_of(path)
         lock = contextlib.nullcontext() if locked else locked_file(path)
         with self._lock, lock:
-            self._files.check(path)  # raises if another program replaced it
+            # Raises if another program replaced it, or it is not that of this learner.
+            self._files.check(path, overwrite)
             self._write(path, weights, pictures)
 
     def _write(self, path: Path, weights: bool, pictures: bool) -> None:

@@ -738,6 +738,31 @@ def test_a_folder_is_no_learner_file(make, tmp_path):
         make().save(tmp_path)
 
 
+def test_what_is_no_learner_is_not_replaced(make, tmp_path):
+    # Given a file that is no learner
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+    # When a learner is saved to it
+    with pytest.raises(FileExistsError, match=r"notes\.txt exists and is no learner"):
+        make().save(notes, overwrite=True)
+    # Then it stays
+    assert notes.read_text() == "mine"
+
+
+def test_another_learner_is_replaced_on_request(make, tmp_path):
+    # Given the file of a learner
+    path = tmp_path / "a.safetensors"
+    taught(make(), 2).save(path)
+    # When another one is saved to it
+    other = taught(make(), 3)
+    with pytest.raises(FileExistsError, match=r"Learner\.load goes on with it"):
+        other.save(path)
+    # Then the file stays, but on request
+    assert len(Learner.load(path).classes) == 2
+    other.save(path, overwrite=True)
+    assert len(Learner.load(path).classes) == 3
+
+
 def test_a_number_is_no_path():
     with pytest.raises(TypeError, match=r"the path is 3 \(int\); give text"):
         Learner.load(3)
