@@ -420,7 +420,7 @@ class Classifier:
             What the images looked like, by the confidence before the lesson; ``None``
             if the copy knew no other class, or for a new class more than 32.
         """
-        forms = self._earlier_forms.copy_of(self.forms)
+        forms = self._earlier_forms.copy_with_class(self.forms, number)
         if not self._judge(forms, number):
             return None
         views = self._computed_views(features)  # numbers of those that are used
@@ -468,10 +468,8 @@ class Classifier:
 
     def _judge(self, forms: LookForms, number: int) -> bool:
         """Whether forms answer for a clip of a class before it is learned."""
-        has_images = forms.image_counts > 0
-        n_known = int(has_images.sum())
-        is_known = number < len(has_images) and bool(has_images[number])
-        if is_known:
+        n_known = int((forms.image_counts > 0).sum())
+        if forms.knows(number):
             return n_known > 1
         return 2 <= n_known <= MOST_JUDGES
 

@@ -63,6 +63,11 @@ class LookForms:
         views_of_first = self.looks.views_of(self.used[:1])
         return self.first.image_counts // len(views_of_first)
 
+    def knows(self, label: int) -> bool:
+        """Whether images of a class were learned."""
+        image_counts = self.image_counts
+        return label < len(image_counts) and bool(image_counts[label])
+
     def tensors(self) -> list[Tensor]:
         """Return the tensors that hold the statistics of all looks."""
         tensors = []
@@ -319,7 +324,8 @@ class EarlierForms:
 
     It is made anew in each lesson, or experience of a run, and within one whenever
     there are half as many images again: each change of the statistics needs a new
-    solution, which takes longer than an answer.
+    solution, which takes longer than an answer. A learner also makes it anew for a clip
+    whose class it lacks, which is once for each class at most.
     """
 
     def __init__(self) -> None:
@@ -341,6 +347,17 @@ class EarlierForms:
             self._images = max(1, n_learned)
         return self._forms
 
+    def copy_with_class(self, forms: LookForms, label: int) -> LookForms:
+        """Return the copy, made anew if it is too old or lacks a class learned since.
+
+        Args:
+            forms: what was learned so far.
+            label: class of the clip that is to be predicted.
+        """
+        if forms.knows(label) and not self.copy_of(forms).knows(label):
+            self.forget()
+        return self.copy_of(forms)
+
     def copy_that_knows(self, forms: LookForms, label: int) -> LookForms | None:
         """Return a copy of the forms that predicts a clip before it is learned.
 
@@ -353,10 +370,8 @@ class EarlierForms:
             ``None`` if the copy does not know the class, or no other one.
         """
         earlier = self.copy_of(forms)
-        is_known = earlier.image_counts > 0
-        knows_others = int(is_known.sum()) > 1
-        knows_class = label < len(is_known) and bool(is_known[label])
-        return earlier if knows_class and knows_others else None
+        knows_others = int((earlier.image_counts > 0).sum()) > 1
+        return earlier if earlier.knows(label) and knows_others else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the copy, and how many images it learned."""

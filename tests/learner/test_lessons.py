@@ -1,6 +1,9 @@
 """What a lesson says of its clips: recognised, taken for another class, or news."""
 
+import itertools
+
 import pytest
+from PIL import Image
 from small_lessons import images
 
 from crumb_avalanche.learner.lesson import Guess, doubt_of
@@ -30,6 +33,20 @@ def test_a_clip_that_is_recognised(learner):
     assert (answer.label, answer.known) == ("c1", True)
     lesson = learner.teach(clip, "c1")
     assert (asked(lesson), lesson.doubts) == ((1, 1, 0), ())
+
+
+def test_clips_of_class_folders_are_asked(make, tmp_path):
+    # Given folders of four classes, with three clips each
+    for number, seed in itertools.product(range(4), range(3)):
+        clip_folder = tmp_path / f"c{number}" / f"clip{seed}"
+        clip_folder.mkdir(parents=True)
+        for frame, image in enumerate(images(number, 2, seed=seed)):
+            Image.fromarray(image).save(clip_folder / f"{frame}.png")
+    # When they are taught as one lesson
+    lesson = make().teach(tmp_path)
+    # Then clips of known classes are asked, but those of the only one
+    assert lesson.clips == 12
+    assert lesson.answered == 6
 
 
 def test_an_unknown_clip_is_news(learner):
