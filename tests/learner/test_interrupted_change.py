@@ -130,7 +130,7 @@ def check_interrupted(change, learners, number, path):
     CHANGES[change](after, second)
     Lines(number).call(CHANGES[change], learner, second)
     assert is_like(learner, before) or is_like(learner, after)
-    learner.save(path, pictures=True)
+    learner.save(path, pictures=True, overwrite=True)
     assert is_like(Learner.load(path), learner)
 
 
