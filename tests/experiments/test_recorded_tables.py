@@ -24,6 +24,7 @@ OF_ETH80 = {
     "table1_runs.csv",
     "table1_class_iid_runs.csv",
     "table3_runs.csv",
+    "table3_tiny_imagenet_runs.csv",
     "table4_runs.csv",
     "table4_class_iid_runs.csv",
     "table4_tiny_imagenet_runs.csv",
