@@ -132,7 +132,7 @@ def test_eth80_learns_without_forgetting(run_on_eth80):
     assert sizes == {417 * 5408}
 
 
-RECORDED = Path(__file__).parent / "data" / "golden_zen5.json"
+RECORDED = Path(__file__).parent / "data" / "golden_xeon.json"
 
 
 OLD = {"accuracies": [50.0, 25.0], "answers_digest": "a", "bytes": 7}
