@@ -548,8 +548,20 @@ def test_errors_of_a_calibration(model, images, options, words):
         calibrate(model, images, **options)
 
 
-def test_calibrated_is_part_of_the_state(make_model):
-    model, twin = make_model(codebook=False), make_model(codebook=False)
+@pytest.fixture
+def make_uncalibrated(make_model):
+    """A function that makes a model without a codebook, as split_backbone does."""
+
+    def make():
+        model = make_model(codebook=False)
+        model.calibrated = False
+        return model
+
+    return make
+
+
+def test_calibrated_is_part_of_the_state(make_uncalibrated):
+    model, twin = make_uncalibrated(), make_uncalibrated()
     assert model.needs_calibration
     calibrate(model, Recorded(4))
     assert twin.needs_calibration
@@ -565,10 +577,10 @@ def test_calibrated_is_part_of_the_state(make_model):
     ],
     ids=["load_state_dict", "check_and_load"],
 )
-def test_weights_of_others_count_as_calibrated(make_model, load):
-    state = make_model(codebook=False).state_dict()
+def test_weights_of_others_count_as_calibrated(make_uncalibrated, load):
+    state = make_uncalibrated().state_dict()
     del state["calibrated"]
-    model = make_model(codebook=False)
+    model = make_uncalibrated()
     load(model, state)
     assert not model.needs_calibration
 
