@@ -13,7 +13,7 @@ import verdicts
 import yaml
 from called_script import called
 from fig3_curves import curve_of
-from fig4_shape_bias import bars_of, lines_of, picture, pretrained_network
+from fig4_shape_bias import HEADER, bars_of, lines_of, picture, pretrained_network
 from fig5_memory_blocks import Usage, summary, usage_of
 from PIL import Image
 from support.findings import Cell, Finding
@@ -43,152 +43,234 @@ from watched import same_weights
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.report.paired import Paired, interval, paired
+from crumb_avalanche.runs import pretrain
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
 from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.training.pretraining import save_pretrained
 
 
-def test_perturbations_shuffle_locations_or_remove_half_of_the_features():
-    maps = torch.rand(3, 8, 4, 5, generator=torch.Generator().manual_seed(0)) + 0.1
-    moved, again = (
-        spatial_perturbation(maps, torch.Generator().manual_seed(1)) for _ in range(2)
-    )
-    assert torch.equal(moved, again)
-    orders = []
-    for old, new in zip(maps.flatten(2), moved.flatten(2)):
-        orders.append(
-            [
-                next(i for i in range(20) if torch.equal(old[:, i], new[:, j]))
-                for j in range(20)
-            ]
-        )
-        assert sorted(orders[-1]) == list(range(20)) != orders[-1], (
-            "every vector is there once"
-        )
-    assert orders[0] != orders[1], "each image has an order of its own"
-    after = feature_perturbation(maps, torch.Generator().manual_seed(1))
-    gone = (after == 0).flatten(2).all(2)
-    assert gone.sum(1).tolist() == [4, 4, 4] and not torch.equal(gone[0], gone[1])
-    remaining = ~gone[:, :, None, None].expand_as(maps)
-    assert torch.equal(after[remaining], maps[remaining])
+def seeded(seed):
+    return torch.Generator().manual_seed(seed)
 
 
-def test_answers_and_drops_of_batches():
-    logits, labels = np.array([[3.0, 2, 1], [1, 3, 2]]), np.array([0, 1])
-    for among, answers in ((None, [0, 1]), ([1, 2], [1, 1]), ([2], [2, 2])):
-        assert columns(logits, labels, among)["answer"].tolist() == answers
-    plain = {
-        "row": np.arange(200),
-        "label": np.zeros(200, int),
-        "answer": np.zeros(200, int),
-    }
-    perturbed = {**plain, "answer": np.where(np.arange(200) < 150, 0, 1)}
-    drops = drops_of(plain, perturbed)
-    assert drops.shape == (2,) and drops.mean() == pytest.approx(0.25)
-    first_images = {name: values[:30] for name, values in perturbed.items()}
-    assert drops_of(plain, first_images).shape == (1,), "other images, fewer batches"
+@pytest.fixture(scope="module")
+def maps():
+    """Maps of three images ``(3, 8, 4, 5)`` without zeros."""
+    return torch.rand(3, 8, 4, 5, generator=seeded(0)) + 0.1
 
 
-def test_advantage_by_hand():
-    runs = [
-        RunDrops(
-            0, {"spatial": np.array([0.5, 0.4])}, {"spatial": np.array([0.3, 0.3])}
-        ),
-        RunDrops(
-            1,
-            {"spatial": np.array([0.2, np.nan])},
-            {"spatial": np.array([0.3, 0.9])},
-            passed=False,
-        ),
-    ]
-    advantages = advantage_of(runs, "spatial")
-    assert advantages.mean == pytest.approx((-0.15 + 0.1) / 2) and advantages.runs == 2
-    assert advantages.error == pytest.approx(
-        0.125
-    )  # deviation 0.25 / sqrt 2, by sqrt 2
-    assert (
-        advantages.s4
-        == wilcoxon_test(np.array([0.5, 0.4, 0.2]), np.array([0.3, 0.3, 0.3]))
-        and advantages.s4.pairs == 3
+def order_of(before, after):
+    """The location before of each location after, of maps ``(C, H, W)``."""
+    before = before.flatten(1)
+    after = after.flatten(1)
+    is_same = (after[:, :, None] == before[:, None, :]).all(0)  # (after, before)
+    return is_same.nonzero()[:, 1].tolist()
+
+
+def test_a_seed_gives_the_same_spatial_perturbation(maps):
+    moved = spatial_perturbation(maps, seeded(1))
+    assert torch.equal(moved, spatial_perturbation(maps, seeded(1)))
+
+
+@pytest.mark.parametrize("image", range(3))
+def test_a_spatial_perturbation_shuffles_the_locations(maps, image):
+    moved = spatial_perturbation(maps, seeded(1))
+    order = order_of(maps[image], moved[image])
+    assert sorted(order) == list(range(20)), "every vector is there once"
+    assert order != list(range(20))
+
+
+def test_a_spatial_perturbation_shuffles_each_image_in_another_order(maps):
+    moved = spatial_perturbation(maps, seeded(1))
+    assert order_of(maps[0], moved[0]) != order_of(maps[1], moved[1])
+
+
+def test_a_feature_perturbation_removes_half_of_the_features(maps):
+    perturbed = feature_perturbation(maps, seeded(1))
+    is_removed = (perturbed == 0).flatten(2).all(2)  # (B, C)
+    assert is_removed.sum(1).tolist() == [4, 4, 4]
+    assert not torch.equal(is_removed[0], is_removed[1])
+    assert torch.equal(perturbed[~is_removed], maps[~is_removed])
+
+
+@pytest.mark.parametrize(
+    ("among", "answers"), [(None, [0, 1]), ([1, 2], [1, 1]), ([2], [2, 2])]
+)
+def test_answers_among_some_classes(among, answers):
+    logits = np.array([[3.0, 2, 1], [1, 3, 2]])
+    labels = np.array([0, 1])
+    assert columns(logits, labels, among)["answer"].tolist() == answers
+
+
+def answers_right(right, images=200):
+    """Columns of images of class 0, of which the first are answered right."""
+    rows = np.arange(images)
+    answers = np.where(rows < right, 0, 1)
+    return {"row": rows, "label": np.zeros(images, int), "answer": answers}
+
+
+def test_drops_of_batches():
+    drops = drops_of(answers_right(200), answers_right(150))
+    assert drops.shape == (2,)
+    assert drops.mean() == pytest.approx(0.25)
+
+
+def test_other_images_of_fewer_batches_have_fewer_drops():
+    drops = drops_of(answers_right(200), answers_right(30, images=30))
+    assert drops.shape == (1,)
+
+
+@pytest.fixture(scope="module")
+def runs_with_drops():
+    """Two runs, of which one fails the first-task filter and has a batch without a
+    drop.
+    """
+    first = RunDrops(
+        number=0,
+        crumb={"spatial": np.array([0.5, 0.4])},
+        control={"spatial": np.array([0.3, 0.3])},
     )
-    assert advantages.over_runs.units == pytest.approx((-0.15, 0.1)), (
-        "one split, so the run is the unit"
+    second = RunDrops(
+        number=1,
+        crumb={"spatial": np.array([0.2, np.nan])},
+        control={"spatial": np.array([0.3, 0.9])},
+        passed=False,
     )
-    assert (advantages.crumb, advantages.control) == (
-        pytest.approx(1.1 / 3),
-        pytest.approx(0.3),
-    )
-    assert advantage_of(runs, "style") is None and advantage_of([], "spatial") is None
-    bars = bars_of("a stream", runs)
-    assert bars[0].filtered.runs == 1 and bars[1].all_runs is None
-    spatial, feature, style = lines_of(bars)
-    assert spatial[2:5] == ["-", "-0.0250", "0.1250"] and spatial[7:14] == [
-        *("not decided", "0.3667", "0.3000", "2", "-0.1500", "1", "3")
-    ]
-    assert feature[2:] == ["+"] + [""] * 15 and style[3:] == [""] * 15
+    return [first, second]
+
+
+def test_advantage_by_hand(runs_with_drops):
+    advantage = advantage_of(runs_with_drops, "spatial")
+    assert advantage.runs == 2
+    assert advantage.mean == pytest.approx((-0.15 + 0.1) / 2)
+    # The standard deviation is 0.25 / sqrt 2; the error divides it by sqrt 2 again.
+    assert advantage.error == pytest.approx(0.125)
+    assert advantage.crumb == pytest.approx(1.1 / 3)
+    assert advantage.control == pytest.approx(0.3)
+
+
+def test_the_papers_test_of_an_advantage_leaves_out_batches_without_drop(
+    runs_with_drops,
+):
+    advantage = advantage_of(runs_with_drops, "spatial")
+    crumb = np.array([0.5, 0.4, 0.2])
+    control = np.array([0.3, 0.3, 0.3])
+    assert advantage.s4 == wilcoxon_test(crumb, control)
+    assert advantage.s4.pairs == 3
+
+
+def test_runs_of_one_split_are_units_of_an_advantage(runs_with_drops):
+    advantage = advantage_of(runs_with_drops, "spatial")
+    assert advantage.over_runs.units == pytest.approx((-0.15, 0.1))
+
+
+def test_no_drops_have_no_advantage(runs_with_drops):
+    assert advantage_of(runs_with_drops, "style") is None
+    assert advantage_of([], "spatial") is None
+
+
+@pytest.fixture(scope="module")
+def bars(runs_with_drops):
+    return bars_of("a stream", runs_with_drops)
+
+
+def test_a_bar_has_filtered_runs_beside_all(bars):
+    spatial, feature, _ = bars
+    assert spatial.filtered.runs == 1
+    assert feature.all_runs is None
+
+
+def test_a_line_of_a_bar(bars):
+    line = dict(zip(HEADER, lines_of(bars)[0]))
+    assert line["the paper"] == "-"
+    assert line["advantage"] == "-0.0250"
+    assert line["standard error"] == "0.1250"
+    assert line["verdict"] == "not decided"
+    assert line["drop, CRUMB"] == "0.3667"
+    assert line["drop, control"] == "0.3000"
+    assert line["runs"] == "2"
+    assert line["filtered: advantage"] == "-0.1500"
+    assert line["runs kept"] == "1"
+    assert line["pairs in S4"] == "3"
+
+
+def test_lines_of_perturbations_without_drops_are_empty(bars):
+    _, feature, style = lines_of(bars)
+    assert feature[2:] == ["+"] + [""] * 15
+    assert style[3:] == [""] * 15
+
+
+def test_a_picture_of_bars_is_drawn(bars):
     assert picture(bars, "A title").axes[0].containers
 
 
-def noise(path, seed):
+def write_noise(path, seed):
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(seed).integers(0, 255, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
 
 
-@pytest.mark.slow
-def test_pretrained_networks(tmp_path):
-    from crumb_avalanche.runs import pretrain
-    from crumb_avalanche.runs.pretrain_settings import PretrainSettings
+def write_bears_and_clocks(folder):
+    """Four images of noise for each of two classes."""
+    for number in range(0, 8, 2):
+        write_noise(folder / "bear" / f"{number}.png", seed=number)
+        write_noise(folder / "clock" / f"{number + 1}.png", seed=number + 1)
+    return folder
 
-    for number in range(8):
-        noise(
-            tmp_path / "images" / ("bear", "clock")[number % 2] / f"{number}.png",
-            number,
-        )
-    common = dict(
-        data=str(tmp_path / "images"),
-        weights="none",
-        backbone="small_cnn",
-        image_size=32,
-        epochs=1,
-    )
-    for name, weight in (("crumb", 1.0), ("control", 0.0)):
-        settings = dict(
-            output=str(tmp_path / f"{name}.safetensors"),
-            codebook_weight=weight,
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """The folder of two networks pretrained on bears and clocks, CRUMB's and its
+    control.
+    """
+    folder = tmp_path_factory.mktemp("pretrained")
+    images = write_bears_and_clocks(folder / "images")
+    for name, codebook_weight in (("crumb", 1.0), ("control", 0.0)):
+        settings = PretrainSettings(
+            data=str(images),
+            output=str(folder / f"{name}.safetensors"),
+            codebook_weight=codebook_weight,
             codebook_dim=8,
+            weights="none",
+            backbone="small_cnn",
+            image_size=32,
+            epochs=1,
+            threads=1,
+            progress=False,
         )
-        pretrain.main(PretrainSettings(**settings, **common, threads=1, progress=False))
-    options = [
-        "--pretraining-only",
-        "--output",
-        tmp_path / "out",
-        "--pretrained",
-        tmp_path / "crumb.safetensors",
-    ]
-    options += [
-        "--control-pretrained",
-        tmp_path / "control.safetensors",
-        "--style-root",
-        tmp_path / "images",
-    ]
-    options += ["--test-root", tmp_path / "images"]
-    process = called("fig4_shape_bias", *options)
+        pretrain.main(settings)
+    return folder
+
+
+def shape_bias_of(pretrained, images, output):
+    """Call the script with these networks and the same images in the same style."""
+    options = ["--pretraining-only", "--output", output]
+    options += ["--pretrained", pretrained / "crumb.safetensors"]
+    options += ["--control-pretrained", pretrained / "control.safetensors"]
+    options += ["--style-root", images, "--test-root", images]
+    return called("fig4_shape_bias", *options)
+
+
+@pytest.mark.slow
+def test_pretrained_networks_have_no_drop_on_the_same_images(pretrained, tmp_path):
+    process = shape_bias_of(pretrained, pretrained / "images", tmp_path)
     assert process.returncode == 0, process.stderr
-    with open(tmp_path / "out" / "fig4.csv") as file:
+    with open(tmp_path / "fig4.csv") as file:
         rows = {row["perturbation"]: row for row in csv.DictReader(file)}
     assert {row["condition"] for row in rows.values()} == {"pretraining"}
-    style = rows["style"]  # the same images in the same style: no drop
-    assert style["runs"] == "1"
-    assert float(style["drop, CRUMB"]) == 0
-    noise(tmp_path / "images" / "worm" / "1.png", 9)
-    process = called("fig4_shape_bias", *options)
-    assert (
-        process.returncode == 1
-        and "has 3 classes, but" in process.stderr
-        and "was made with 2" in process.stderr
-    )
+    assert rows["style"]["runs"] == "1"
+    assert float(rows["style"]["drop, CRUMB"]) == 0
+
+
+@pytest.mark.slow
+def test_pretrained_networks_of_fewer_classes_are_refused(pretrained, tmp_path):
+    images = write_bears_and_clocks(tmp_path / "images")
+    write_noise(images / "worm" / "1.png", seed=9)
+    process = shape_bias_of(pretrained, images, tmp_path / "out")
+    assert process.returncode == 1
+    assert "has 3 classes, but" in process.stderr
+    assert "was made with 2" in process.stderr
 
 
 def test_a_pretrained_network_is_rebuilt_as_it_was(tmp_path):
@@ -207,56 +289,66 @@ def test_a_pretrained_network_is_rebuilt_as_it_was(tmp_path):
     model = build_model(made_with, 3, codebook=True)
     file = tmp_path / "pretrained.safetensors"
     save_pretrained(file, model, {**vars(made_with), "classes": 3})
-    again = pretrained_network(file)
-    assert again.codebook.settings == model.codebook.settings
-    assert again.map_shape == model.map_shape
-    same_weights(again, model)
+    rebuilt = pretrained_network(file)
+    assert rebuilt.codebook.settings == model.codebook.settings
+    assert rebuilt.map_shape == model.map_shape
+    same_weights(rebuilt, model)
 
 
-def test_usage_against_a_loop():
-    plastic = nn.Sequential()
-    for name, layer in (
-        ("pool", nn.AdaptiveAvgPool2d(1)),
-        ("flatten", nn.Flatten()),
-        ("head", nn.Linear(6, 2)),
-    ):
-        plastic.add_module(name, layer)
+@pytest.fixture
+def model_of_unit_blocks():
+    """A model with maps of two groups of three channels, whose blocks are zero and the
+    three unit vectors.
+    """
     codebook = Codebook(4, 3)
     codebook.blocks.data = torch.tensor([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])
-    model = SplitModel(nn.Conv2d(3, 6, 1), plastic, "head", codebook, image_size=4)
-    maps = torch.rand(5, 6, 3, 2, generator=torch.Generator().manual_seed(0))
-    maps[maps < 0.5] = 0
-    counts, zeros, codes = [0] * 4, 0, np.zeros((5, 3, 2), int)
-    for number, image in enumerate(maps):
-        for row in range(3):
-            for column in range(2):
-                for piece in (image[:3, row, column], image[3:, row, column]):
-                    zeros += not piece.any()
-                    counts[1 + int(piece.argmax())] += bool(piece.any())
-                first = image[:3, row, column]
-                codes[number, row, column] = (
-                    1 + int(first.argmax()) if first.any() else -1
-                )
-    usage = usage_of(model, iter(maps.split(2)))
-    assert (
-        usage.counts.tolist() == counts
-        and usage.zeros == zeros
-        and (usage.codes == codes).all()
+    plastic_layers = nn.Sequential()
+    plastic_layers.add_module("pool", nn.AdaptiveAvgPool2d(1))
+    plastic_layers.add_module("flatten", nn.Flatten())
+    plastic_layers.add_module("head", nn.Linear(6, 2))
+    return SplitModel(
+        nn.Conv2d(3, 6, 1), plastic_layers, "head", codebook, image_size=4
     )
+
+
+def block_of(values):
+    """The unit vector nearest to a slice of a map, -1 where all values are zero."""
+    if not values.any():
+        return -1
+    return 1 + int(values.argmax())
+
+
+def test_usage_against_a_loop(model_of_unit_blocks):
+    maps = torch.rand(5, 6, 3, 2, generator=seeded(0))
+    maps[maps < 0.5] = 0
+    counts = [0, 0, 0, 0]
+    zeros = 0
+    first_codes = np.zeros((5, 3, 2), int)
+    for image, row, column in np.ndindex(first_codes.shape):
+        features = maps[image, :, row, column]
+        first_codes[image, row, column] = block_of(features[:3])
+        for block in (block_of(features[:3]), block_of(features[3:])):
+            if block == -1:
+                zeros += 1
+            else:
+                counts[block] += 1
+
+    usage = usage_of(model_of_unit_blocks, iter(maps.split(2)))
+
+    assert usage.counts.tolist() == counts
+    assert usage.zeros == zeros
+    assert (usage.codes == first_codes).all()
     assert usage.shares.tolist() == (np.array(counts) / sum(counts)).tolist()
 
 
-def test_summary():
+def test_statistics_of_usage_before_and_after():
     codes = np.zeros((3, 1, 1))
-    before, after = (
-        Usage(np.array([5, 5, 0]), 10, codes),
-        Usage(np.array([0, 4, 4]), 0, codes),
-    )
-    rows = dict((name, values) for name, *values in summary(before, after))
-    assert rows["slices that are all zero, %"] == ["50.00", "0.00"]
-    assert rows["blocks never used"] == ["1", "1"] and rows[
-        "as varied as so many equal blocks"
-    ] == ["2.0", "2.0"]
+    before = Usage(np.array([5, 5, 0]), 10, codes)
+    after = Usage(np.array([0, 4, 4]), 0, codes)
+    statistics = {name: values for name, *values in summary(before, after)}
+    assert statistics["slices that are all zero, %"] == ["50.00", "0.00"]
+    assert statistics["blocks never used"] == ["1", "1"]
+    assert statistics["as varied as so many equal blocks"] == ["2.0", "2.0"]
 
 
 def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
@@ -267,24 +359,28 @@ def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
     accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
     assert accuracy == pytest.approx(result["final_accuracy"])
     (tmp_path / "learner.safetensors").unlink()
-    with pytest.raises(
-        ValueError,
-        match=r"has no learner.safetensors; run it again with --keep-learner",
-    ):
+    words = r"has no learner.safetensors; run it again with --keep-learner"
+    with pytest.raises(ValueError, match=words):
         rebuild(settings)
 
 
-def test_batches_are_the_same_in_every_call_and_hold_each_image_once():
+def test_batches_hold_each_image_once():
     batches = fixed_batches(2250)
-    assert (
-        batches.shape == (22, 100)
-        and len(np.unique(batches)) == 2200
-        and batches.max() < 2250
-    )
-    np.testing.assert_array_equal(batches, fixed_batches(2250))
-    assert not np.array_equal(np.sort(batches[0]), np.arange(100)), (
-        "images in order are no random batch"
-    )
+    assert batches.shape == (22, 100)
+    assert len(np.unique(batches)) == 2200
+    assert batches.max() < 2250
+
+
+def test_batches_are_the_same_in_every_call():
+    np.testing.assert_array_equal(fixed_batches(2250), fixed_batches(2250))
+
+
+def test_batches_are_random():
+    first = np.sort(fixed_batches(2250)[0])
+    assert not np.array_equal(first, np.arange(100))
+
+
+def test_few_images_are_one_batch():
     assert fixed_batches(30).shape == (1, 30)
 
 
@@ -295,120 +391,147 @@ def test_t_test_by_hand():
     u = math.sqrt(1.8)
     p = 2 * (0.5 - (u / 2.8 + math.atan(u)) / math.pi)
     test = paired_t_test(np.array([1, 2, 3, 4]), np.array([2, 4, 3, 7]))
-    assert (test.pairs, test.difference, test.p) == (
-        4,
-        1.5,
-        pytest.approx(p),
-    ) and p == pytest.approx(0.1027, abs=1e-4)
+    assert test.pairs == 4
+    assert test.difference == 1.5
+    assert test.p == pytest.approx(p)
+    assert test.p == pytest.approx(0.1027, abs=1e-4)
 
 
 def test_wilcoxon_by_hand():
     # The negative difference has rank 3; of the 32 signs of five ranks 5 have a sum up
     # to 3, on either side.
     test = wilcoxon_test(np.zeros(5), np.array([1, 2, -3, 4, 5]))
-    assert test.p == pytest.approx(10 / 32) and test.difference == pytest.approx(1.8)
+    assert test.p == pytest.approx(10 / 32)
+    assert test.difference == pytest.approx(1.8)
 
 
-def test_tests_without_variance_or_pairs():
-    ours = np.array([1.0, 2.0])
-    assert (
-        paired_t_test(ours, ours)
-        == wilcoxon_test(ours, ours)
-        == Comparison(2, 0.0, 1.0)
-    )
-    assert paired_t_test(ours, ours + 3) == Comparison(2, 3.0, 0.0)
-    assert paired_t_test(ours[:1], ours[:1]).p is None
-    assert (
-        paired_t_test(ours[:0], ours[:0])
-        == wilcoxon_test(ours[:0], ours[:0])
-        == Comparison(0, 0.0, None)
-    )
+@pytest.mark.parametrize("test", [paired_t_test, wilcoxon_test])
+def test_equal_pairs_do_not_differ(test):
+    values = np.array([1.0, 2.0])
+    assert test(values, values) == Comparison(2, 0.0, 1.0)
 
 
-def test_relative_drops_and_holm_by_hand():
+@pytest.mark.parametrize("test", [paired_t_test, wilcoxon_test])
+def test_no_pairs_have_no_p_value(test):
+    assert test(np.array([]), np.array([])) == Comparison(0, 0.0, None)
+
+
+def test_a_t_test_of_equal_differences_is_certain():
+    values = np.array([1.0, 2.0])
+    assert paired_t_test(values, values + 3) == Comparison(2, 3.0, 0.0)
+
+
+def test_a_t_test_of_one_pair_has_no_p_value():
+    assert paired_t_test(np.array([1.0]), np.array([1.0])).p is None
+
+
+def test_relative_drops_by_hand():
     drops = relative_drops(np.array([80.0, 50.0, 0.0]), np.array([60.0, 60.0, 0.0]))
     np.testing.assert_allclose(drops, [0.25, -0.2, np.nan])
-    assert holm([0.01, 0.04, 0.03, None]) == pytest.approx([0.03, 0.06, 0.06, None])
-    assert holm([0.5, 0.9]) == [1.0, 1.0] and holm([]) == [] and holm([None]) == [None]
 
 
-def test_first_task_filter():
-    assert first_task_filter([85, 79.9, 80]) == ((0, 2), 80) and first_task_filter(
-        [70, 50]
-    ) == ((0,), 60)
-    assert first_task_filter([41, 30, 59]) == ((0, 2), 40)
-    assert first_task_filter([10, 20]) == first_task_filter([]) == ((), None)
+def test_holm_by_hand():
+    corrected = holm([0.01, 0.04, 0.03, None])
+    assert corrected == pytest.approx([0.03, 0.06, 0.06, None])
+
+
+@pytest.mark.parametrize(
+    ("p_values", "corrected"),
+    [([0.5, 0.9], [1.0, 1.0]), ([], []), ([None], [None])],
+    ids=["at most 1", "no values", "no value of a test"],
+)
+def test_holm_at_its_limits(p_values, corrected):
+    assert holm(p_values) == corrected
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "indices", "cut"),
+    [
+        ([85, 79.9, 80], (0, 2), 80),
+        ([70, 50], (0,), 60),
+        ([41, 30, 59], (0, 2), 40),
+        ([10, 20], (), None),
+        ([], (), None),
+    ],
+    ids=["80 %", "60 %", "40 %", "all fail", "no runs"],
+)
+def test_the_first_task_filter_lowers_its_cut_until_a_run_passes(
+    accuracies, indices, cut
+):
+    assert first_task_filter(accuracies) == (indices, cut)
 
 
 def test_an_interval_by_hand():
-    comparison = paired(
-        dict.fromkeys(range(5), 50.0),
-        {run: 51.0 + run for run in range(6)},
-        dict.fromkeys(range(6), "one"),
-    )
-    assert comparison.differences == {
-        0: 1,
-        1: 2,
-        2: 3,
-        3: 4,
-        4: 5,
-    } and comparison.units == (
-        1,
-        2,
-        3,
-        4,
-        5,
-    )
+    reference = dict.fromkeys(range(5), 50.0)
+    accuracies = {run: 51.0 + run for run in range(6)}
+    comparison = paired(reference, accuracies, dict.fromkeys(range(6), "a"))
+    assert comparison.differences == {0: 1, 1: 2, 2: 3, 3: 4, 4: 5}
+    assert comparison.units == (1, 2, 3, 4, 5)
+    assert comparison.mean == 3
     # Standard deviation sqrt(2.5), so standard error sqrt(0.5); t with four degrees of
     # freedom: 2.776.
-    assert comparison.mean == 3 and comparison.interval == pytest.approx(
-        (3 - 1.963, 3 + 1.963), abs=1e-3
-    )
+    expected = (3 - 1.963, 3 + 1.963)
+    assert comparison.interval == pytest.approx(expected, abs=1e-3)
     assert comparison.p == pytest.approx(0.0132, abs=1e-4)  # t = 3 / sqrt(0.5) = 4.243
-    assert math.isnan(interval([1.0])[1])
+
+
+def test_an_interval_of_one_value_has_no_width():
+    _, half_width = interval([1.0])
+    assert math.isnan(half_width)
+
+
+# Accuracies of two methods in four runs.
+REFERENCE = {0: 10.0, 1: 10.0, 2: 10.0, 3: 10.0}
+COMPARED = {0: 11.0, 1: 14.0, 2: 13.0, 3: 12.0}
 
 
 def test_runs_that_share_a_split_are_one_unit():
-    ours, theirs = dict.fromkeys(range(4), 10.0), {0: 11.0, 1: 14.0, 2: 13.0, 3: 12.0}
-    comparison = paired(ours, theirs, {0: "a", 1: "b", 2: "a", 3: "b"})
-    assert comparison.units == (2, 3) and list(comparison.differences.values()) == [
-        1,
-        4,
-        3,
-        2,
-    ]
-    assert comparison.mean == 2.5 and comparison.interval == pytest.approx(
-        (2.5 - 12.706 * 0.5, 2.5 + 12.706 * 0.5), abs=1e-3
-    )
-    assert paired(ours, theirs, dict.fromkeys(range(4), "a")).units == (1, 4, 3, 2), (
-        "a fixed test set"
-    )
+    comparison = paired(REFERENCE, COMPARED, {0: "a", 1: "b", 2: "a", 3: "b"})
+    assert comparison.units == (2, 3)
+    assert list(comparison.differences.values()) == [1, 4, 3, 2]
+    assert comparison.mean == 2.5
+    expected = (2.5 - 12.706 * 0.5, 2.5 + 12.706 * 0.5)
+    assert comparison.interval == pytest.approx(expected, abs=1e-3)
 
 
-def test_verdicts():
+def test_runs_of_a_fixed_test_set_are_units():
+    comparison = paired(REFERENCE, COMPARED, dict.fromkeys(range(4), "a"))
+    assert comparison.units == (1, 4, 3, 2)
+
+
+def test_other_runs_are_not_paired():
     assert paired({0: 1.0}, {1: 2.0}, {0: "", 1: ""}) is None
+
+
+def test_one_run_decides_nothing():
     comparison = paired({0: 1.0}, {0: 2.0}, {0: ""})
-    assert (
-        comparison.mean,
-        comparison.interval,
-        comparison.p,
-        comparison.verdict(None),
-    ) == (
-        1,
-        None,
-        None,
-        "not decided",
-    )
-    five = (5.0, 5.1, 5.2, 5.3, 5.4)
-    assert Paired({}, five[:4]).verdict(1e-5) == "not decided"
-    assert (
-        Paired({}, five).verdict(1e-5) == "higher"
-        and Paired({}, five).verdict(0.05) == "not shown"
-    )
-    assert Paired({}, tuple(-value for value in five)).verdict(1e-5) == "lower"
-    assert Paired({}, (0.0,) * 5).p == 1 and Paired({}, (2.0,) * 5).p == 0, (
-        "no variance"
-    )
+    assert comparison.mean == 1
+    assert comparison.interval is None
+    assert comparison.p is None
+    assert comparison.verdict(None) == "not decided"
+
+
+HIGHER = (5.0, 5.1, 5.2, 5.3, 5.4)
+LOWER = (-5.0, -5.1, -5.2, -5.3, -5.4)
+
+
+@pytest.mark.parametrize(
+    ("units", "p", "verdict"),
+    [
+        (HIGHER[:4], 1e-5, "not decided"),
+        (HIGHER, 1e-5, "higher"),
+        (HIGHER, 0.05, "not shown"),
+        (LOWER, 1e-5, "lower"),
+    ],
+    ids=["four units", "higher", "p of 0.05", "lower"],
+)
+def test_verdicts(units, p, verdict):
+    assert Paired({}, units).verdict(p) == verdict
+
+
+@pytest.mark.parametrize(("difference", "p"), [(0.0, 1), (2.0, 0)])
+def test_units_without_variance(difference, p):
+    assert Paired({}, (difference,) * 5).p == p
 
 
 def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):
@@ -416,25 +539,26 @@ def test_the_published_table_is_that_of_the_recorded_runs(tmp_path):
     assert process.returncode == 0, process.stderr
     published = (verdicts.TABLES / "verdicts.csv").read_text()
     assert (tmp_path / "verdicts.csv").read_text() == published
-    fewer = [
-        line
-        for line in csv.DictReader(published.splitlines())
-        if int(line["units"]) < 5
-    ]
-    assert fewer and all(line["verdict"] == "not decided" for line in fewer)
+
+
+def test_published_rows_of_fewer_than_five_units_are_not_decided():
+    with open(verdicts.TABLES / "verdicts.csv") as file:
+        rows = list(csv.DictReader(file))
+    verdicts_of_few = {row["verdict"] for row in rows if int(row["units"]) < 5}
+    assert verdicts_of_few == {"not decided"}
 
 
 def test_runs_of_different_images_are_not_paired():
-    first = {0: "a", 1: "b"}
     finals = {0: 1.0, 1: 2.0}
     with pytest.raises(ValueError, match=r"run 1: .* saw different images"):
-        paired(finals, finals, first, {0: "a", 1: "c"})
+        paired(finals, finals, {0: "a", 1: "b"}, {0: "a", 1: "c"})
 
 
 def test_unknown_images_are_paired():
     finals = {0: 1.0, 1: 2.0}
     comparison = paired(finals, finals, {0: "a", 1: "b"}, {0: "", 1: "b"})
-    assert comparison is not None and comparison.mean == 0
+    assert comparison is not None
+    assert comparison.mean == 0
 
 
 @dataclass
