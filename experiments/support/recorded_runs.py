@@ -230,18 +230,40 @@ class RecordedRuns:
             "remove the line"
         )
 
+    def check_frames(self, run: RecordedRun) -> None:
+        """Raise unless a run learned and was tested on the frames of its partners.
+
+        Partners are the recorded runs of the same number, in any row: a table compares
+        them pair by pair.
+
+        Raises:
+            ValueError: a partner has other frames, as one of another data set has.
+        """
+        for partner in self.runs.values():
+            if _stream_of(partner) != _stream_of(run):
+                continue
+            if (partner.split, partner.test_images) != (run.split, run.test_images):
+                raise ValueError(
+                    f"run {run.number} of {run.row!r} ({run.benchmark}, {run.protocol}) "
+                    f"has other frames than the one of {partner.row!r} in {self.path}; "
+                    "a table compares runs of the same frames: give the --dataset-root "
+                    "of the recorded runs, or another --recorded file"
+                )
+
     def add(self, run: RecordedRun) -> None:
         """Add a run, or replace the same run, and write the file.
 
         The file is locked and read again, so that lines of other processes stay.
 
         Raises:
-            ValueError: a run of other settings is recorded for its row and number.
+            ValueError: a run of other settings is recorded for its row and number, or
+                runs of other frames are recorded for its number.
             FolderInUseError: another process keeps the file locked.
         """
         with _locked_for_long(self.path):
             self.read()
             self.check_replaceable(key_of(run), run.settings)
+            self.check_frames(run)
             self.runs[key_of(run)] = run
             write_recorded(self.path, list(self.runs.values()))
 
@@ -271,6 +293,11 @@ def _locked_for_long(path: Path) -> Iterator[None]:
 def key_of(run: RecordedRun) -> Key:
     """What identifies a run within its table."""
     return run.row, run.benchmark, run.protocol, run.number
+
+
+def _stream_of(run: RecordedRun) -> tuple[str, str, int]:
+    """What decides the frames of a run: benchmark, protocol and number."""
+    return run.benchmark, run.protocol, run.number
 
 
 def read_recorded(path: Path) -> list[RecordedRun]:

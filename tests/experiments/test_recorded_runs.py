@@ -125,6 +125,19 @@ def test_a_run_of_other_settings_replaces_no_line(path):
     assert read_recorded(path) == [RUN]
 
 
+@pytest.mark.parametrize("name", ["split", "test_images"])
+def test_a_run_of_other_frames_is_not_added(path, name):
+    other = replace(RUN, row="Image replay", settings="strategy=image_replay")
+    with pytest.raises(ValueError, match=r"'Image replay'.*other frames than .*'Ours'"):
+        RecordedRuns(path).add(replace(other, **{name: "of another data set"}))
+    assert read_recorded(path) == [RUN]
+
+
+def test_runs_of_another_number_have_other_frames(path):
+    RecordedRuns(path).add(replace(RUN, number=4, split="of run 4"))
+    assert [run.number for run in read_recorded(path)] == [3, 4]
+
+
 def test_lines_of_another_process_stay(path):
     first = RecordedRuns(path)
     second = RecordedRuns(path)
