@@ -112,6 +112,8 @@ EFFECT: Columns = {
     "verdict": verdict_text,
     "as in S4": s4_text,
 }
+# Columns that a table without numbers of the paper leaves out.
+OF_PAPER = ("paper", "ours - paper", "paper's effect")
 NOTE: Columns = {"note": lambda finding: finding.cell.note}
 
 
@@ -232,6 +234,9 @@ def _text_table(
     columns = dict(OURS)
     if any(finding.cell.reference is not None for finding in findings):
         columns |= EFFECT
+    if not any(finding.cell.paper for finding in findings):
+        for name in OF_PAPER:
+            columns.pop(name, None)
     if any(finding.cell.note for finding in findings):
         columns |= NOTE
     lines = []

@@ -15,6 +15,8 @@ import task_incremental
 import yaml
 from buffer_sizes import formula, remind_formula, size_of
 from called_script import EXPERIMENTS, made_run
+from deviations import ROWS as DEVIATIONS
+from deviations import settings_of as settings_of_deviation
 from fig3_curves import csv_rows_of, panels_of_curves, protocols_of
 from recommended import ROWS as RECOMMENDED
 from recommended import settings_of as settings_of_recommended
@@ -392,6 +394,11 @@ def test_a_row_of_recommended_has_existing_settings(name):
 def test_a_row_of_bytes_dial_has_existing_settings(name):
     settings = {"preset": "recommended", **BYTES_DIAL[name].get("settings", {})}
     RunPlan.of(RunSettings(**settings))
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
+def test_a_row_of_deviations_has_existing_settings(name):
+    RunPlan.of(RunSettings(**settings_of_deviation(name, "class_instance")))
 
 
 def test_chosen_rows_are_compared_with_recommended():

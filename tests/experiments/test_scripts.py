@@ -34,6 +34,7 @@ TABLES = {
     "table4_ablations": "table4",
     "fig3_curves": "fig3",
     "fig4_shape_bias": "fig4",
+    "deviations": "deviations",
 }
 # Scripts with --table-only that write nothing without runs.
 EMPTY = (
@@ -55,6 +56,10 @@ QUICK = {
     "table4_ablations": (
         ["--rows", "Half capacity", "Direct loss"],
         ["table4.csv", "table4_runs.csv", "table4.png"],
+    ),
+    "deviations": (
+        ["--rows", "preset reference", "gradients clamped at 10"],
+        ["deviations.csv", "deviations_runs.csv", "deviations.png"],
     ),
     "fig3_curves": (["--figure", "S2"], ["figS2.csv", "figS2.md", "figS2.png"]),
     "fig4_shape_bias": ([], ["fig4.csv", "fig4_runs.csv", "fig4.png"]),
