@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.codebook_kmeans import init_kmeans_, init_spherical_
@@ -17,6 +18,8 @@ from crumb_avalanche.models.codebook_kmeans import init_kmeans_, init_spherical_
 # The published code draws from the half-normal distribution with this multiple of the
 # standard deviation of activations. The paper names neither.
 SPREAD = 5 / 3
+# Times that rows are drawn again. Rows of length 1 never differ in their directions.
+MOST_DRAWS = 100
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,48 @@ def init_matched_(codebook: Codebook, maps: Tensor, generator: Generator) -> Non
 
 
 @torch.no_grad()
+def init_distinct_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
+    """Draw rows as ``init_matched_`` does, and those of an earlier direction again.
+
+    Of rows with a single value that is not zero, those with it at the same position
+    have the same direction, and lengths that differ up to a hundredfold. A search by
+    direction returns the first of them, until training changes their directions a
+    little; then it returns another one, and new images are rebuilt at another length
+    than the stored codes of old ones. All-zero rows, which no search returns, are drawn
+    again, too.
+
+    Args:
+        codebook: its rows are changed.
+        maps: ``(B, C, H, W)``, on which scale and sparsity are measured.
+        generator: of the draws.
+    """
+    init_matched_(codebook, maps, generator)
+    rows = codebook.blocks.clone()
+    for _ in range(MOST_DRAWS):
+        repeated = _repeats_direction(rows)
+        if not repeated.any():
+            break
+        init_matched_(codebook, maps, generator)  # all rows, of which some are used
+        rows[repeated] = codebook.blocks[repeated]
+    codebook.blocks.copy_(rows)
+
+
+def _repeats_direction(rows: Tensor) -> Tensor:
+    """Return which rows are all zero or have the direction of an earlier row.
+
+    Args:
+        rows: ``(n, d)``.
+
+    Returns:
+        ``(n,)`` bool.
+    """
+    unit_rows = functional.normalize(rows, dim=1)
+    is_parallel = unit_rows @ unit_rows.T >= 1
+    is_of_earlier = is_parallel.tril(diagonal=-1).any(dim=1)
+    return is_of_earlier | ~rows.any(dim=1)
+
+
+@torch.no_grad()
 def init_normal_(codebook: Codebook, maps: Tensor, generator: Generator) -> None:
     """Draw entries from ``N(0, 1)``, whatever the maps (Table 4, "Normal init.")."""
     values = torch.randn(
@@ -134,6 +179,7 @@ def init_sampled_(codebook: Codebook, maps: Tensor, generator: Generator) -> Non
 INITIALISERS: dict[str, Callable[[Codebook, Tensor, Generator], None]] = {
     "matched": init_matched_,
     "dense_matched": init_dense_matched_,
+    "distinct": init_distinct_,
     "normal": init_normal_,
     "uniform": init_uniform_,
     "sampled": init_sampled_,

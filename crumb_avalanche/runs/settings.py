@@ -204,8 +204,8 @@ class RunSettings(ranges.InRange):
         memories_per_image: number of memories at most that take the bytes of a raw
             image; codebook_dim is the longest with which they are no more. 56 with
             preset tuned.
-        codebook_init: matched (default), dense_matched, normal, uniform, sampled,
-            kmeans or spherical.
+        codebook_init: matched (default), distinct, dense_matched, normal, uniform,
+            sampled, kmeans or spherical.
         codebook_search: what a memory block is chosen by: its direction (paper), or its
             distance, which has the smaller error.
         codebook_tables: number of tables of memory blocks, which groups of channels

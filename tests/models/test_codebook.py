@@ -1,5 +1,6 @@
 """The codebook against the paper's equations 1 and 2, computed in float64."""
 
+import itertools
 import math
 
 import pytest
@@ -393,6 +394,42 @@ def test_matched_has_the_zeros_of_the_maps():
     n_zeros = round(MapStatistics.measure(maps).sparsity * 4096)
     assert int((sparse == 0).sum()) == n_zeros
     assert torch.equal(sparse[sparse != 0], dense[sparse != 0])
+
+
+def most_similar_pair(rows):
+    """The largest cosine of two rows, one at a time."""
+    cosines = []
+    for first, second in itertools.combinations(rows, 2):
+        cosines.append(float(torch.cosine_similarity(first, second, dim=0)))
+    return max(cosines)
+
+
+def test_matched_rows_of_one_value_share_a_direction():
+    """Of 64 rows of 4 values, half of them zeros, 16 have a single value."""
+    rows = initialised("matched", relu_maps(), (64, 4))
+    assert most_similar_pair(rows) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [(64, 4), (16, 8), (32, 2)])
+def test_distinct_rows_have_directions_of_their_own(size):
+    rows = initialised("distinct", relu_maps(), size)
+    assert rows.any(dim=1).all()
+    assert most_similar_pair(rows) < 1
+
+
+def test_distinct_rows_are_matched_ones_where_those_differ():
+    """The first row of each direction stays."""
+    matched = initialised("matched", relu_maps(), (64, 4))
+    distinct = initialised("distinct", relu_maps(), (64, 4))
+    is_equal = (matched == distinct).all(dim=1)
+    n_values = (matched != 0).sum(dim=1)
+    assert is_equal[n_values > 1].all()
+    assert 1 <= is_equal[n_values == 1].sum() <= 4, "one for each position"
+
+
+def test_rows_of_a_single_value_cannot_differ():
+    rows = initialised("distinct", relu_maps(), (8, 1))
+    assert rows.isfinite().all()
 
 
 @pytest.mark.parametrize(
