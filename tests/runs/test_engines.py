@@ -1,5 +1,6 @@
-"""A sweep ends with all results that are possible, survives faults, and reports failed
-and diverged runs.
+"""A sweep ends with all results that are possible.
+
+It survives faults, and reports failed and diverged runs.
 """
 
 import gc
@@ -41,7 +42,8 @@ from crumb_avalanche.training.plugins import DivergenceGuard, TrainingDivergedEr
 def sweep(cells, processes=1, *, work, **options) -> dict[Path, str]:
     """Do cells in forks of the tests' process, so that none imports; or in it."""
     engine = Processes(processes, "fork") if processes else ThisProcess()
-    return do_all([unit_of(cell, work) for cell in cells], engine, **options)
+    units = [unit_of(cell, work) for cell in cells]
+    return do_all(units, engine, **options)
 
 
 here = partial(sweep, processes=0, progress=False)
@@ -49,15 +51,15 @@ here = partial(sweep, processes=0, progress=False)
 
 @pytest.fixture(autouse=True)
 def collected():
-    # a forked process that collects a session of ONNX Runtime waits for threads that it
-    # lacks
+    # A forked process that collects a session of ONNX Runtime waits for threads that it
+    # lacks.
     gc.collect()
 
 
-def finish(
-    settings: RunSettings,
-    config: str = "{benchmark: a, protocol: b, strategy: c, preset: d}",
-) -> None:
+CONFIG = "{benchmark: a, protocol: b, strategy: c, preset: d}"
+
+
+def finish(settings: RunSettings, config: str = CONFIG) -> None:
     """Write the result of a run."""
     folder = Path(settings.output)
     write_text(folder / "config.yaml", config)
@@ -68,8 +70,6 @@ def finish(
         "process": os.getpid(),
         "provenance": {},
         "bad_frames": [],
-    }
-    result |= {
         "accuracy_after": [final],
         "final_accuracy_per_experience": [final],
         FRAMES: "",
@@ -122,98 +122,146 @@ def cells_of(output: Path, runs: int = 3, **changes) -> list[RunSettings]:
     return grid(RunSettings(**changes), output, range(runs), {"row": {}})
 
 
+def results_of(cells: list[RunSettings]) -> list[dict | None]:
+    """What the cells' result files hold; None of a cell without one."""
+    results = []
+    for cell in cells:
+        path = Path(cell.output) / RESULT
+        results.append(json.loads(path.read_text()) if path.exists() else None)
+    return results
+
+
 def accuracies(cells: list[RunSettings]) -> list[float | None]:
-    paths = [Path(cell.output) / RESULT for cell in cells]
-    return [
-        json.loads(path.read_text())["final_accuracy"] if path.exists() else None
-        for path in paths
-    ]
+    return [result and result["final_accuracy"] for result in results_of(cells)]
 
 
-@pytest.mark.parametrize("processes", [0, 1, 2])
-def test_a_cell_that_raises_stops_no_other_and_is_reported(processes, tmp_path, capsys):
+def times(cells: list[RunSettings]) -> list[int]:
+    """When the cells' result files were written."""
+    return [(Path(cell.output) / RESULT).stat().st_mtime_ns for cell in cells]
+
+
+PROCESSES = pytest.mark.parametrize("processes", [0, 1, 2])
+
+
+@PROCESSES
+def test_a_cell_that_raises_stops_no_other(processes, tmp_path):
+    # Given three cells
     cells = cells_of(tmp_path)
     folder = Path(cells[1].output)
+    # When the second raises
     failed = sweep(cells, processes, work=raise_in_run_1)
-    assert accuracies(cells) == [10, None, 12] and failed == {
-        folder: "ValueError: run 1 cannot be"
-    }
+    # Then the others have results, and the error is returned and written down
+    assert accuracies(cells) == [10, None, 12]
+    assert failed == {folder: "ValueError: run 1 cannot be"}
     text = (folder / ERROR).read_text()
-    assert text.startswith("Traceback") and "raise ValueError" in text
-    assert (folder / "log.txt").read_text().startswith("something was said")
-    out, err = capsys.readouterr()
-    assert "something was said" not in out
-    assert f"failed: {folder}: ValueError" in err and "3/3" in err and "run2" in err
-    assert exit_code(failed) == 1 and exit_code({}) == 0
+    assert text.startswith("Traceback")
+    assert "raise ValueError" in text
     assert not any((Path(cell.output) / LOCK).exists() for cell in cells)
-    results = [(Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)]
+
+
+@PROCESSES
+def test_a_cell_that_raises_is_reported(processes, tmp_path, capsys):
+    # Given three cells
+    cells = cells_of(tmp_path)
+    folder = Path(cells[1].output)
+    # When the second prints something, and raises
+    failed = sweep(cells, processes, work=raise_in_run_1)
+    # Then its words are in its log, and its error is printed
+    out, err = capsys.readouterr()
+    assert (folder / "log.txt").read_text().startswith("something was said")
+    assert "something was said" not in out
+    assert f"failed: {folder}: ValueError" in err
+    assert "3/3" in err
+    assert "run2" in err
+    # And the exit code tells it
+    assert exit_code(failed) == 1
+
+
+def test_the_exit_code_of_a_sweep_without_failures():
+    assert exit_code({}) == 0
+
+
+@PROCESSES
+def test_a_failed_cell_alone_is_done_again(processes, tmp_path):
+    # Given a sweep whose second cell failed
+    cells = cells_of(tmp_path)
+    sweep(cells, processes, work=raise_in_run_1)
+    others = [cells[0], cells[2]]
+    before = times(others)
+    # When that cell is done again
     assert not sweep(cells[1:2], processes, work=finish)
-    assert accuracies(cells) == [10, 11, 12] and not (folder / ERROR).exists()
-    assert results == [
-        (Path(cells[run].output) / RESULT).stat().st_mtime_ns for run in (0, 2)
-    ], "not done again"
-    done_by = {
-        json.loads((Path(cell.output) / RESULT).read_text())["process"]
-        for cell in cells
-    }
-    assert len(done_by) == (3 if processes else 1) and (os.getpid() in done_by) == (
-        not processes
-    )
+    # Then it has a result and no error, and the others have theirs
+    assert accuracies(cells) == [10, 11, 12]
+    assert not (Path(cells[1].output) / ERROR).exists()
+    assert times(others) == before
+
+
+@pytest.mark.parametrize(("processes", "workers"), [(0, 1), (1, 3), (2, 3)])
+def test_each_cell_has_a_process_of_its_own(processes, workers, tmp_path):
+    """Without processes, this process does all."""
+    cells = cells_of(tmp_path)
+    assert not sweep(cells, processes, work=finish)
+    done_by = {result["process"] for result in results_of(cells)}
+    assert len(done_by) == workers
+    assert (os.getpid() in done_by) == (processes == 0)
 
 
 @pytest.mark.parametrize("work", [die_once, die_at_the_end])
 def test_a_killed_worker_is_restarted(tmp_path, capsys, work):
+    # Given three cells
     cells = cells_of(tmp_path)
+    folder = Path(cells[1].output)
+    # When the worker of the second is killed once
     assert not sweep(cells, work=work)
-    assert (
-        accuracies(cells) == [10, 11, 12]
-        and not (Path(cells[1].output) / ERROR).exists()
-    )
-    assert (
-        f"died: {Path(cells[1].output)}: its process was killed by signal 9"
-        in capsys.readouterr().err
-    )
+    # Then it is restarted, which is printed
+    assert accuracies(cells) == [10, 11, 12]
+    assert not (folder / ERROR).exists()
+    words = f"died: {folder}: its process was killed by signal 9"
+    assert words in capsys.readouterr().err
 
 
-def test_a_cell_killed_each_time_or_out_of_memory_fails_alone(tmp_path):
+def test_a_cell_killed_each_time_fails_alone(tmp_path):
     cells = cells_of(tmp_path)
-    said = "its process was killed by signal 9, perhaps for want of memory, 2 times"
-    assert sweep(cells, work=always_die, retries=1) == {Path(cells[1].output): said}
-    assert (
-        accuracies(cells) == [10, None, 12]
-        and (Path(cells[1].output) / ERROR).read_text() == said + "\n"
-    )
-    said, cells = (
-        "out of memory (MemoryError): do fewer runs at a time",
-        cells_of(tmp_path / "again"),
-    )
-    assert sweep(cells, work=take_all_memory) == {Path(cells[1].output): said}
+    folder = Path(cells[1].output)
+    words = "its process was killed by signal 9, perhaps for want of memory, 2 times"
+    assert sweep(cells, work=always_die, retries=1) == {folder: words}
+    assert accuracies(cells) == [10, None, 12]
+    assert (folder / ERROR).read_text() == words + "\n"
+
+
+def test_a_cell_out_of_memory_fails_alone(tmp_path):
+    cells = cells_of(tmp_path)
+    words = "out of memory (MemoryError): do fewer runs at a time"
+    assert sweep(cells, work=take_all_memory) == {Path(cells[1].output): words}
     assert accuracies(cells) == [10, None, 12]
 
 
 def test_a_full_disk_leaves_nothing_half_written(tmp_path):
+    # Given three cells, of which the second's disk is full
     cells = cells_of(tmp_path)
     folder = Path(cells[1].output)
     folder.mkdir(parents=True)
+    # When they are done
     with full_disk(folder):
         failed = here(cells, work=finish)
-    reason = failed.pop(folder)
-    assert "run1 is full ([Errno 28] No space left on device: '" in reason
-    assert "): make room and give the same" in reason
-    assert (
-        not failed
-        and accuracies(cells) == [10, None, 12]
-        and not [*folder.glob("*.part")]
-    )
-    assert not here(cells[1:2], work=finish) and accuracies(cells) == [10, 11, 12]
+    # Then the second fails alone, with words that say what to do
+    assert accuracies(cells) == [10, None, 12]
+    assert failed.keys() == {folder}
+    assert "run1 is full ([Errno 28] No space left on device: '" in failed[folder]
+    assert "): make room and give the same" in failed[folder]
+    assert not [*folder.glob("*.part")]
+    # And it has a result once there is room
+    assert not here(cells[1:2], work=finish)
+    assert accuracies(cells) == [10, 11, 12]
 
 
 def test_a_folder_in_use_fails_alone(tmp_path):
     cells = cells_of(tmp_path)
-    with locked(Path(cells[1].output)):
+    folder = Path(cells[1].output)
+    with locked(folder):
         failed = here(cells, work=finish)
     assert accuracies(cells) == [10, None, 12]
-    assert "run1 is in use by another process" in failed[Path(cells[1].output)]
+    assert "run1 is in use by another process" in failed[folder]
     assert not here(cells[1:2], work=finish)
 
 
@@ -235,22 +283,30 @@ def test_an_interrupt_says_how_to_go_on(tmp_path, capsys):
 
 
 def test_workers_die_with_their_driver(tmp_path):
-    driver = multiprocessing.get_context("fork").Process(
-        target=sweep, args=(cells_of(tmp_path, 1),), kwargs={"work": work_for_long}
-    )
+    # Given a driver whose worker is at work
+    (cell,) = cells_of(tmp_path, 1)
+    folder = Path(cell.output)
+    context = multiprocessing.get_context("fork")
+    long_sweep = partial(sweep, [cell], work=work_for_long)
+    driver = context.Process(target=long_sweep)
     driver.start()
-    cell, deadline = cells_of(tmp_path, 1)[0], time.monotonic() + 120
-    place = Path(cell.output) / "at_work"
-    while not place.exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 120
+    path = folder / "at_work"
+    while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert in_use(Path(cell.output))
+    assert in_use(folder)
+    # When the driver is killed
     driver.kill()
     driver.join()
+    # Then its worker ends, too
+    worker = int(path.read_text())
     with pytest.raises(ProcessLookupError):
         while time.monotonic() < deadline:
-            os.kill(int(place.read_text()), 0)
+            os.kill(worker, 0)
             time.sleep(0.02)
-    assert not in_use(Path(cell.output)) and not here([cell], work=finish)
+    # And the folder can be used again
+    assert not in_use(folder)
+    assert not here([cell], work=finish)
 
 
 def test_cells_of_one_folder_are_refused(tmp_path):
@@ -277,86 +333,107 @@ def test_engines_of_this_computer(tmp_path, processes, kind):
     assert type(engine_of(settings, tmp_path)) is kind
 
 
-@pytest.fixture
-def diverging(clips, tmp_path, monkeypatch):
-    """A function that gives a run of four experiences of a class each, which diverges
-    in an iteration of one.
-    """
-    check_loss = DivergenceGuard.check_loss
-    chosen = dict(
+def four_experiences(clips: Path, output: Path) -> RunSettings:
+    """The settings of a run that learns one class after the other."""
+    return RunSettings(
         benchmark="clip_folder",
         dataset_root=str(clips),
         preset="paper",
         weights="none",
         mem_size=8,
-    )
-    chosen |= dict(
         backbone="small_cnn",
         image_size=32,
         batch_size=8,
         first_epochs=1,
         threads=1,
         progress=False,
+        classes_per_experience=1,
+        output=str(output / "run0"),
     )
 
-    def settings(*place):
-        def checked(guard, strategy, loss):
-            now = strategy.clock.train_exp_counter, strategy.clock.train_exp_iterations
-            check_loss(guard, strategy, loss * float("nan") if now == place else loss)
 
-        monkeypatch.setattr(DivergenceGuard, "check_loss", checked)
-        return RunSettings(
-            **chosen, classes_per_experience=1, output=str(tmp_path / "run0")
-        )
+def diverge_at(experience: int, iteration: int, patch: pytest.MonkeyPatch) -> None:
+    """Let the loss be NaN in an iteration of an experience."""
+    check_loss = DivergenceGuard.check_loss
 
-    return settings
+    def checked(guard, strategy, loss):
+        clock = strategy.clock
+        now = (clock.train_exp_counter, clock.train_exp_iterations)
+        if now == (experience, iteration):
+            loss = loss * float("nan")
+        check_loss(guard, strategy, loss)
+
+    patch.setattr(DivergenceGuard, "check_loss", checked)
 
 
-def test_a_diverged_run_counts(diverging, tmp_path):
-    settings = diverging(1, 1)
-    assert work_on(unit_of(settings)) == DONE
-    (run,) = finished_runs(tmp_path, [0])
+@pytest.fixture(scope="module")
+def diverged(clips, tmp_path_factory):
+    """The settings of a run that diverged in its second experience, and the run."""
+    folder = tmp_path_factory.mktemp("diverged")
+    settings = four_experiences(clips, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        diverge_at(1, 1, patch)
+        assert work_on(unit_of(settings)) == DONE
+    (run,) = finished_runs(folder, [0])
+    return settings, run
+
+
+def test_a_diverged_run_counts(diverged):
+    """Its last accuracy is the final one."""
+    _, run = diverged
     assert run.result["diverged_in_experience"] == 1
-    after = run.result["accuracy_after"]
-    assert (
-        after[1:] == [None, None, run.final]
-        and len(run.result["final_accuracy_per_experience"]) == 4
-    )
-    answers = run.predictions
-    assert len(answers["row"]) == 40 and set(answers["label"]) == {0, 1, 2, 3}, (
-        "all classes are asked"
-    )
-    assert run.final == pytest.approx(
-        100 * np.mean(answers["label"] == answers["answer"])
-    )
-    seen = run.result["classes_order"][:2]
-    assert set(answers["answer"]) <= {
-        sorted(run.result["classes_order"]).index(name) for name in seen
-    }
+    assert run.result["accuracy_after"][1:] == [None, None, run.final]
+    assert len(run.result["final_accuracy_per_experience"]) == 4
+    ledger = json.loads((run.folder / "ledger.json").read_text())
+    assert len(ledger["after_experience"]) == 4
     assert "the run ends here and counts" in (run.folder / "log.txt").read_text()
-    assert (
-        len(json.loads((run.folder / "ledger.json").read_text())["after_experience"])
-        == 4
-    )
-    assert work_on(unit_of(settings)) == DONE, "it is finished"
 
 
-@pytest.mark.parametrize(("place", "counts"), [((1, 1), False), ((0, 0), True)])
+def test_a_diverged_run_is_finished(diverged):
+    settings, _ = diverged
+    before = times([settings])
+    assert work_on(unit_of(settings)) == DONE
+    assert times([settings]) == before
+
+
+def test_predictions_of_a_diverged_run(diverged):
+    _, run = diverged
+    predictions = run.predictions
+    # Images of all classes are asked
+    assert len(predictions["row"]) == 40
+    assert set(predictions["label"]) == {0, 1, 2, 3}
+    # The answers are classes of the first two experiences
+    names = run.result["classes_order"]
+    seen = {sorted(names).index(name) for name in names[:2]}
+    assert set(predictions["answer"]) <= seen
+    # The final accuracy is that of the answers
+    is_right = predictions["label"] == predictions["answer"]
+    assert run.final == pytest.approx(100 * np.mean(is_right))
+
+
+@pytest.mark.parametrize(
+    ("experience", "iteration", "counts"),
+    [
+        pytest.param(1, 1, False, id="not counted"),
+        pytest.param(0, 0, True, id="first experience"),
+    ],
+)
 def test_otherwise_or_in_the_first_experience_it_is_an_error(
-    diverging, tmp_path, place, counts
+    clips, tmp_path, monkeypatch, experience, iteration, counts
 ):
-    with pytest.raises(
-        TrainingDivergedError, match="in experience {}, iteration {}".format(*place)
-    ):
-        run_once(RunPlan.of(diverging(*place)), count_divergence=counts)
+    diverge_at(experience, iteration, monkeypatch)
+    plan = RunPlan.of(four_experiences(clips, tmp_path))
+    words = f"in experience {experience}, iteration {iteration}"
+    with pytest.raises(TrainingDivergedError, match=words):
+        run_once(plan, count_divergence=counts)
     assert not (tmp_path / "run0" / "result.json").exists()
 
 
 class PlayedCluster(Engine):
-    """A cluster whose first workers end as told, and later ones do their work."""
+    """A cluster whose first two workers end early, and later ones do their work."""
 
-    def __init__(self, **first):
-        self.first = first
+    def __init__(self, **ending):
+        self.ending = ending
         self.ends = 2
         self.waiting = []
 
@@ -372,7 +449,7 @@ class PlayedCluster(Engine):
         if not self.ends:
             return [Ended(unit, work_on(unit)) for unit in units]
         self.ends -= 1
-        return [Ended(unit, None, **self.first) for unit in units]
+        return [Ended(unit, None, **self.ending) for unit in units]
 
     def stop(self):
         return "running jobs go on"
