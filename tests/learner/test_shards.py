@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -47,8 +46,9 @@ def computed(plan):
     return plan
 
 
-def in_shards(learner, shown, count, folder):
-    plan = computed(ShardedLesson.plan(learner, shown, count, folder))
+def in_shards(learner, source, count, folder):
+    """Teach a lesson in so many shards, and return it."""
+    plan = computed(ShardedLesson.plan(learner, source, count, folder))
     return plan.teach(learner)
 
 
@@ -65,46 +65,67 @@ def equal(first, second):
     if isinstance(first, torch.Tensor):
         return torch.equal(first, second)
     if isinstance(first, dict):
-        return first.keys() == second.keys() and all(
-            equal(first[key], second[key]) for key in first
-        )
+        if first.keys() != second.keys():
+            return False
+        return all(equal(first[key], second[key]) for key in first)
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(map(equal, first, second))
     return first == second
 
 
+def answers(learner, source):
+    """The answers for all images of a source, as text."""
+    return [str(answer) for answer in learner.predict_all(source)]
+
+
+@pytest.fixture(scope="module")
+def whole(clips):
+    """A learner that was taught the clips in one pass."""
+    learner = Learner(backbone="small_cnn", weights=None, image_size=32)
+    learner.teach(clips)
+    return learner
+
+
 @pytest.mark.parametrize("count", [1, 2, 4, 1000])
-def test_shards_teach_what_one_pass_does(make, clips, tmp_path, count):
-    whole = make()
-    whole.teach(clips)
-    shards = make()
-    lesson = in_shards(shards, LessonSource.of(clips, None), count, tmp_path)
+def test_shards_teach_what_one_pass_does(make, clips, whole, tmp_path, count):
+    # Given a learner without classes
+    learner = make()
+    # When it is taught in shards
+    lesson = in_shards(learner, LessonSource.of(clips, None), count, tmp_path)
+    # Then it is the learner that one pass makes
     assert lesson.images == whole.lessons[0].images
-    assert equal(state_of(shards), state_of(whole))
-    shards.save(tmp_path / "shards.safetensors")
-    again = Learner.load(tmp_path / "shards.safetensors")
-    assert list(map(str, again.predict_all(clips))) == list(
-        map(str, whole.predict_all(clips))
-    )
+    assert equal(state_of(learner), state_of(whole))
+    # And its file answers alike
+    path = tmp_path / "shards.safetensors"
+    learner.save(path)
+    assert answers(Learner.load(path), clips) == answers(whole, clips)
 
 
 def test_a_second_lesson_in_shards(make, clips, tmp_path):
-    first, second = sorted(path for path in Path(clips).iterdir() if path.is_dir())[:2]
-    whole, shards = make(), make()
-    for learner in (whole, shards):
-        learner.teach(first, "first")
-    whole.teach(second, "second")
+    # Given two equal learners of a class
+    first, second = sorted(path for path in clips.iterdir() if path.is_dir())
+    one_pass = make()
+    shards = make()
+    one_pass.teach(first, "first")
+    shards.teach(first, "first")
+    # When one is taught a second class in shards, the other in one pass
+    one_pass.teach(second, "second")
     in_shards(shards, LessonSource.of(second, "second"), 2, tmp_path)
-    assert equal(state_of(shards), state_of(whole))
+    # Then they are equal
+    assert equal(state_of(shards), state_of(one_pass))
 
 
 def test_nothing_is_shown_in_shards(make, clips, tmp_path):
-    whole, shards = make(), make()
-    for learner in (whole, shards):
-        learner.teach(clips)
-    whole.teach_nothing(clips)
+    # Given two equal learners
+    one_pass = make()
+    shards = make()
+    one_pass.teach(clips)
+    shards.teach(clips)
+    # When one is shown an empty scene in shards, the other in one pass
+    one_pass.teach_nothing(clips)
     in_shards(shards, LessonSource.of(clips, NOTHING), 2, tmp_path)
-    assert equal(state_of(shards), state_of(whole))
+    # Then they are equal
+    assert equal(state_of(shards), state_of(one_pass))
 
 
 @pytest.fixture
@@ -118,29 +139,36 @@ def damaged(clips, tmp_path):
 
 
 def test_unread_images_are_listed(make, damaged, tmp_path):
-    whole, shards = make(), make()
-    unread = whole.teach(damaged, on_bad="skip").unread
-    lesson = in_shards(shards, LessonSource.of(damaged, None), 2, tmp_path)
-    assert lesson.unread == unread and len(unread) == 1
+    unread = make().teach(damaged, on_bad="skip").unread
+    lesson = in_shards(make(), LessonSource.of(damaged, None), 2, tmp_path)
+    assert len(unread) == 1
+    assert lesson.unread == unread
 
 
 def test_other_clips_have_other_shards(make, clips, damaged, tmp_path):
-    plans = [
-        ShardedLesson.plan(make(), LessonSource.of(folder, None), 2, tmp_path)
-        for folder in (clips, damaged)
-    ]
-    folders = {shard.folder for plan in plans for shard in plan.shards}
+    # Given two folders of clips, of which an image differs
+    # When each is planned in two shards
+    plan = ShardedLesson.plan(make(), LessonSource.of(clips, None), 2, tmp_path)
+    other = ShardedLesson.plan(make(), LessonSource.of(damaged, None), 2, tmp_path)
+    # Then no shard is used by both
+    folders = {shard.folder for shard in [*plan.shards, *other.shards]}
     assert len(folders) == 4
 
 
-def test_what_decides_features_names_their_shards(make, clips):
+@pytest.fixture
+def arguments(make, clips):
+    """The arguments of ``_lesson_key``."""
     source = LessonSource.of(clips, None, "raise")
-    arguments = {
+    return {
         "learner": make(),
         "clips": source.clips([]),
         "source": source,
         "runtime": "torch 2.4",
     }
+
+
+def test_what_decides_features_names_their_shards(make, clips, arguments):
+    # Given changes of which each leads to other features, labels or errors
     changes = [
         {},
         {"learner": make(image_size=64)},
@@ -149,20 +177,27 @@ def test_what_decides_features_names_their_shards(make, clips):
         {"source": LessonSource.of(clips, None, "skip")},
         {"runtime": "onnxruntime 1.20"},
     ]
-    names = [_lesson_key(**{**arguments, **change}) for change in changes]
-    assert len(set(names)) == len(changes)
-    assert _lesson_key(**arguments) == names[0]
+    # When shards are named after them
+    keys = {_lesson_key(**{**arguments, **change}) for change in changes}
+    # Then no two have the same name
+    assert len(keys) == len(changes)
+
+
+def test_equal_lessons_share_their_shards(arguments):
+    assert _lesson_key(**arguments) == _lesson_key(**arguments)
 
 
 def test_a_damaged_shard_is_named(make, clips, tmp_path):
+    # Given shards of which one has a changed bit
     learner = make()
-    plan = computed(
-        ShardedLesson.plan(learner, LessonSource.of(clips, None), 2, tmp_path)
-    )
+    source = LessonSource.of(clips, None)
+    plan = computed(ShardedLesson.plan(learner, source, 2, tmp_path))
     path = plan.shards[1].path
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
+    # When they are taught
+    # Then the error says what to do, and nothing is learned
     with pytest.raises(TensorFileError, match=r"remove .* and give the same command"):
         plan.teach(learner)
     assert not learner.classes
@@ -178,22 +213,24 @@ def test_a_worker_with_another_runtime(make, clips, tmp_path):
 
 def killed_once(shard):
     """Compute a shard; the first worker is killed."""
-    mark = shard.folder / "attempt"
-    if not mark.exists():
-        mark.write_text("begun")
+    attempt = shard.folder / "attempt"
+    if not attempt.exists():
+        attempt.write_text("begun")
         os.kill(os.getpid(), signal.SIGKILL)
     shard.compute()
 
 
-def test_a_killed_worker_changes_nothing(make, clips, tmp_path):
-    whole, learner = make(), make()
-    whole.teach(clips)
+def test_a_killed_worker_changes_nothing(make, clips, whole, tmp_path):
+    # Given shards whose first workers are killed
+    learner = make()
     plan = ShardedLesson.plan(learner, LessonSource.of(clips, None), 2, tmp_path)
-    units = [
-        WorkUnit(shard.folder, partial(killed_once, shard), shard.is_done)
-        for shard in plan.shards
-    ]
+    units = []
+    for shard in plan.shards:
+        work = partial(killed_once, shard)
+        units.append(WorkUnit(shard.folder, work, shard.is_done))
+    # When they are computed in two processes
     assert not do_all(units, Processes(2, "fork"), progress=False)
+    # Then the lesson is that of one pass
     plan.teach(learner)
     assert equal(state_of(learner), state_of(whole))
 
@@ -209,27 +246,41 @@ NEW = ("--backbone", "small_cnn", "--weights", "none", "--image-size", 32)
 
 
 def test_the_command_in_processes(clips, tmp_path, capsys):
-    assert crumb("teach", tmp_path / "a.safetensors", clips, *NEW) == 0
-    one_pass = capsys.readouterr().out.replace("a.safetensors", "b.safetensors")
-    words = ("--processes", 2, "--shards", 3)
-    assert crumb("teach", tmp_path / "b.safetensors", clips, *NEW, *words) == 0
-    assert capsys.readouterr().out == one_pass
-    first, second = (
-        Learner.load(tmp_path / name) for name in ("a.safetensors", "b.safetensors")
-    )
-    assert equal(state_of(first), state_of(second))
+    # Given a learner that the command taught in one pass, and what it printed
+    path = tmp_path / "a.safetensors"
+    assert crumb("teach", path, clips, *NEW) == 0
+    printed = capsys.readouterr().out
+    # When another is taught in processes
+    path_of_shards = tmp_path / "b.safetensors"
+    options = ("--processes", 2, "--shards", 3)
+    assert crumb("teach", path_of_shards, clips, *NEW, *options) == 0
+    # Then it is the same learner, and the same is printed
+    expected = printed.replace("a.safetensors", "b.safetensors")
+    assert capsys.readouterr().out == expected
+    learner = Learner.load(path)
+    learner_of_shards = Learner.load(path_of_shards)
+    assert equal(state_of(learner), state_of(learner_of_shards))
+    # And the shards are removed
     assert not (tmp_path / "b.safetensors.shards").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "words"),
     [
-        (["--camera", "0", "--label", "mug"], "a camera is watched by this process"),
-        (["IMAGES", "--keep-pictures"], "pictures are kept by this process"),
+        pytest.param(
+            ["--camera", "0", "--label", "mug"],
+            "a camera is watched by this process",
+            id="camera",
+        ),
+        pytest.param(
+            ["IMAGES", "--keep-pictures"],
+            "pictures are kept by this process",
+            id="pictures",
+        ),
     ],
 )
-def test_what_workers_do_not_do(tmp_path, clips, capsys, words, said):
-    words = [str(clips) if word == "IMAGES" else word for word in words]
-    model = tmp_path / "mine.safetensors"
-    assert crumb("teach", model, *words, "--processes", 2) == 1
-    assert said in capsys.readouterr().err
+def test_what_workers_do_not_do(tmp_path, clips, capsys, arguments, words):
+    arguments = [clips if word == "IMAGES" else word for word in arguments]
+    path = tmp_path / "mine.safetensors"
+    assert crumb("teach", path, *arguments, "--processes", 2) == 1
+    assert words in capsys.readouterr().err
