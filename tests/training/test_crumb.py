@@ -41,23 +41,26 @@ from crumb_avalanche.training.plugins import EpochSchedule, SeenClassesPlugin
 
 
 def test_naive_with_plugins_equals_the_strategy(make_model, make_stream):
-    ready, own = make_model(), make_model()
-    first = train(
-        ready, make_stream(), CodeBuffer(MEM_SIZE), direct_weight=0.5
-    ).storage_policy
-    buffer, seen = CodeBuffer(MEM_SIZE), SeenClassesPlugin()
+    # Given a model that CRUMBStrategy trained
+    expected_model = make_model()
+    expected_buffer = CodeBuffer(MEM_SIZE)
+    train(expected_model, make_stream(), expected_buffer, direct_weight=0.5)
+    # When Naive trains another one with CRUMB's plugins
+    model = make_model()
+    buffer = CodeBuffer(MEM_SIZE)
+    seen = SeenClassesPlugin()
     plugins = [
         seen,
         EpochSchedule(EPOCHS),
         CRUMBPlugin(buffer, direct_weight=0.5, seen=seen),
     ]
-    strategy = make(
-        Naive, own, *plugins, optimizer=torch.optim.SGD(own.parameters(), **SGD)
-    )
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    strategy = make(Naive, model, *plugins, optimizer=optimizer)
     for experience in make_stream().train_stream:
         strategy.train(experience, shuffle=False)
-    assert weights_hash(own) == weights_hash(ready)
-    assert torch.equal(buffer.rows, first.rows)
+    # Then weights and memories are the same
+    assert weights_hash(model) == weights_hash(expected_model)
+    assert torch.equal(buffer.rows, expected_buffer.rows)
 
 
 def cache_of(tmp_path, model):
@@ -66,24 +69,26 @@ def cache_of(tmp_path, model):
 
 
 def test_a_second_pass_over_cached_maps(make_model, make_stream, tmp_path):
-    plain, cached = make_model(), make_model()
-    images = ImageBuffer(MEM_SIZE, ReferenceRule())
-    images_of_cached = ImageBuffer(MEM_SIZE, ReferenceRule())
-    train(plain, make_stream(), images, **DIRECT)
-    cache = cache_of(tmp_path, cached)
-    train(cached, make_stream(), images_of_cached, [cache], **DIRECT)
-    same_weights(plain, cached, rtol=1e-5, atol=1e-6)
-    assert torch.equal(images.rows, images_of_cached.rows)
-    assert torch.equal(images.labels, images_of_cached.labels)
+    # Given a model that was trained without a cache
+    expected_model = make_model()
+    expected_buffer = ImageBuffer(MEM_SIZE, ReferenceRule())
+    train(expected_model, make_stream(), expected_buffer, **DIRECT)
+    # When another one is trained with a cache
+    model = make_model()
+    buffer = ImageBuffer(MEM_SIZE, ReferenceRule())
+    train(model, make_stream(), buffer, [cache_of(tmp_path, model)], **DIRECT)
+    # Then weights and memories are the same
+    same_weights(expected_model, model, rtol=1e-5, atol=1e-6)
+    assert torch.equal(buffer.rows, expected_buffer.rows)
+    assert torch.equal(buffer.labels, expected_buffer.labels)
 
 
 def test_cached_images_need_frame_order(model, make_stream, tmp_path):
     cache = cache_of(tmp_path, model)
+    buffer = ImageBuffer(MEM_SIZE)
     words = "images can be stored beside a feature cache only in frame order"
     with pytest.raises(ValueError, match=words):
-        train(
-            model, make_stream(), ImageBuffer(MEM_SIZE), [cache], shuffle=True, **DIRECT
-        )
+        train(model, make_stream(), buffer, [cache], shuffle=True, **DIRECT)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +188,17 @@ def trained_on_all(model, stream, **memory):
 
 def test_a_model_and_a_size_are_enough(make_stream):
     """The strategy makes its buffer and calibrates the model."""
-    by_hand, stream = small(), make_stream()
+    # Given a model that was calibrated by hand, and trained with a buffer
+    by_hand = small()
+    stream = make_stream()
     calibrate(by_hand, stream.train_stream[0].dataset)
     buffer = CodeBuffer(MEM_SIZE)
     trained_on_all(by_hand, stream, storage_policy=buffer)
-
+    # When another one is trained with a number of memories
     model = small()
     assert model.needs_calibration
     strategy = trained_on_all(model, make_stream(), mem_size=MEM_SIZE)
+    # Then it is calibrated, and both are the same
     assert not model.needs_calibration
     assert float(model.feature_scale) != 1
     assert weights_hash(model) == weights_hash(by_hand)
@@ -199,24 +207,32 @@ def test_a_model_and_a_size_are_enough(make_stream):
 
 
 def test_naive_calibrates_once(make_stream):
+    # Given a model that is not calibrated
     first, second = make_stream().train_stream
     model = small()
     strategy = make(Naive, model, CRUMBPlugin(CodeBuffer(MEM_SIZE)))
+    # When it learns an experience
     strategy.train(first)
+    # Then it is calibrated
     scale = float(model.feature_scale)
     assert scale != 1
     assert model.calibrated
+    # And its scale is the same after another one
     strategy.train(second)
     assert float(model.feature_scale) == scale
 
 
 def test_codes_of_the_direct_loss(make_stream):
     """The codebook that makes them is filled, and makes the same maps as by hand."""
-    by_hand, stream = small(), make_stream()
+    # Given a model that was calibrated by hand, and trained
+    by_hand = small()
+    stream = make_stream()
     calibrate(by_hand, stream.train_stream[0].dataset)
     expected = trained_on_all(by_hand, stream, mem_size=MEM_SIZE, **DIRECT)
+    # When another one is trained without
     model = small()
     strategy = trained_on_all(model, make_stream(), mem_size=MEM_SIZE, **DIRECT)
+    # Then it is calibrated, and both are the same
     assert not model.needs_calibration
     assert weights_hash(model) == weights_hash(by_hand)
     rows = strategy.storage_policy.rows
@@ -227,12 +243,15 @@ def test_codes_of_the_direct_loss(make_stream):
 @pytest.mark.parametrize("weights", [{}, DIRECT])
 def test_an_empty_first_experience(make_stream, weights, rule):
     """The model is calibrated on the next, which has images."""
-    model, stream = small(), make_stream()
-    no_images = stream.train_stream[0].dataset.subset([])
-    datasets = [no_images, *(exp.dataset for exp in stream.train_stream)]
-    benchmark = benchmark_from_datasets(train=datasets)
+    # Given a stream whose first experience has no images
+    datasets = [experience.dataset for experience in make_stream().train_stream]
+    no_images = datasets[0].subset([])
+    benchmark = benchmark_from_datasets(train=[no_images, *datasets])
+    # When a model that is not calibrated learns it
+    model = small()
     buffer = CodeBuffer(MEM_SIZE, rule())
     strategy = trained_on_all(model, benchmark, storage_policy=buffer, **weights)
+    # Then it is calibrated, and has memories of all classes
     assert not model.needs_calibration
     assert sorted(strategy.storage_policy.classes) == [0, 1, 2, 3]
 
@@ -328,77 +347,94 @@ class Replays(SupervisedPlugin):
 
 
 def test_classes_of_the_batch_are_left_out(model, make_stream):
-    stream, buffer = make_stream(), CodeBuffer(8)
+    # Given a stream of which no class returns
+    stream = make_stream()
+    buffer = CodeBuffer(8)
     replays = Replays(buffer)
+    # When a model learns it
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", ".*returns")  # no class does
+        warnings.filterwarnings("error", ".*returns")
         train(model, stream, buffer, [replays])
+    # Then each step replays all known classes but those of the new batch
     assert replays.steps
     for step in replays.steps:
         counts = Counter(step.replayed)
         assert not set(step.new) & set(counts)
         assert len(set(counts.values())) == 1  # each class as often
         assert len(step.new) <= len(step.replayed) < len(step.new) + len(counts)
-    # The other new class is replayed as soon as it has a memory.
+    # And the other new class is replayed as soon as it has a memory
     old = set(stream.train_stream[0].classes_in_this_experience)
     assert any(set(step.replayed) - old for step in replays.steps)
 
 
 def test_returning_classes_are_replayed(model, make_stream):
-    stream, buffer = make_stream(), CodeBuffer(8)
+    # Given a stream whose first experience comes again
+    stream = make_stream()
     first, second = stream.train_stream
-    replays = Replays(buffer)
     stream.train_stream = [first, second, first]
+    # When a model learns it
+    buffer = CodeBuffer(8)
+    replays = Replays(buffer)
     words = "class 0 returns in experience 2.*replayed"
     with pytest.warns(UserWarning, match=words) as warned:
         strategy = train(model, stream, buffer, [replays])
+    # Then it warns once
     messages = [str(warning.message) for warning in warned]
     assert len([text for text in messages if "returns" in text]) == 1
-    # A new class is left out as long as it is new, a class that returned is not.
+    # And a new class is left out as long as it is new, a class that returned is not
     assert [step.experience for step in replays.steps] == [1] * 4 + [2] * 4
     assert not any(set(step.new) & set(step.replayed) for step in replays.steps[:4])
     assert all(set(step.replayed) == {0, 1, 2, 3} for step in replays.steps[4:])
     assert strategy.memory.returning == {0, 1}
 
 
+def random_images(count, seed):
+    """``(count, 3, 16, 16)`` uint8."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (count, 3, 16, 16), generator=generator)
+    return images.to(torch.uint8)
+
+
 def filled(model, counts):
     """A buffer with a number of memories of each class, made from random images."""
-    labels = torch.tensor(
-        [label for label, count in counts.items() for _ in range(count)]
+    labels = []
+    for label, count in counts.items():
+        labels += count * [label]
+    images = random_images(len(labels), seed=1)
+    batch = StreamBatch(
+        torch.tensor(labels),
+        model.features(images),
+        None,
+        lambda rows: images[list(rows)],
     )
-    images = torch.randint(
-        0, 256, (len(labels), 3, 16, 16), generator=torch.Generator().manual_seed(1)
-    )
-    images = images.to(torch.uint8)
     buffer = CodeBuffer(len(labels))
-    buffer.begin_experience(labels.tolist(), len(labels))
-    buffer.store(
-        StreamBatch(
-            labels, model.features(images), None, lambda places: images[list(places)]
-        ),
-        model,
-    )
+    buffer.begin_experience(labels, len(labels))
+    buffer.store(batch, model)
     return buffer
 
 
 def new_batch(model, labels):
-    images = torch.randint(
-        0, 256, (len(labels), 3, 16, 16), generator=torch.Generator().manual_seed(2)
-    )
-    maps = model.features(images.to(torch.uint8))
+    maps = model.features(random_images(len(labels), seed=2))
     return StreamBatch(torch.tensor(labels), maps, model.encode(maps), None)
 
 
 @pytest.mark.parametrize("kind", [CodeBuffer, MapBuffer, ImageBuffer])
 def test_replay_costs_what_it_was_given(make_model, kind):
-    model, replay = make_model(n_classes=100), BalancedReplay(2)
+    # Given replay that may cost twice what the new images do
+    model = make_model(n_classes=100)
+    replay = BalancedReplay(2)
     extraction, training = step_flops(model)
+    # When batches of several sizes come
     batches = [21, 21, 5, 1, 21, 128]
     steps = sum(replay.n_batches(size, model, kind(100)) for size in batches)
-    bare = sum(batches) * (extraction + training)
-    replayed = steps * REPLAYED * (training + (kind is ImageBuffer) * extraction)
+    # Then it costs that much, but for a batch at most
+    new_cost = sum(batches) * (extraction + training)
+    cost_of_image = training
+    if kind is ImageBuffer:
+        cost_of_image += extraction
+    replay_cost = steps * REPLAYED * cost_of_image
     cost_of_batch = REPLAYED * (training + extraction)
-    assert 2 * bare - cost_of_batch <= replayed <= 2 * bare
+    assert 2 * new_cost - cost_of_batch <= replay_cost <= 2 * new_cost
 
 
 def rows_of(maps):
@@ -409,7 +445,8 @@ def test_every_class_is_drawn_as_often(make_model):
     model = make_model(n_classes=5)
     memories = filled(model, {0: 1, 1: 9, 2: 3})
     batch = new_batch(model, [3, 3, 3, 4])
-    replay, drawn = BalancedReplay(2), Counter()
+    replay = BalancedReplay(2)
+    drawn = Counter()
     for _ in range(200):
         _, labels = replay.draw(batch, memories, model)
         assert labels.shape == (REPLAYED,)
@@ -425,21 +462,22 @@ def test_drawn_maps_are_of_their_labels(make_model):
     batch = new_batch(model, [3, 3, 3, 4])
     stored, labels = memories.replay(torch.arange(13), model)
     new = model.codebook.decode(batch.codes)
-    known = set(zip(rows_of(stored), labels.tolist()))
-    known |= set(zip(rows_of(new), batch.labels.tolist()))
+    labelled_maps = set(zip(rows_of(stored), labels.tolist()))
+    labelled_maps |= set(zip(rows_of(new), batch.labels.tolist()))
     replay = BalancedReplay(2)
     for _ in range(20):
         maps, labels = replay.draw(batch, memories, model)
         assert maps.shape == (REPLAYED, *model.map_shape)
-        assert set(zip(rows_of(maps), labels.tolist())) <= known
+        assert set(zip(rows_of(maps), labels.tolist())) <= labelled_maps
 
 
 def test_drawn_maps_are_channels_last(make_model):
     """Also without images of the batch."""
     model = make_model(n_classes=5)
-    fifty = {label: 1 for label in range(1, 50)}
-    memories = filled(make_model(n_classes=50), fifty)
-    batch, replay = new_batch(model, [0]), BalancedReplay(2)
+    counts = {label: 1 for label in range(1, 50)}
+    memories = filled(make_model(n_classes=50), counts)
+    batch = new_batch(model, [0])
+    replay = BalancedReplay(2)
     for _ in range(5):
         maps, _ = replay.draw(batch, memories, model)
         assert maps.is_contiguous(memory_format=torch.channels_last)
@@ -479,34 +517,43 @@ def test_the_loss_of_another_plugin_is_not_weighted(make_model, make_stream):
     torch.testing.assert_close(watch.loss, 0.5 * adds.own_loss + 7)
 
 
-def test_the_new_batch_weighs_its_share_of_the_classes(make_model, make_stream):
-    stream, model = make_stream(), make_model()
-    strategy = make(
-        CRUMBStrategy, model, train_mb_size=5, mem_size=8, replay_compute=2.0
-    )
-    strategy.train(stream.train_stream[0])
-    losses, steps = [], []
+class FirstLoss(SupervisedPlugin):
+    """The first loss relative to that of the new batch, and the batch's labels.
 
-    class Watch(SupervisedPlugin):
-        def before_backward(self, strategy, **kwargs):
-            plain = torch.nn.functional.cross_entropy(strategy.mb_output, strategy.mb_y)
-            losses.append(
-                (
-                    float(strategy.loss.detach() / plain.detach()),
-                    len(set(strategy.mb_y.tolist())),
-                )
-            )
+    Counts replay steps, too.
+    """
 
-        def after_replay_step(self, strategy, **kwargs):
-            steps.append(strategy.clock.train_exp_iterations)
+    def __init__(self):
+        super().__init__()
+        self.share = None
+        self.labels = None
+        self.replay_steps = 0
 
-    strategy.plugins.append(Watch())
-    strategy.train(stream.train_stream[1])
-    assert losses[0] == (
-        pytest.approx(1 / 3, rel=1e-4),
-        1,
-    )  # one new class beside two old ones
-    images_for_each = strategy.memory.balanced.images_for_each(
-        model, strategy.storage_policy
-    )
-    assert len(steps) == int(20 * images_for_each // REPLAYED)
+    def before_backward(self, strategy, **kwargs):
+        if self.share is None:
+            labels = strategy.mb_y
+            plain = nn.functional.cross_entropy(strategy.mb_output, labels)
+            self.share = float(strategy.loss.detach() / plain.detach())
+            self.labels = set(labels.tolist())
+
+    def after_replay_step(self, strategy, **kwargs):
+        self.replay_steps += 1
+
+
+def test_the_new_batch_weighs_its_share_of_the_classes(model, make_stream):
+    # Given a strategy that learned two classes
+    first, second = make_stream().train_stream
+    settings = dict(train_mb_size=5, mem_size=8, replay_compute=2.0)
+    strategy = make(CRUMBStrategy, model, **settings)
+    strategy.train(first)
+    # When it learns 20 images of others
+    watch = FirstLoss()
+    strategy.plugins.append(watch)
+    strategy.train(second)
+    # Then the first batch has one new class beside two old ones
+    assert len(watch.labels) == 1
+    assert watch.share == pytest.approx(1 / 3, rel=1e-4)
+    # And as many images are replayed as for each new one
+    balanced = strategy.memory.balanced
+    images_for_each = balanced.images_for_each(model, strategy.storage_policy)
+    assert watch.replay_steps == int(20 * images_for_each // REPLAYED)
