@@ -29,7 +29,7 @@ def asked(lesson):
 
 
 def evidence_of(learner):
-    """What the confidence of answers follows from."""
+    """What the confidence of an answer is computed from."""
     records = learner._classifier.confidence.state_dict()
     return {
         "records": len(records["labels"]),
@@ -44,13 +44,15 @@ def evidence_of(learner):
 def test_the_same_clip_again_is_no_evidence(learner):
     # Given a learner with rates of its own
     before = evidence_of(learner)
+    photo = images(1, 3, seed=1)[0]
     # When one of its photos is taught again and again
-    for _ in range(5):
-        lesson = learner.teach(images(1, 3, seed=1)[0], "c1")
-        # Then it is learned, and not counted
-        assert asked(lesson) == (1, 0, 0)
-        assert lesson.repeated_note == "1 clip taught before: not counted as asked"
+    lessons = [learner.teach(photo, "c1") for _ in range(5)]
+    # Then it is learned
     assert learner.classes[1].images == 11
+    # And not counted
+    assert [asked(lesson) for lesson in lessons] == 5 * [(1, 0, 0)]
+    notes = {lesson.repeated_note for lesson in lessons}
+    assert notes == {"1 clip taught before: not counted as asked"}
     assert evidence_of(learner) == before
 
 
@@ -60,7 +62,8 @@ def test_a_clip_with_a_new_image_is_evidence(learner):
     # When it is taught
     lesson = learner.teach(clip, "c1")
     # Then it was asked
-    assert asked(lesson)[:2] == (0, 1)
+    assert lesson.repeated == 0
+    assert lesson.answered == 1
 
 
 def test_a_clip_of_another_class_is_evidence(learner):
@@ -79,10 +82,12 @@ def test_a_clip_twice_in_one_lesson(make):
     for number in range(2):
         learner.teach(images(number, 3), f"c{number}")
     # When a lesson shows the same new clip twice
-    new = images(1, 3, seed=5)
-    lesson = learner.teach([list(new), list(new)], "c1")
+    clip = list(images(1, 3, seed=5))
+    lesson = learner.teach([clip, clip], "c1")
     # Then it counts once
-    assert (lesson.clips, lesson.repeated, lesson.answered) == (2, 1, 1)
+    assert lesson.clips == 2
+    assert lesson.repeated == 1
+    assert lesson.answered == 1
 
 
 def test_images_in_another_order_and_batch(learner, tmp_path):
@@ -93,9 +98,9 @@ def test_images_in_another_order_and_batch(learner, tmp_path):
         Image.fromarray(pixels).save(path)
         paths.append(path)
     learner.teach(tmp_path, "c1")
-    # When some are taught again, from the last to the first
+    # When two are taught again, the later one first
     lesson = learner.teach([paths[10], paths[3]], "c1")
-    # Then they are known again, although they passed the network in another batch
+    # Then they are the same, although they passed the network in another batch
     assert asked(lesson) == (1, 0, 0)
 
 
@@ -116,8 +121,9 @@ def test_an_empty_scene_is_not_asked(make):
     learner.teach_nothing(images(9, 3))
     # When it is shown again
     lesson = learner.teach_nothing(images(9, 3))
-    # Then it is learned as ever
-    assert (lesson.nothing, lesson.repeated) == (3, 0)
+    # Then it is learned, and does not count as taught before
+    assert lesson.nothing == 3
+    assert lesson.repeated == 0
 
 
 # Images by their features
@@ -137,17 +143,28 @@ def test_images_are_the_same_up_to_rounding(factor, is_same):
     assert taught.among("mug", other).tolist() == [False]
 
 
-@pytest.mark.parametrize(("common", "is_same"), [(1, True), (0, False)])
-def test_views_that_one_image_lacks_are_not_compared(common, is_same):
-    # Given an image whose second view was not computed
-    features = torch.randn(1, 20, generator=torch.Generator().manual_seed(1))
+@pytest.fixture
+def both_views():
+    """The features of an image, ``(1, 20)``: of two views, 10 each."""
+    return torch.randn(1, 20, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def first_view(both_views):
+    """Taught images with that image, whose second view was not computed."""
     taught = TaughtImages(n_views=2)
-    taught.add("cup", torch.cat([features[:, :10], torch.zeros(1, 10)], 1))
-    # When it comes with another view, or with both
-    other = features.clone()
-    other[:, :10] *= common
-    # Then views that both have decide
-    assert taught.among("cup", other).tolist() == [is_same]
+    taught.add("cup", torch.cat([both_views[:, :10], torch.zeros(1, 10)], 1))
+    return taught
+
+
+def test_views_that_both_images_have_are_compared(first_view, both_views):
+    assert first_view.among("cup", both_views).tolist() == [True]
+
+
+def test_images_without_a_view_in_common_differ(first_view, both_views):
+    second_view = both_views.clone()
+    second_view[:, :10] = 0
+    assert first_view.among("cup", second_view).tolist() == [False]
 
 
 # Changes
@@ -193,17 +210,17 @@ def test_undo_and_move_with_repeated_clips(
         path = tmp_path_factory.mktemp("learner") / "a.safetensors"
         learner.save(path)
         learner = Learner.load(path)
+    # When a lesson is taken back, or was of another class
     number = data.draw(st.integers(1, len(lessons)))
     source, label = lessons[number - 1]
-    # When one is taken back, or was of another class
     if data.draw(st.booleans()):
         learner.undo(number)
-        rest = lessons[: number - 1] + lessons[number:]
+        lessons[number - 1 : number] = []
     else:
         learner.move(label, "right", lesson=number)
-        rest = [*lessons[: number - 1], (source, "right"), *lessons[number:]]
-    # Then the learner is one that was taught so
-    expected = taught(make, rest)
+        lessons[number - 1] = (source, "right")
+    # Then the learner is the one that was taught the changed lessons
+    expected = taught(make, lessons)
     assert counts(learner) == counts(expected)
     assert same(learner, expected)
 
@@ -216,7 +233,8 @@ def test_the_first_of_two_is_taken_back(learner):
     # When the first lesson is taken back
     learner.undo(first.number)
     # Then the second one is evidence
-    assert asked(learner.lessons[-1])[:2] == (0, 1)
+    assert learner.lessons[-1].repeated == 0
+    assert learner.lessons[-1].answered == 1
 
 
 def test_the_image_that_was_new_is_removed(learner):
@@ -229,8 +247,8 @@ def test_the_image_that_was_new_is_removed(learner):
     assert asked(learner.lessons[-1]) == (1, 0, 0)
 
 
-def test_what_is_no_longer_kept_was_taught_all_the_same(make, monkeypatch):
-    # Given a clip that was taught again while the first lesson was kept
+def test_a_lesson_without_history_was_taught_all_the_same(make, monkeypatch):
+    # Given a clip that was taught twice, of which the history has the second lesson
     monkeypatch.setattr(history, "MOST_LESSONS", 3)
     learner = make()
     lessons = [(0, 1), (1, 1), (1, 2), (0, 1), (1, 3)]  # class and seed
@@ -244,24 +262,21 @@ def test_what_is_no_longer_kept_was_taught_all_the_same(make, monkeypatch):
 
 
 def test_repeated_clips_in_shards(make, clips, tmp_path):
-    # Given a learner that was taught two classes
-    def taught_twice():
-        learner = make()
+    # Given two equal learners of an object of two classes
+    one_pass = make()
+    shards = make()
+    for learner in (one_pass, shards):
         for name in ("apple", "cup"):
             learner.teach(clips / name / "object0", name)
-        return learner
-
-    whole = taught_twice()
-    whole.teach(clips / "cup", "cup")
-    # When a folder with one of its clips comes in shards
-    shards = taught_twice()
+    # When a folder with two of their clips is taught in one pass and in shards
+    expected = one_pass.teach(clips / "cup", "cup")
     source = LessonSource.of(clips / "cup", "cup")
     plan = ShardedLesson.plan(shards, source, 3, tmp_path)
     for shard in plan.shards:
         shard.folder.mkdir()
         shard.compute()
     lesson = plan.teach(shards)
-    # Then it is learned as in one pass
-    assert asked(lesson) == asked(whole.lessons[-1])
+    # Then both learn the same
+    assert asked(lesson) == asked(expected)
     assert lesson.repeated == 2
-    assert same(shards, whole)
+    assert same(shards, one_pass)
