@@ -53,14 +53,14 @@ class Good:
     Attributes:
         folder: of files.
         weights: of the network.
-        parts: by method ``format``, ``learner`` (the header) and ``state`` of a good
+        contents: by method ``format``, ``learner`` (the header) and ``state`` of a good
             file; that of slda is without weights. ``TWO_LOOKS`` is rda with two looks.
         others: by method a learner that was taught apart.
     """
 
     folder: Path
     weights: Path
-    parts: dict[str, dict]
+    contents: dict[str, dict]
     others: dict[str, Learner]
 
     def weights_of(self, method):
@@ -72,20 +72,20 @@ class Good:
 def good(tmp_path_factory, weights_file):
     folder = tmp_path_factory.mktemp("good")
     network = FrozenNetwork.build("small_cnn", weights_file, 32)
-    parts = {}
+    contents = {}
     others = {}
     for method in CLOSED_FORMS:
         learner = learner_of(method, network, classes=(0, 1, 2, 0))
         path = folder / f"{method}.safetensors"
         learner.save(path, weights=method != "slda")
-        parts[method] = parts_of(path)
+        contents[method] = content_of(path)
         others[method] = learner_of(method, network, classes=(1, 3))
     two_looks = learner_of("rda", network, classes=(0, 1), looks=(1.0, 0.6))
     path = folder / "two_looks.safetensors"
     two_looks.save(path)
-    parts[TWO_LOOKS] = parts_of(path)
+    contents[TWO_LOOKS] = content_of(path)
     others[TWO_LOOKS] = learner_of("rda", network, classes=(1, 3), looks=(1.0, 0.6))
-    return Good(folder, weights_file, parts, others)
+    return Good(folder, weights_file, contents, others)
 
 
 def learner_of(method, network, classes, looks=(1.0,)):
@@ -98,7 +98,8 @@ def learner_of(method, network, classes, looks=(1.0,)):
     return learner
 
 
-def parts_of(path):
+def content_of(path):
+    """What a file holds: its format, its header and its state."""
     tensors, metadata = read_tensors(path)
     return {
         "format": metadata["format"],
@@ -107,19 +108,19 @@ def parts_of(path):
     }
 
 
-def write_parts(path, parts):
-    """Write the parts of a file, whatever they are, with right checksums."""
-    tree, tensors = flatten(parts.get("state"))
-    metadata = {"format": str(parts.get("format")), "tree": json_of(tree)}
-    if "learner" in parts:
-        metadata["learner"] = json_of(parts["learner"])
+def write_content(path, content):
+    """Write a file of any content, with right checksums."""
+    tree, tensors = flatten(content.get("state"))
+    metadata = {"format": str(content.get("format")), "tree": json_of(tree)}
+    if "learner" in content:
+        metadata["learner"] = json_of(content["learner"])
     write_tensors(path, tensors, metadata)
 
 
-def write_crafted(path, data, parts):
-    """Write parts with something wrong; return whether a file can hold them."""
+def write_crafted(path, data, content):
+    """Write a file with something wrong; return whether a file can hold it."""
     try:
-        write_parts(path, crafted(data.draw, parts))
+        write_content(path, crafted(data.draw, content))
     except (ValueError, RecursionError, TypeError):
         return False
     return True
@@ -140,11 +141,12 @@ def check_line(error, path):
 def check_answer(learner):
     """An answer is a class of the learner, with probabilities."""
     answer = learner.predict(PHOTO)
-    shares = np.array([answer.confidence, *(share for _, share in answer.runners_up)])
+    runners_up = [probability for _, probability in answer.runners_up]
+    probabilities = np.array([answer.confidence, *runners_up])
     assert answer.label in {info.name for info in learner.classes}
-    assert np.isfinite(shares).all()
-    assert shares.min() >= 0
-    assert shares.sum() <= 1 + 1e-6
+    assert np.isfinite(probabilities).all()
+    assert probabilities.min() >= 0
+    assert probabilities.sum() <= 1 + 1e-6
 
 
 def check_use(path, weights, other):
@@ -152,22 +154,26 @@ def check_use(path, weights, other):
     try:
         learner = Learner.load(path, weights)
     except LearnerError as error:
-        return check_line(error, path)
-    again = path.with_suffix(".again")
+        check_line(error, path)
+        return
+    copy_path = path.with_suffix(".copy")
     merged = copy.deepcopy(other)
     try:
         if learner.classes:
             check_answer(learner)
         merged.merge(learner)
-        merged.save(again)
-        assert Learner.load(again).classes == merged.classes
-        again.unlink()
+        check_copy(merged, copy_path)
         learner.teach(images(1, 2, seed=9), "c1")
-        learner.save(again)
-        assert Learner.load(again).classes == learner.classes
-        again.unlink()
+        check_copy(learner, copy_path)
     except ValueError as error:
         assert "\n" not in str(error)
+
+
+def check_copy(learner, path):
+    """A learner that is saved can be loaded."""
+    learner.save(path)
+    assert Learner.load(path).classes == learner.classes
+    path.unlink()
 
 
 # Not made smaller after a failure: each example takes a tenth of a second.
@@ -176,7 +182,7 @@ def check_use(path, weights, other):
 def test_crafted_files(good, data):
     method = data.draw(st.sampled_from([*CLOSED_FORMS, TWO_LOOKS]))
     path = good.folder / "crafted.safetensors"
-    if not write_crafted(path, data, good.parts[method]):
+    if not write_crafted(path, data, good.contents[method]):
         return
     check_use(path, good.weights_of(method), good.others[method])
     try:
@@ -186,30 +192,30 @@ def test_crafted_files(good, data):
 
 
 @pytest.fixture(scope="module")
-def run_parts(tmp_path_factory, clips):
-    """The parts of the files of two runs; a ``Learner`` is made of the first."""
+def run_contents(tmp_path_factory, clips):
+    """The contents of two runs' files; a ``Learner`` is made of the first."""
     folder = tmp_path_factory.mktemp("runs")
-    usual = (
+    settings = (
         f"--benchmark clip_folder --dataset-root {clips} --weights none --preset paper "
         "--backbone small_cnn --image-size 32 --batch-size 8 --first-epochs 1 "
         "--threads 1 --progress false --mem-size 8 --checkpoint false"
     )
-    parts = {}
+    contents = {}
     for name in ("ncm", "er"):
         output = folder / name
-        arguments = ["run", *usual.split(), "--strategy", name, "--output", output]
-        assert main(list(map(str, arguments))) == 0
-        parts[name] = parts_of(output / LEARNER)
-    return parts
+        options = ["--strategy", name, "--output", str(output)]
+        assert main(["run", *settings.split(), *options]) == 0
+        contents[name] = content_of(output / LEARNER)
+    return contents
 
 
 @pytest.mark.slow
 @settings(max_examples=2000, phases=[Phase.generate])
 @given(data=st.data())
-def test_crafted_files_of_runs(run_parts, good, data):
+def test_crafted_files_of_runs(run_contents, good, data):
     path = good.folder / "crafted_run.safetensors"
-    name = data.draw(st.sampled_from(list(run_parts)))
-    if not write_crafted(path, data, run_parts[name]):
+    name = data.draw(st.sampled_from(list(run_contents)))
+    if not write_crafted(path, data, run_contents[name]):
         return
     try:
         answer = Learner.load(path).predict(PHOTO)
@@ -223,25 +229,25 @@ def test_crafted_files_of_runs(run_parts, good, data):
 # One value is wrong
 
 
-def changed(parts, field, value):
-    """Return a copy of the parts of a file with another value of a field.
+def changed(content, field, value):
+    """Return a copy of the content of a file with another value of a field.
 
     Args:
-        parts: see ``Good``.
+        content: see ``Good``.
         field: path of the field; in the header unless it begins with ``state.``.
         value: the new value, or a function of the old one.
     """
-    parts = copy.deepcopy(parts)
+    content = copy.deepcopy(content)
     *path, last = map(as_key, field.split("."))
-    inner = parts["learner"]
+    inner = content["learner"]
     if path[:1] == ["state"]:
-        inner = parts
+        inner = content
     for key in path:
         inner = inner[key]
     if callable(value):
         value = value(inner[last])
     inner[last] = value
-    return parts
+    return content
 
 
 def as_key(text):
@@ -431,9 +437,12 @@ PICTURES = [
     ("field", "value", "line"), NAMES + COUNTS + SETTINGS + DOUBTS + TENSORS + PICTURES
 )
 def test_line_of_a_wrong_value(good, field, value, line, tmp_path):
-    """It names the field, what it is, and the rule."""
+    """It names the field, its value, and the rule."""
+    # Given a file with a wrong value
     path = tmp_path / "mine.safetensors"
-    write_parts(path, changed(good.parts["rda"], field, value))
+    write_content(path, changed(good.contents["rda"], field, value))
+    # When it is loaded
+    # Then the error is one line that says what is wrong
     with pytest.raises(LearnerError, match=re.escape(line)) as error:
         Learner.load(path)
     check_line(error.value, path)
@@ -454,7 +463,7 @@ LOOKS = [
 @pytest.mark.parametrize(("field", "value", "line"), LOOKS)
 def test_line_of_looks_that_disagree(good, field, value, line, tmp_path):
     path = tmp_path / "mine.safetensors"
-    write_parts(path, changed(good.parts[TWO_LOOKS], f"state.{field}", value))
+    write_content(path, changed(good.contents[TWO_LOOKS], f"state.{field}", value))
     with pytest.raises(LearnerError, match=re.escape(line)) as error:
         Learner.load(path)
     check_line(error.value, path)
@@ -462,7 +471,7 @@ def test_line_of_looks_that_disagree(good, field, value, line, tmp_path):
 
 def test_good_looks(good, tmp_path):
     path = tmp_path / "mine.safetensors"
-    write_parts(path, good.parts[TWO_LOOKS])
+    write_content(path, good.contents[TWO_LOOKS])
     assert Learner.load(path).predict(PHOTO).label == "c0"
 
 
@@ -472,19 +481,25 @@ def test_good_looks(good, tmp_path):
 def test_line_of_a_negative_scatter(good, method, name, tmp_path):
     path = tmp_path / "mine.safetensors"
     field = f"state.statistics.0.{name}"
-    write_parts(path, changed(good.parts[method], field, with_first(-1.0)))
+    write_content(path, changed(good.contents[method], field, with_first(-1.0)))
     line = rf"statistics\[0\]\.{name} does not agree .* a diagonal that is not negative"
     with pytest.raises(LearnerError, match=line):
         Learner.load(path, good.weights)
 
 
+FEATURES = "state.history.kept.0.features"
+
+
 @pytest.mark.parametrize(
     ("action", "field", "value"),
-    [("show", *NAMES[0][:2]), ("undo", *TENSORS[2][:2])],
+    [
+        pytest.param("show", "names.1", "c0", id="show"),
+        pytest.param("undo", FEATURES, torch.zeros(6, 5), id="undo"),
+    ],
 )
 def test_commands_print_the_line(good, action, field, value, crumb, tmp_path):
     path = tmp_path / "mine.safetensors"
-    write_parts(path, changed(good.parts["rda"], field, value))
+    write_content(path, changed(good.contents["rda"], field, value))
     code, out, err = crumb("learner", action, path)
     assert code == 1
     assert not out
@@ -494,24 +509,27 @@ def test_commands_print_the_line(good, action, field, value, crumb, tmp_path):
 
 def test_a_good_doubt(good, tmp_path):
     path = tmp_path / "mine.safetensors"
-    write_parts(path, changed(good.parts["rda"], "lessons.1.doubts", doubt()))
+    write_content(path, changed(good.contents["rda"], "lessons.1.doubts", doubt()))
     assert Learner.load(path).lessons[1].doubts[0].other == "c0"
 
 
 def test_a_good_picture(good, tmp_path):
     path = tmp_path / "mine.safetensors"
     jpeg = picture(512, 64)
-    parts = changed(good.parts["rda"], "state.pictures.0", jpeg)
-    write_parts(path, changed(parts, "lessons.0.pictured", [0]))
+    content = changed(good.contents["rda"], "state.pictures.0", jpeg)
+    write_content(path, changed(content, "lessons.0.pictured", [0]))
     assert Learner.load(path).lessons[0].picture == jpeg.numpy().tobytes()
 
 
 def test_unreadable_states_are_not_written(good, tmp_path):
+    # Given a learner, which shares no memory with that of other tests, and its file
     path = tmp_path / "mine.safetensors"
-    learner = pickle.loads(pickle.dumps(good.others["slda"]))  # shares no memory
+    learner = pickle.loads(pickle.dumps(good.others["slda"]))
     learner.save(path)
     before = path.read_bytes()
+    # When a value of its state is NaN
     learner._classifier.statistics.covariance[0, 0] = float("nan")
+    # Then it is not saved, and the file is as before
     line = r"mine\.safetensors cannot be saved: .*covariance is float32.*holds nan"
     with pytest.raises(LearnerError, match=line):
         learner.save(path)
