@@ -1,15 +1,18 @@
 """A damaged byte in any file that a command reads.
 
-The same result, or an error or a warning of ours.
+The result is the same, or there is an error or a warning of ours.
 
-Each kind gives the files of which one is damaged, and what is done with it. The result
-of the undamaged one is right.
+Each kind makes files of which one is damaged, and gives a function that uses it. Its
+result with the undamaged file is right.
 """
 
 import contextlib
 import io
 import sys
-from functools import cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -48,20 +51,14 @@ RECORDS = (
 
 
 def write_clips(root):
-    """Three classes of two objects of two frames, of which each class has another
-    format.
-    """
-    for label, ending in enumerate((".png", ".jpg", ".tif")):
+    """Three classes of two objects of two frames; each class has another format."""
+    formats = {"a": ".png", "b": ".jpg", "c": ".tif"}
+    for label, (name, suffix) in enumerate(formats.items()):
         for seed in range(4):
-            path = (
-                root
-                / "abc"[label]
-                / f"object{seed // 2}"
-                / "clip"
-                / f"{seed % 2}{ending}"
-            )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(np.roll(PHOTO, 10 * label + seed)).save(path)
+            folder = root / name / f"object{seed // 2}" / "clip"
+            folder.mkdir(parents=True, exist_ok=True)
+            image = Image.fromarray(np.roll(PHOTO, 10 * label + seed))
+            image.save(folder / f"{seed % 2}{suffix}")
     return root
 
 
@@ -76,10 +73,11 @@ def checkpoint(folder):
         files.write({"position": number}, state)
 
     def act(_):
-        if not (found := CheckpointFolder(folder / "resume", {"run": 3}).newest()):
+        newest = CheckpointFolder(folder / "resume", {"run": 3}).newest()
+        if not newest:
             return None
-        tree, tensors = flatten(found.state)
-        return found.number, found.notes, tree, checksums(tensors)
+        tree, tensors = flatten(newest.state)
+        return newest.number, newest.notes, tree, checksums(tensors)
 
     return sorted((folder / "resume").iterdir()), act
 
@@ -105,28 +103,26 @@ def pretrained(folder):
 
 def weights(folder):
     state = make_model().state_dict()
+    arrays = {name: tensor.numpy() for name, tensor in state.items()}
     torch.save(state, folder / "a.pth")
-    np.savez(
-        folder / "a.npz", **{name: tensor.numpy() for name, tensor in state.items()}
-    )
-    paths = [folder / "a.pth", folder / "a.npz"]
-    return paths, lambda path: checksums(read_weights(path))
+    np.savez(folder / "a.npz", **arrays)
+
+    def act(path):
+        return checksums(read_weights(path))
+
+    return [folder / "a.pth", folder / "a.npz"], act
 
 
 def maps(folder):
-    model, images = (
-        make_model(),
-        torch.stack(
-            [torch.from_numpy(np.roll(PHOTO, n)).permute(2, 0, 1) for n in range(9)]
-        ),
-    )
+    model = make_model()
+    shifted = [np.roll(PHOTO, shift) for shift in range(9)]
+    images = torch.from_numpy(np.stack(shifted)).permute(0, 3, 1, 2).contiguous()
+    dataset = torch.utils.data.TensorDataset(images)
 
     def act(_):
         with MapStore(folder, model, 9, "images", progress=False) as store:
-            dataset = store.dataset(
-                torch.utils.data.TensorDataset(images), np.arange(9), [0] * 9
-            )
-            return torch.stack([values for values, _ in dataset]).numpy().tobytes()
+            stored = store.dataset(dataset, np.arange(9), [0] * 9)
+            return torch.stack([values for values, _ in stored]).numpy().tobytes()
 
     act(None)
     return sorted(folder.iterdir()), act
@@ -135,100 +131,105 @@ def maps(folder):
 def learners(folder):
     paths = []
     for method in ("recommended", "ncm", "ranpac"):
-        paths.append(folder / f"{method}.safetensors")
-    for path in paths:
-        learner = Learner(path.stem, "small_cnn", None, 32, budget_bytes=200_000)
+        learner = Learner(method, "small_cnn", None, 32, budget_bytes=200_000)
         for number, label in enumerate(("Straße", "<b>mug")):
             learner.teach(np.roll(PHOTO, number)[None].repeat(3, 0), label)
+        path = folder / f"{method}.safetensors"
         learner.save(path)
+        paths.append(path)
 
     def act(path):
         learner = Learner.load(path)
-        return (
-            learner.predict(PHOTO),
-            learner.classes,
-            [dict(lesson.images) for lesson in learner.lessons],
-        )
+        images = [dict(lesson.images) for lesson in learner.lessons]
+        return learner.predict(PHOTO), learner.classes, images
 
     return paths, act
 
 
 def index(folder):
-    ClipFolderFrames(write_clips(folder / "clips")).to_csv(folder / "index.csv")
-    return [folder / "index.csv"], lambda path: tuple(FrameTable.from_csv(path, None))
+    path = folder / "index.csv"
+    ClipFolderFrames(write_clips(folder / "clips")).to_csv(path)
+
+    def act(path):
+        return tuple(FrameTable.from_csv(path, None))
+
+    return [path], act
 
 
 def run_of(folder):
     """Do a run on clips; return its folder, and what a rerun reads of it."""
-    options = {
-        "preset": "paper",
-        "weights": "none",
-        "backbone": "small_cnn",
-        "image_size": 32,
-        "strategy": "ncm",
-    }
-    options |= {
-        "budget_images": 9,
-        "threads": 1,
-        "progress": False,
-        "output": str(folder / "run"),
-    }
-    plan = RunPlan.of(
-        RunSettings("clip_folder", dataset_root=str(folder / "clips"), **options)
+    output = folder / "run"
+    settings = RunSettings(
+        benchmark="clip_folder",
+        dataset_root=str(folder / "clips"),
+        preset="paper",
+        weights="none",
+        backbone="small_cnn",
+        image_size=32,
+        strategy="ncm",
+        budget_images=9,
+        threads=1,
+        progress=False,
+        output=str(output),
     )
+    plan = RunPlan.of(settings)
     with contextlib.redirect_stdout(io.StringIO()):
         run_once(plan)
-    return folder / "run", lambda: check_finished(folder / "run", plan)
+    return output, partial(check_finished, output, plan)
 
 
 def records(folder):
     write_clips(folder / "clips")
-    run, again = run_of(folder)
+    output, rerun = run_of(folder)
 
     def act(_):
-        read = read_run(run)
-        return again(), read, [group.label for group in groups_of([read])]
+        run = read_run(output)
+        return rerun(), run, [group.label for group in groups_of([run])]
 
-    return [run / name for name in RECORDS], act
+    return [output / name for name in RECORDS], act
 
 
 def run_learner(folder):
     write_clips(folder / "clips")
-    run, _ = run_of(folder)
-    Image.fromarray(PHOTO).save(folder / "photo.png")
+    output, _ = run_of(folder)
+    photo = folder / "photo.png"
+    Image.fromarray(PHOTO).save(photo)
+    command = ["predict", str(output), str(photo), "--threads", "1"]
 
     def act(_):
-        out, err = io.StringIO(), io.StringIO()
+        out = io.StringIO()
+        err = io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(
-                ["predict", str(run), str(folder / "photo.png"), "--threads", "1"]
-            )
+            code = main(command)
         if code:
             assert err.getvalue().count("\n") == 1, err.getvalue()
             raise OtherWordsError(err.getvalue())
         return out.getvalue()
 
-    return [run / "learner.safetensors"], act
+    return [output / "learner.safetensors"], act
 
 
 def images(folder):
     root = write_clips(folder / "clips")
-    paths = sorted(path for path in root.rglob("*") if path.is_file())
-    _, again = run_of(folder)
-    usual = []
+    paths = sorted(files_in(root))
+    _, rerun = run_of(folder)
+    undamaged = []
 
     def act(_):
         table = ClipFolderFrames(root)
-        problem = (
-            tuple(table),
-            [np.asarray(table.read(row)).tobytes() for row in range(len(table))],
-        )
-        if usual and problem != usual[0]:
-            again()  # says that images were changed
-        usual.append(problem)
-        return problem
+        pixels = [np.asarray(table.read(row)).tobytes() for row in range(len(table))]
+        result = (tuple(table), pixels)
+        if not undamaged:
+            undamaged.append(result)
+        if result != undamaged[0]:
+            rerun()  # says that images were changed
+        return result
 
     return paths, act
+
+
+def files_in(folder):
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 KINDS = [checkpoint, pretrained, index, learners]
@@ -238,47 +239,75 @@ KINDS += [
 ]
 
 
+@dataclass
+class Prepared:
+    """The files of a kind.
+
+    Attributes:
+        folder: of all files.
+        paths: files of which one is damaged.
+        contents: the undamaged bytes of all files.
+        act: uses a file.
+        right: what ``act`` returns of the undamaged file.
+    """
+
+    folder: Path
+    paths: list[Path]
+    contents: dict[Path, bytes]
+    act: Callable[[Path], object]
+    right: Callable[[Path], object]
+
+    def restore(self):
+        """Make all files as they were."""
+        for path in files_in(self.folder):
+            if path not in self.contents:
+                path.unlink()
+        for path, content in self.contents.items():
+            if not path.exists() or path.read_bytes() != content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
-    """A function that gives the files and the act of a kind, made once, and the right
-    result of each file.
-    """
-    prepared_kinds = {}
+    """A function that makes the files of a kind, once."""
 
-    def of(kind):
-        if kind not in prepared_kinds:
-            folder = tmp_path_factory.mktemp(kind.__name__)
-            paths, act = kind(folder)
-            kept = {}
-            for path in folder.rglob("*"):
-                if path.is_file():
-                    kept[path] = path.read_bytes()
-            prepared_kinds[kind] = folder, paths, act, kept, cache(act)
-        return prepared_kinds[kind]
+    @cache
+    def prepare(kind):
+        folder = tmp_path_factory.mktemp(kind.__name__)
+        paths, act = kind(folder)
+        contents = {path: path.read_bytes() for path in files_in(folder)}
+        return Prepared(folder, paths, contents, act, right=cache(act))
 
-    return of
+    return prepare
+
+
+def clear_digests():
+    """Forget digests that a process keeps by size and time of a file."""
+    packages = ("crumb_avalanche.runs", "benchmarks_toybox_ilab.tables")
+    for name, module in list(sys.modules.items()):
+        if name.startswith(packages):
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(phases=[Phase.generate])
 @given(data=st.data())
 def test_damaged_files(prepared, kind, data):
-    folder, paths, act, kept, result_of = prepared(kind)
-    for path in [path for path in folder.rglob("*") if path.is_file()]:
-        if path not in kept:
-            path.unlink()
-    for path, content in kept.items():
-        if not path.exists() or path.read_bytes() != content:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    path = data.draw(st.sampled_from(paths))
-    right, new = result_of(path), damaged(data.draw, kept[path])
-    path.write_bytes(new)
-    for name, module in list(
-        sys.modules.items()
-    ):  # digests that a process keeps by size and time of a file
-        if name.startswith(("crumb_avalanche.runs", "benchmarks_toybox_ilab.tables")):
-            for value in vars(module).values():
-                if hasattr(value, "cache_clear"):
-                    value.cache_clear()
-    check(lambda: act(path), lambda found: found == right, (path, new[:200]))
+    # Given files, and the right result of one
+    files = prepared(kind)
+    files.restore()
+    path = data.draw(st.sampled_from(files.paths))
+    right = files.right(path)
+    # When it is damaged
+    content = damaged(data.draw, files.contents[path])
+    path.write_bytes(content)
+    clear_digests()
+    # Then its result is right, or words of ours say what is wrong
+    check(
+        act=lambda: files.act(path),
+        right=lambda result: result == right,
+        what=(path, content[:200]),
+    )
