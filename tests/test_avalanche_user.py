@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections import OrderedDict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -66,50 +67,54 @@ def write_mnist(root: Path, per_class: int = 6) -> None:
     raw.mkdir(parents=True)
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(10, dtype=np.uint8), per_class)
-    images = random.integers(0, 60, (len(labels), 28, 28), dtype=np.uint8)
+    count = len(labels)
+    images = random.integers(0, 60, (count, 28, 28), dtype=np.uint8)
     for image, label in zip(images, labels):
         image[2 * label : 2 * label + 6] += 180
+    image_file = struct.pack(">IIII", 2051, count, 28, 28) + images.tobytes()
+    label_file = struct.pack(">II", 2049, count) + labels.tobytes()
     for split in ("train", "t10k"):
-        name = f"{split}-images-idx3-ubyte"
-        content = {
-            name: struct.pack(">IIII", 2051, len(labels), 28, 28) + images.tobytes()
-        }
-        content[f"{split}-labels-idx1-ubyte"] = (
-            struct.pack(">II", 2049, len(labels)) + labels.tobytes()
-        )
-        for file, data in content.items():
-            (raw / file).write_bytes(data)
-            (raw / f"{file}.gz").write_bytes(gzip.compress(data))
+        write_with_gzip(raw / f"{split}-images-idx3-ubyte", image_file)
+        write_with_gzip(raw / f"{split}-labels-idx1-ubyte", label_file)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
+def write_with_gzip(path: Path, content: bytes) -> None:
+    """Write a file, and a compressed one beside it."""
+    path.write_bytes(content)
+    path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(content))
+
+
+@pytest.fixture
+def split_mnist(tmp_path):
+    """A function that gives few images of MNIST in five experiences."""
     write_mnist(tmp_path)
-    transforms = dict(train_transform=GREY, eval_transform=GREY)
-    benchmark = SplitMNIST(
-        5, dataset_root=tmp_path, seed=1, return_task_id=False, **transforms
-    )
-    model = split_backbone(
-        "small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=SIZE
-    )
-    calibrate(model, benchmark.train_stream[0].dataset)
-    optimizer = torch.optim.SGD(model.to(device).parameters(), lr=1e-3, momentum=0.9)
-    policy = CodeBuffer(20, ClassBalancedReservoir())
-    evaluator = EvaluationPlugin(
+    return partial(SplitMNIST, 5, dataset_root=tmp_path, return_task_id=False)
+
+
+def evaluation_of(policy: CodeBuffer, folder: Path) -> EvaluationPlugin:
+    """Avalanche's metrics and ours, with its three loggers."""
+    return EvaluationPlugin(
         accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
         forgetting_metrics(experience=True, stream=True),
         timing_metrics(epoch=True),
         LedgerMetric(policy),
         loggers=[
             InteractiveLogger(),
-            TensorboardLogger(tmp_path / "tb"),
-            CSVLogger(str(tmp_path / "csv")),
+            TensorboardLogger(folder / "tb"),
+            CSVLogger(str(folder / "csv")),
         ],
     )
-    schedule = LRSchedulerPlugin(
-        torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9), reset_scheduler=False
+
+
+def strategy_with_plugins(benchmark, policy, folder, device):
+    """CRUMB with plugins, metrics and loggers of Avalanche."""
+    model = split_backbone(
+        "small_cnn", None, n_classes=10, codebook=Codebook(16, 16), image_size=SIZE
     )
-    strategy = CRUMBStrategy(
+    calibrate(model, benchmark.train_stream[0].dataset)
+    optimizer = torch.optim.SGD(model.to(device).parameters(), lr=1e-3, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+    return CRUMBStrategy(
         model=model,
         optimizer=optimizer,
         storage_policy=policy,
@@ -119,43 +124,65 @@ def test_split_mnist_with_loggers_and_plugins(tmp_path, device, capsys):
         plugins=[
             LwFPlugin(alpha=0.5, temperature=2),
             EWCPlugin(ewc_lambda=0.1),
-            schedule,
+            LRSchedulerPlugin(scheduler, reset_scheduler=False),
         ],
-        evaluator=evaluator,
+        evaluator=evaluation_of(policy, folder),
     )
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_split_mnist_with_loggers_and_plugins(split_mnist, tmp_path, device, capsys):
+    # Given a strategy with Avalanche's plugins, metrics and loggers
+    benchmark = split_mnist(seed=1, train_transform=GREY, eval_transform=GREY)
+    policy = CodeBuffer(20, ClassBalancedReservoir())
+    strategy = strategy_with_plugins(benchmark, policy, tmp_path, device)
+    # When it learns a stream of two classes an experience
     for number, experience in enumerate(benchmark.train_stream):
         strategy.train(experience, shuffle=True)
         results = strategy.eval(benchmark.test_stream)
-        assert len(policy) <= 20 and len(policy.classes) == 2 * (number + 1)
+        # Then it stores memories of all classes so far
+        assert len(policy) <= 20
+        assert len(policy.classes) == 2 * (number + 1)
+    # And the metrics are computed and logged
     assert any(key.startswith("Top1_Acc_Stream/eval_phase") for key in results)
     assert results["Ledger/buffer_bytes"] == policy.buffer_bytes > 0
     assert "Top1_Acc_Stream" in capsys.readouterr().out
-    assert (
-        list((tmp_path / "tb").rglob("events.out*"))
-        and (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
-    )
+    assert list((tmp_path / "tb").rglob("events.out*"))
+    assert (tmp_path / "csv" / "eval_results.csv").stat().st_size > 0
+
+
+@pytest.fixture
+def for_12_classes():
+    """A model for the images of MNIST and of toy shapes."""
+    return split_backbone("small_cnn", None, n_classes=12, image_size=SIZE)
+
+
+def test_sorted_classes_give_a_warning(split_mnist, for_12_classes):
+    # Given images of which one class comes after the other
+    experience = split_mnist(train_transform=GREY).train_stream[0]
+    strategy = our_strategy("CRUMBStrategy", for_12_classes)
+    # When they are learned in order
+    # Then a warning says what to do
+    words = r"one class after the other.*train\(experience, shuffle=True\)"
+    with pytest.warns(UserWarning, match=words):
+        strategy.train(experience)
 
 
 @pytest.mark.filterwarnings("error:.*one class after the other")
-def test_sorted_classes_give_a_warning(tmp_path):
-    write_mnist(tmp_path)
-    model = split_backbone("small_cnn", None, n_classes=12, image_size=SIZE)
-    ours = ToyShapes(
-        objects_per_class=1, sessions=2, held_out_sessions=1, size=SIZE
-    ).train_stream[0]  # a clip a class
-    theirs = SplitMNIST(
-        5, dataset_root=tmp_path, return_task_id=False, train_transform=GREY
-    ).train_stream[0]
-    with pytest.warns(
-        UserWarning,
-        match=r"one class after the other.*train\(experience, shuffle=True\)",
-    ):
-        our_strategy("CRUMBStrategy", model).train(theirs)
-    our_strategy("CRUMBStrategy", model).train(theirs, shuffle=True)
-    our_strategy("CRUMBStrategy", model, CodeBuffer(20)).train(ours)
+def test_shuffled_classes_give_no_warning(split_mnist, for_12_classes):
+    experience = split_mnist(train_transform=GREY).train_stream[0]
+    our_strategy("CRUMBStrategy", for_12_classes).train(experience, shuffle=True)
+
+
+@pytest.mark.filterwarnings("error:.*one class after the other")
+def test_a_clip_of_each_class_gives_no_warning(for_12_classes):
+    stream = ToyShapes(objects_per_class=1, sessions=2, held_out_sessions=1, size=SIZE)
+    strategy = our_strategy("CRUMBStrategy", for_12_classes, CodeBuffer(20))
+    strategy.train(stream.train_stream[0])
 
 
 def assert_stops_untrained(strategy, experience, error, words):
+    """Training raises an error before the first step."""
     layers = strategy.model.plastic_layers
     before = [weight.clone() for weight in layers.parameters()]
     with pytest.raises(error, match=words):
@@ -182,31 +209,41 @@ def test_images_of_another_size_are_refused(kind, make_stream):
 
 
 @pytest.mark.parametrize("kind", STORING)
-def test_grey_images_are_refused(kind, tmp_path):
-    write_mnist(tmp_path)
-    grey = SplitMNIST(5, dataset_root=tmp_path, seed=1, return_task_id=False)
+def test_grey_images_are_refused(kind, split_mnist):
     strategy = our_strategy(kind, calibrated_model(28), train_mb_size=6)
+    first = split_mnist(seed=1).train_stream[0]
     words = r"\(6, 1, 28, 28\), not \(B, 3, h, w\).*grey.*expand\(3, -1, -1\)"
-    assert_stops_untrained(strategy, grey.train_stream[0], ValueError, words)
+    assert_stops_untrained(strategy, first, ValueError, words)
 
 
 def test_a_growing_head_is_refused(make_model):
     head = IncrementalClassifier(8 * 4 * 4)
     layers = nn.Sequential(OrderedDict(flatten=nn.Flatten(), head=head))
+    extractor = make_model().feature_extractor
     words = r"head.*IncrementalClassifier.*nn.Linear.*each class of the whole stream"
     with pytest.raises(TypeError, match=words):
-        SplitModel(make_model().feature_extractor, layers, "head", image_size=16)
+        SplitModel(extractor, layers, "head", image_size=16)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_a_network_with_a_growing_head_is_refused(wrapped):
+NO_GROWING_HEAD = r"IncrementalClassifier.*nn.Linear.*n_classes"
+
+
+def split_at_layer3(network):
+    codebook = Codebook()
+    return split_at(network, "layer3", n_classes=4, codebook=codebook, image_size=64)
+
+
+def test_a_network_with_a_growing_head_is_refused():
     network = models.resnet18(weights=None)
-    if wrapped:
-        network = as_multitask(network, "fc")
-    else:
-        network.fc = IncrementalClassifier(512)
-    with pytest.raises(TypeError, match=r"IncrementalClassifier.*nn.Linear.*n_classes"):
-        split_at(network, "layer3", n_classes=4, codebook=Codebook(), image_size=64)
+    network.fc = IncrementalClassifier(512)
+    with pytest.raises(TypeError, match=NO_GROWING_HEAD):
+        split_at_layer3(network)
+
+
+def test_a_network_of_several_tasks_is_refused():
+    network = as_multitask(models.resnet18(weights=None), "fc")
+    with pytest.raises(TypeError, match=NO_GROWING_HEAD):
+        split_at_layer3(network)
 
 
 @pytest.mark.parametrize("head", [IncrementalClassifier, MultiHeadClassifier])
@@ -219,14 +256,14 @@ def test_a_growing_head_put_in_later(kind, head, model, make_stream):
 
 
 @pytest.mark.parametrize(
-    "kind, own", [(CRUMBStrategy, {"mem_size": 8}), (StreamStrategy, {})]
+    "kind, arguments", [(CRUMBStrategy, {"mem_size": 8}), (StreamStrategy, {})]
 )
-def test_a_wrapped_model_is_refused(kind, own, model):
+def test_a_wrapped_model_is_refused(kind, arguments, model):
     wrapped = as_multitask(model, "plastic_layers")
     optimizer = torch.optim.SGD(wrapped.parameters(), lr=0.1)
     words = r"SplitModel, not a MultiTaskDecorator.*as_multitask"
     with pytest.raises(TypeError, match=words):
-        kind(model=wrapped, optimizer=optimizer, **own)
+        kind(model=wrapped, optimizer=optimizer, **arguments)
 
 
 def test_a_wrapped_model_is_refused_by_the_plugin(model, make_stream):
@@ -237,28 +274,54 @@ def test_a_wrapped_model_is_refused_by_the_plugin(model, make_stream):
     assert_stops_untrained(strategy, first, TypeError, words)
 
 
-def test_classes_are_sets_and_lists(make_stream):
-    """Avalanche's new benchmarks have sets there, its classic ones lists, and some of
-    its code takes lists only.
-    """
-    experience = make_stream().train_stream[1]
-    classes = experience.classes_in_this_experience
-    assert isinstance(classes, set) and classes == {2, 3} and classes[0] in classes
-    for name in ("previous_classes", "classes_seen_so_far", "future_classes"):
-        assert type(getattr(experience, name)) is set
+# Avalanche's new benchmarks have sets of classes, its classic ones lists, and some of
+# its code takes lists only.
+
+
+@pytest.fixture
+def second(make_stream):
+    """The second experience, of classes 2 and 3."""
+    return make_stream().train_stream[1]
+
+
+def test_classes_are_a_set_and_a_list(second):
+    classes = second.classes_in_this_experience
+    assert isinstance(classes, set)
+    assert classes == {2, 3}
+    assert classes[0] in classes
     assert np.setdiff1d(np.arange(4), classes).tolist() == [0, 1]
-    heads, head = MultiHeadClassifier(8), IncrementalClassifier(8)
-    loss, metric = MaskedCrossEntropy(), MeanNewOldScores()
-    heads.adaptation(experience)
+
+
+@pytest.mark.parametrize(
+    "name", ["previous_classes", "classes_seen_so_far", "future_classes"]
+)
+def test_other_classes_are_sets(second, name):
+    assert type(getattr(second, name)) is set
+
+
+def test_avalanche_s_multi_head_takes_the_classes(second):
+    heads = MultiHeadClassifier(8)
+    heads.adaptation(second)
     assert heads.active_units_T0.nonzero().flatten().tolist() == [2, 3]
-    head.adaptation(experience)
-    loss.pre_adapt(None, experience)
-    metric.update_new_classes(classes)
-    assert (
-        head.classifier.out_features == 4
-        and metric.new_classes == {2, 3} == loss.current_classes
-    )
+
+
+def test_avalanche_s_growing_head_takes_the_classes(second):
+    head = IncrementalClassifier(8)
+    head.adaptation(second)
+    assert head.classifier.out_features == 4
     assert head.active_units.nonzero().flatten().tolist() == [2, 3]
+
+
+def test_avalanche_s_masked_loss_takes_the_classes(second):
+    loss = MaskedCrossEntropy()
+    loss.pre_adapt(None, second)
+    assert loss.current_classes == {2, 3}
+
+
+def test_avalanche_s_mean_scores_take_the_classes(second):
+    metric = MeanNewOldScores()
+    metric.update_new_classes(second.classes_in_this_experience)
+    assert metric.new_classes == {2, 3}
 
 
 ACCURACY = "Top1_Acc_Stream/eval_phase/test_stream/Task000"
