@@ -41,104 +41,125 @@ DTYPES = (
     torch.bool,
 )
 
+KINDS = (
+    "value",
+    "value",
+    "dtype",
+    "longer",
+    "shorter",
+    "empty",
+    "scaled",
+    "flat",
+    "tenfold",
+)
+ODD_FLOATS = (float("nan"), float("inf"), -1.0, 1e30)
+ODD_INTEGERS = (-1, 1, 100, 127)
+
 
 def json_of(value):
     """JSON of a value that may hold ``DEEP``."""
     return json.dumps(value).replace(f'"{DEEP}"', "[" * 10**5 + "]" * 10**5)
 
 
-def places(value, path=()):
-    """The paths of all entries of a nested value."""
+def paths_in(value, path=()):
+    """Yield the paths of all entries of a nested value: their keys, from outside in."""
     if isinstance(value, dict):
-        inner = value.items()
+        entries = value.items()
     elif isinstance(value, list | tuple):
-        inner = enumerate(value[:3])
+        entries = enumerate(value[:3])
     else:
         return
-    for key, entry in inner:
+    for key, entry in entries:
         yield (*path, key)
-        yield from places(entry, (*path, key))
+        yield from paths_in(entry, (*path, key))
 
 
-def tensor_of(draw, tensor):
-    """A tensor like another, with something wrong."""
-    kind = draw(
-        st.sampled_from(
-            [
-                "value",
-                "value",
-                "dtype",
-                "longer",
-                "shorter",
-                "empty",
-                "scaled",
-                "flat",
-                "tenfold",
-            ]
-        )
-    )
+def changed_tensor(draw, tensor):
+    """Return a tensor like another, with something wrong."""
+    kind = draw(st.sampled_from(KINDS))
     if kind == "value" and tensor.numel():
-        changed = tensor.clone()
-        odd = (
-            (float("nan"), float("inf"), -1.0, 1e30)
-            if tensor.is_floating_point()
-            else (-1, 1, 100, 127)
-        )
-        value = draw(st.sampled_from(odd))
-        flat = changed.view(-1)
-        flat[draw(st.integers(0, len(flat) - 1))] = value
-        return changed
+        return _with_other_value(draw, tensor)
     if kind == "dtype":
         return tensor.to(draw(st.sampled_from(DTYPES)))
     if kind == "scaled":
-        return tensor * 3 if tensor.dtype != torch.bool else ~tensor
+        return ~tensor if tensor.dtype == torch.bool else tensor * 3
     if kind == "flat" or not tensor.dim():
         return tensor.reshape(-1)
     if kind == "empty":
         return tensor[:0]
     if kind == "shorter":
         return tensor[:-1]
-    return torch.cat([tensor, tensor[:1]] if kind == "longer" else [tensor] * 10)
+    if kind == "longer":
+        return torch.cat([tensor, tensor[:1]])
+    return torch.cat([tensor] * 10)
 
 
-def wrong(draw, value):
-    """Another value in the place of one."""
+def _with_other_value(draw, tensor):
+    """Return a tensor with an odd value somewhere."""
+    odd_values = ODD_FLOATS if tensor.is_floating_point() else ODD_INTEGERS
+    value = draw(st.sampled_from(odd_values))
+    changed = tensor.clone()
+    flat = changed.view(-1)
+    position = draw(st.integers(0, len(flat) - 1))
+    flat[position] = value
+    return changed
+
+
+def changed_value(draw, value):
+    """Return another value than one: one like it, or an odd one."""
     if isinstance(value, Tensor) and draw(st.integers(0, 4)):
-        return tensor_of(draw, value)
+        return changed_tensor(draw, value)
     if isinstance(value, dict) and value and draw(st.booleans()):
-        key, second = (draw(st.sampled_from(list(value))) for _ in range(2))
-        return {
-            **value,
-            key: value[second],
-            **({f"{key}2": value[second]} if draw(st.booleans()) else {}),
-        }
+        return _changed_dict(draw, value)
     if isinstance(value, list | tuple) and value and draw(st.booleans()):
-        return (
-            [*value, draw(st.sampled_from(list(value)))]
-            if draw(st.booleans())
-            else list(value[1:])
-        )
+        return _changed_list(draw, value)
     if isinstance(value, int) and not isinstance(value, bool) and draw(st.booleans()):
         return value + draw(st.sampled_from([-1, 1, 1000]))
-    return copy.deepcopy(
-        draw(st.sampled_from(ODD))
-    )  # a later change may change its entries
+    # A later change may change the entries of an odd value.
+    return copy.deepcopy(draw(st.sampled_from(ODD)))
+
+
+def _changed_dict(draw, value):
+    """Return a dictionary in which one entry stands for another, or a new one."""
+    keys = list(value)
+    key = draw(st.sampled_from(keys))
+    other_key = draw(st.sampled_from(keys))
+    changed = {**value, key: value[other_key]}
+    if draw(st.booleans()):
+        changed[f"{key}2"] = value[other_key]
+    return changed
+
+
+def _changed_list(draw, value):
+    """Return a list with an entry twice, or without its first one."""
+    entries = list(value)
+    if draw(st.booleans()):
+        return [*entries, draw(st.sampled_from(entries))]
+    return entries[1:]
 
 
 def crafted(draw, value):
-    """A copy of a nested value with one to three changes."""
+    """Return a copy of a nested value with one to three changes."""
     changed = copy.deepcopy(value)
     for _ in range(draw(st.sampled_from([1, 1, 1, 2, 3]))):
-        if not (all_places := list(places(changed))):
+        paths = list(paths_in(changed))
+        if not paths:
             break
-        *inner, last = draw(st.sampled_from(all_places))
-        held = changed
-        for key in inner:
-            if isinstance(held[key], tuple):
-                held[key] = list(held[key])
-            held = held[key]
-        if draw(st.integers(0, 5)) == 0:
-            del held[last]
+        *outer_keys, last_key = draw(st.sampled_from(paths))
+        container = _container_at(changed, outer_keys)
+        is_left_out = draw(st.integers(0, 5)) == 0
+        if is_left_out:
+            del container[last_key]
         else:
-            held[last] = wrong(draw, held[last])
+            container[last_key] = changed_value(draw, container[last_key])
     return changed
+
+
+def _container_at(value, keys):
+    """Return the list or dictionary at a path; tuples on the way become lists."""
+    container = value
+    for key in keys:
+        if isinstance(container[key], tuple):
+            container[key] = list(container[key])
+        container = container[key]
+    return container

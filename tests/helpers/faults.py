@@ -8,6 +8,7 @@ ours says what is wrong.
 import contextlib
 import errno
 import io
+import itertools
 import os
 import signal
 import sys
@@ -38,6 +39,10 @@ DAMAGES = ("byte",) * 5 + (
     "left out",
 )
 
+HEADER = 1024  # bytes at the start of a file that damage is drawn in more often
+DIGITS = b"0123456789"
+SEARCHED = 20_000  # bytes at the start of a file in which digits are changed
+
 
 class OtherWordsError(ValueError):
     """A command said something else than without damage."""
@@ -48,51 +53,75 @@ def damaged(draw, data: bytes) -> bytes:
 
     A changed byte or digit, a span zeroed, moved or left out, a cut, or more.
     """
-    how = draw(st.sampled_from(DAMAGES))
+    kind = draw(st.sampled_from(DAMAGES))
     last = max(0, len(data) - 1)
-    start = draw(
-        st.integers(0, last) | st.integers(0, min(last, 1023))
-    )  # headers are short and decide most
-    end = min(len(data), start + draw(st.sampled_from((1, 7, 64, 512))))
-    if how == "byte" and data:
-        new = bytes([data[start] ^ draw(st.integers(1, 255))]) + data[start + 1 :]
-    elif how == "digit" and (
-        digits := [
-            position for position, byte in enumerate(data[:20_000]) if 48 <= byte <= 57
-        ]
-    ):
-        start = draw(st.sampled_from(digits))
-        new = draw(st.sampled_from("0123456789")).encode() + data[start + 1 :]
-    elif how == "cut":
-        new = b""
-    elif how == "longer":
-        start, new = (
-            len(data),
-            draw(st.sampled_from((b"\0", b"\n", bytes(512), data[:512]))),
-        )
-    else:
-        spans = {
-            "zeros": bytes(end - start),
-            "moved": data[: end - start],
-            "left out": b"",
-        }
-        new = spans.get(how, draw(st.binary(min_size=1, max_size=64))) + data[end:]
-    damaged = data[:start] + new
-    return damaged if damaged != data else data + b"\0"
+    # Headers are short and decide most.
+    in_header = st.integers(0, min(last, HEADER - 1))
+    start = draw(st.integers(0, last) | in_header)
+    length = draw(st.sampled_from((1, 7, 64, 512)))
+    end = min(len(data), start + length)
+    changed = _with_damage(draw, kind, data, start, end)
+    return changed if changed != data else data + b"\0"
+
+
+def _with_damage(draw, kind: str, data: bytes, start: int, end: int) -> bytes:
+    """Return bytes with damage of a kind, in or from a span."""
+    before = data[:start]
+    after = data[end:]
+    if kind == "byte" and data:
+        return before + _other_byte(draw, data[start]) + data[start + 1 :]
+    if kind == "digit":
+        return _with_other_digit(draw, data)
+    if kind == "zeros":
+        return before + bytes(end - start) + after
+    if kind == "moved":
+        return before + data[: end - start] + after
+    if kind == "left out":
+        return before + after
+    if kind == "cut":
+        return before
+    if kind == "longer":
+        return data + draw(st.sampled_from((b"\0", b"\n", bytes(512), data[:512])))
+    return before + draw(st.binary(min_size=1, max_size=64)) + after
+
+
+def _other_byte(draw, byte: int) -> bytes:
+    """Return another byte."""
+    return bytes([byte ^ draw(st.integers(1, 255))])
+
+
+def _with_other_digit(draw, data: bytes) -> bytes:
+    """Return bytes with another digit in the place of one; the same without digits."""
+    positions = []
+    for position, byte in enumerate(data[:SEARCHED]):
+        if byte in DIGITS:
+            positions.append(position)
+    if not positions:
+        return data
+    position = draw(st.sampled_from(positions))
+    digit = draw(st.sampled_from(DIGITS))
+    return data[:position] + bytes([digit]) + data[position + 1 :]
 
 
 def is_ours(error: BaseException) -> bool:
     """Whether a command would print an error as one line, in words of ours."""
     if not isinstance(error, Exception) or cli.words_for(error) is None:
         return False
-    if isinstance(error, MemoryError | OtherWordsError) or (
-        isinstance(error, OSError) and disk_advice(error)
-    ):
+    if isinstance(error, MemoryError | OtherWordsError):
         return True
+    if isinstance(error, OSError) and disk_advice(error):
+        return True
+    return _is_raised_by_us(error)
+
+
+def _is_raised_by_us(error: Exception) -> bool:
+    """Whether the innermost frame of an error is in our packages, or it has none."""
     traceback = error.__traceback__
-    while traceback is not None and traceback.tb_next is not None:
+    if traceback is None:
+        return True
+    while traceback.tb_next is not None:
         traceback = traceback.tb_next
-    return traceback is None or traceback.tb_frame.f_code.co_filename.startswith(OURS)
+    return traceback.tb_frame.f_code.co_filename.startswith(OURS)
 
 
 def check(
@@ -114,10 +143,11 @@ def check(
             if not is_ours(error):
                 raise
             return
-    said = [
-        str(warning.message) for warning in caught if warning.category is UserWarning
-    ] + err.getvalue().splitlines()
-    assert right(result) or said, f"silent: {what}"
+    messages = err.getvalue().splitlines()
+    for warning in caught:
+        if warning.category is UserWarning:
+            messages.append(str(warning.message))
+    assert right(result) or messages, f"silent: {what}"
 
 
 @contextlib.contextmanager
@@ -146,19 +176,13 @@ def watched_changes(folder: Path, watch: Callable[[str], None]) -> Iterator[None
     active = True
 
     def hook(event: str, arguments: tuple) -> None:
-        if not active or (event != "open" and event not in CHANGES):
+        if not active or not _is_change(event, arguments):
             return
-        if event == "open" and not (
-            isinstance(arguments[2], int) and arguments[2] & WRITES
-        ):
+        path = arguments[0]
+        if not isinstance(path, str | bytes | os.PathLike):  # a file's descriptor
             return
-        path = (
-            os.fsdecode(arguments[0])
-            if isinstance(arguments[0], str | bytes | os.PathLike)
-            else ""
-        )
-        if path.startswith(str(folder)):
-            watch(path)
+        if os.fsdecode(path).startswith(str(folder)):
+            watch(os.fsdecode(path))
 
     sys.addaudithook(hook)  # which cannot be removed
     try:
@@ -167,17 +191,24 @@ def watched_changes(folder: Path, watch: Callable[[str], None]) -> Iterator[None
         active = False
 
 
+def _is_change(event: str, arguments: tuple) -> bool:
+    """Whether an audit event is a change of a file."""
+    if event != "open":
+        return event in CHANGES
+    flags = arguments[2]
+    return isinstance(flags, int) and bool(flags & WRITES)
+
+
 def command_killed_at(
     change: int, number: int, folder: str, arguments: list[str]
 ) -> None:
     """Do ``crumb ARGUMENTS`` in this process, which gets a signal before one of its
     changes of files in a folder.
     """
-    left = [change]
+    changes = itertools.count(1)
 
     def watch(path: str) -> None:
-        left[0] -= 1
-        if left[0] == 0:
+        if next(changes) == change:
             os.kill(os.getpid(), number)
 
     signal.signal(signal.SIGINT, signal.default_int_handler)

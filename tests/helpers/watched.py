@@ -52,7 +52,8 @@ class Outputs(SupervisedPlugin):
 
     def __init__(self):
         super().__init__()
-        self.outputs, self.images = [], []
+        self.outputs = []
+        self.images = []
 
     def after_eval_iteration(self, strategy, **kwargs):
         self.outputs.append(strategy.mb_output.clone())
@@ -75,7 +76,9 @@ class Losses(SupervisedPlugin):
 
     def __init__(self, expect):
         super().__init__()
-        self.losses, self.expected, self.expect = [], [], expect
+        self.losses = []
+        self.expected = []
+        self.expect = expect
 
     def before_backward(self, strategy, **kwargs):
         self.expected.append(float(self.expect(strategy)))
@@ -88,8 +91,10 @@ def unseen_in(logits):
     """Classes of a probability of 1e-6 in every row of ``(B, classes)`` logits,
     relative to the others.
     """
-    ratios = logits.double().softmax(1) / (1 - logits.double().softmax(1))
-    return set(((ratios / 1e-6 - 1).abs() < 1e-3).all(0).nonzero().flatten().tolist())
+    probabilities = logits.double().softmax(1)
+    ratios = probabilities / (1 - probabilities)
+    is_unseen = ((ratios / 1e-6 - 1).abs() < 1e-3).all(0)
+    return set(is_unseen.nonzero().flatten().tolist())
 
 
 def built(name, model, mem_size=7, settings=None, seed=0, method=None, **host):
@@ -106,29 +111,30 @@ def taught(
     per_experience=2,
     mem_size=7,
     plugins=(),
-    **more,
+    **arguments,
 ):
     """What ``learned`` returns of the small model without a codebook, and the small
     stream of some classes.
     """
-    model, stream = (
-        make_model(n_classes=len(classes), codebook=False),
-        make_stream(per_experience, classes=classes),
+    model = make_model(n_classes=len(classes), codebook=False)
+    stream = make_stream(per_experience, classes=classes)
+    strategy = learned(
+        name, model, stream, mem_size, experiences, plugins=list(plugins), **arguments
     )
-    return learned(
-        name, model, stream, mem_size, experiences, plugins=list(plugins), **more
-    ), stream
+    return strategy, stream
 
 
-def learned(name, model, stream, mem_size=7, experiences=None, **more):
+def learned(name, model, stream, mem_size=7, experiences=None, **arguments):
     """What ``built`` makes, after the first so many experiences of a stream."""
-    strategy = built(name, model, mem_size, **more)
+    strategy = built(name, model, mem_size, **arguments)
     for experience in stream.train_stream[:experiences]:
         strategy.train(experience)
     return strategy
 
 
-BATCH, EPOCHS, MEM_SIZE = 6, 2, 7
+BATCH = 6
+EPOCHS = 2
+MEM_SIZE = 7
 SGD = dict(lr=0.05, momentum=0.9, weight_decay=1e-3)
 PAPER = dict(
     direct_weight=0.0,
@@ -144,28 +150,28 @@ def make(kind, model, *plugins, **arguments):
     """A strategy of any class that prints nothing, with batches of six and SGD over all
     weights.
     """
-    settings = (
-        dict(train_mb_size=BATCH, evaluator=EvaluationPlugin(loggers=[])) | arguments
+    settings = dict(
+        train_mb_size=BATCH,
+        evaluator=EvaluationPlugin(loggers=[]),
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
     )
-    settings.setdefault(
-        "optimizer", torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    )
+    settings |= arguments
     return kind(model=model, plugins=list(plugins), **settings)
 
 
 def train(model, stream, buffer, plugins=(), shuffle=False, **arguments):
     """The small stream through ``CRUMBStrategy``; returns the strategy."""
-    settings = (
-        dict(first_epochs=EPOCHS, optimizer=torch.optim.SGD(model.parameters(), **SGD))
-        | arguments
-    )
+    optimizer = torch.optim.SGD(model.parameters(), **SGD)
+    settings = dict(first_epochs=EPOCHS, optimizer=optimizer) | arguments
     strategy = make(CRUMBStrategy, model, *plugins, storage_policy=buffer, **settings)
     for experience in stream.train_stream:
         strategy.train(experience, shuffle=shuffle)
     return strategy
 
 
-def same_weights(one, two, **tolerance):
-    assert one.state_dict().keys() == two.state_dict().keys()
-    for name, value in one.state_dict().items():
-        torch.testing.assert_close(value, two.state_dict()[name], **tolerance, msg=name)
+def same_weights(first, second, **tolerance):
+    """Fail unless two models have the same weights, by name."""
+    weights = second.state_dict()
+    assert first.state_dict().keys() == weights.keys()
+    for name, value in first.state_dict().items():
+        torch.testing.assert_close(value, weights[name], **tolerance, msg=name)
