@@ -121,10 +121,10 @@ def _check_zeros_of_format(image: Image.Image, content: bytes) -> None:
             _check_zeros(content[start:end], _MOST_ZEROS[image.format])
 
 
-def _check_zeros(content: bytes, most: int) -> None:
-    """Raise if `most` bytes in a row of an image's content are zeros."""
-    if bytes(most) in content:
-        raise _hole_error(most)
+def _check_zeros(content: bytes, length: int) -> None:
+    """Raise if `length` bytes in a row of an image's content are zeros."""
+    if bytes(length) in content:
+        raise _hole_error(length)
 
 
 def _hole_error(count: int) -> DamagedError:
@@ -147,7 +147,7 @@ def _lossy_chunks_of_webp(content: bytes) -> Iterator[tuple[int, int]]:
         position = end + size % 2  # chunks begin at even positions
 
 
-def _boxes_of_iso_media(content: bytes, wanted: bytes) -> Iterator[tuple[int, int]]:
+def _boxes_of_iso_media(content: bytes, box_name: bytes) -> Iterator[tuple[int, int]]:
     """Yield where the content of each box of one name begins and ends in an image file.
 
     In bytes, without the 8 of the size and the name with which a box begins.
@@ -155,7 +155,7 @@ def _boxes_of_iso_media(content: bytes, wanted: bytes) -> Iterator[tuple[int, in
     Args:
         content: The file, AVIF, HEIF or JPEG 2000: boxes one after another (ISO/IEC
             14496-12). Or the content of a box that holds others.
-        wanted: Name of the boxes, 4 letters such as `b"mdat"`.
+        box_name: Name of the boxes, 4 letters such as `b"mdat"`.
     """
     position = 0
     while position + 8 <= len(content):
@@ -164,7 +164,7 @@ def _boxes_of_iso_media(content: bytes, wanted: bytes) -> Iterator[tuple[int, in
             size = struct.unpack_from(">Q", content, position + 8)[0]
         if size < 8:  # 0 is up to the end of the file; no box is smaller than its head
             size = len(content) - position
-        if name == wanted:
+        if name == box_name:
             yield position + 8, position + size
         position += size
 
@@ -209,13 +209,14 @@ def _metadata_of_iso_media(meta: bytes) -> list[tuple[int, int]]:
             entry = entries[entry_start:entry_end]
             # version, number of the item, and its type
             form = ">B3xH2x4s" if entry[:1] == b"\2" else ">B3xI2x4s"
-            _, item, item_type = struct.unpack_from(form, entry)
+            _, item_number, item_type = struct.unpack_from(form, entry)
             if item_type in _METADATA:
-                metadata_items.add(item)
+                metadata_items.add(item_number)
     extents = []
     for start, end in _boxes_of_iso_media(meta, b"iloc"):
-        for item, first, after_last in _extents_of_items(io.BytesIO(meta[start:end])):
-            if item in metadata_items:
+        iloc = io.BytesIO(meta[start:end])
+        for item_number, first, after_last in _extents_of_items(iloc):
+            if item_number in metadata_items:
                 extents.append((first, after_last))
     return extents
 
@@ -240,7 +241,7 @@ def _extents_of_items(iloc: BinaryIO) -> Iterator[tuple[int, int, int]]:
         return
     number_size = 2 if version < 2 else 4
     for _ in range(_read_number(iloc, number_size)):
-        item = _read_number(iloc, number_size)
+        item_number = _read_number(iloc, number_size)
         # 0: places count from the beginning of the file
         method = _read_number(iloc, 2) if version else 0
         _read_number(iloc, 2)  # which file it is in
@@ -250,7 +251,7 @@ def _extents_of_items(iloc: BinaryIO) -> Iterator[tuple[int, int, int]]:
             first = base + _read_number(iloc, offset_size)
             length = _read_number(iloc, length_size)
             if method == 0:
-                yield item, first, first + length
+                yield item_number, first, first + length
 
 
 def _read_number(file: BinaryIO, size: int) -> int:

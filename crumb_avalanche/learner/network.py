@@ -289,20 +289,21 @@ def _built_model(weights: str | None, arguments: dict[str, Any]) -> SplitModel:
     return model.eval()
 
 
-def are_same(one: Network, other: Network) -> bool:
+def are_same(first: Network, second: Network) -> bool:
     """Return whether two networks are the same to the bit, wherever they are from."""
-    first = one.header()
-    second = other.header()
-    return all(first[name] == second[name] for name in ("arguments", "weights_sha256"))
+    header = first.header()
+    other_header = second.header()
+    names = ("arguments", "weights_sha256")
+    return all(header[name] == other_header[name] for name in names)
 
 
-def check_same(one: Network, other: Network) -> None:
+def check_same(first: Network, second: Network) -> None:
     """Raise NetworkError if two networks are not the same to the bit."""
-    if are_same(one, other):
+    if are_same(first, second):
         return
     raise NetworkError(
-        f"the learners have different networks, {_described(one)} and "
-        f"{_described(other)}; only learners with the same network can be merged: "
+        f"the learners have different networks, {_described(first)} and "
+        f"{_described(second)}; only learners with the same network can be merged: "
         "teach one of them again with the network of the other"
     )
 

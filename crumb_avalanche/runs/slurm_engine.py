@@ -256,16 +256,16 @@ class SlurmEngine(Engine):
             EngineError: the queue has not answered for ten minutes.
         """
         command = ["squeue", "--me", "--noheader", "--array", "--states=all"]
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "--format=%i %T"], capture_output=True, text=True, check=False
         )
-        if done.returncode == 0:
+        if process.returncode == 0:
             self._last_answer_time = time.monotonic()
-            return dict(line.split() for line in done.stdout.splitlines())
+            return dict(line.split() for line in process.stdout.splitlines())
         if time.monotonic() - self._last_answer_time > PATIENCE:
             raise EngineError(
-                f"squeue does not answer ({_last_line(done.stderr)}): the jobs go on; "
-                "give the same command again later"
+                f"squeue does not answer ({_last_line(process.stderr)}): the jobs go "
+                "on; give the same command again later"
             )
         return None
 
@@ -308,16 +308,16 @@ def usable_minutes(settings: EngineSettings) -> int:
             "of the cluster, or leave --engine out"
         )
     # A line for each partition: its name and its longest time.
-    done = subprocess.run(
+    process = subprocess.run(
         ["sinfo", "--noheader", "--format=%P %l"],
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise EngineError(f"SLURM does not answer: {_last_line(done.stderr)}")
+    if process.returncode:
+        raise EngineError(f"SLURM does not answer: {_last_line(process.stderr)}")
     # SLURM's text of the longest time, such as 1-00:00:00, by partition.
-    limits = dict(line.split() for line in done.stdout.splitlines())
+    limits = dict(line.split() for line in process.stdout.splitlines())
     names = [name.removesuffix("*") for name in limits]
     defaults = [name for name in limits if name.endswith("*")]  # SLURM marks it so
     partition = settings.partition
@@ -359,10 +359,10 @@ def check_request(settings: EngineSettings, minutes: int) -> None:
     }
     flags = [f"--{name}={value}" for name, value in values.items() if value is not None]
     command = ["sbatch", "--test-only", *flags, "--wrap=true"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    if process.returncode:
         raise EngineError(
-            f"SLURM refuses such jobs ({_last_line(done.stderr)}): ask for what the "
+            f"SLURM refuses such jobs ({_last_line(process.stderr)}): ask for what the "
             "partition has in --resources"
         )
 
