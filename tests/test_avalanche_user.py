@@ -299,26 +299,26 @@ def test_other_classes_are_sets(second, name):
     assert type(getattr(second, name)) is set
 
 
-def test_avalanche_s_multi_head_takes_the_classes(second):
+def test_the_multi_head_of_avalanche_takes_the_classes(second):
     heads = MultiHeadClassifier(8)
     heads.adaptation(second)
     assert heads.active_units_T0.nonzero().flatten().tolist() == [2, 3]
 
 
-def test_avalanche_s_growing_head_takes_the_classes(second):
+def test_the_growing_head_of_avalanche_takes_the_classes(second):
     head = IncrementalClassifier(8)
     head.adaptation(second)
     assert head.classifier.out_features == 4
     assert head.active_units.nonzero().flatten().tolist() == [2, 3]
 
 
-def test_avalanche_s_masked_loss_takes_the_classes(second):
+def test_the_masked_loss_of_avalanche_takes_the_classes(second):
     loss = MaskedCrossEntropy()
     loss.pre_adapt(None, second)
     assert loss.current_classes == {2, 3}
 
 
-def test_avalanche_s_mean_scores_take_the_classes(second):
+def test_the_mean_scores_of_avalanche_take_the_classes(second):
     metric = MeanNewOldScores()
     metric.update_new_classes(second.classes_in_this_experience)
     assert metric.new_classes == {2, 3}

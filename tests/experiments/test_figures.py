@@ -351,17 +351,31 @@ def test_statistics_of_usage_before_and_after():
     assert statistics["as varied as so many equal blocks"] == ["2.0", "2.0"]
 
 
-def test_a_rebuilt_run_has_its_accuracy_and_needs_its_model(ran, tmp_path):
+@pytest.fixture
+def run_folder(ran, tmp_path):
+    """The folder of a run, and its final accuracy."""
     result, _ = ran(tmp_path)
-    settings = RunSettings(**yaml.safe_load((tmp_path / "config.yaml").read_text()))
-    run = rebuild(settings)
+    return tmp_path, result["final_accuracy"]
+
+
+def settings_of_folder(folder):
+    return RunSettings(**yaml.safe_load((folder / "config.yaml").read_text()))
+
+
+def test_a_rebuilt_run_has_its_accuracy(run_folder):
+    folder, final_accuracy = run_folder
+    run = rebuild(settings_of_folder(folder))
     answers = logits_of(run.after, run.batches())[PLAIN].argmax(1)
     accuracy = 100 * (answers == run.table.labels[run.rows]).mean()
-    assert accuracy == pytest.approx(result["final_accuracy"])
-    (tmp_path / "learner.safetensors").unlink()
+    assert accuracy == pytest.approx(final_accuracy)
+
+
+def test_a_run_without_its_learner_cannot_be_rebuilt(run_folder):
+    folder, _ = run_folder
+    (folder / "learner.safetensors").unlink()
     words = r"has no learner.safetensors; run it again with --keep-learner"
     with pytest.raises(ValueError, match=words):
-        rebuild(settings)
+        rebuild(settings_of_folder(folder))
 
 
 def test_batches_hold_each_image_once():

@@ -295,7 +295,7 @@ def test_features_of_scenes_are_stored(noise_scenes, scene_features):
 
 @pytest.fixture
 def changed_photo(noise_scenes, tmp_path):
-    """A photo of the scenes that is another during the test."""
+    """A photo of the scenes that is replaced during the test."""
     photo = noise_scenes.files[0]
     shutil.copy2(photo, tmp_path / "first.png")
     noise_image(np.random.default_rng(1)).resize((40, 40)).save(photo)
@@ -309,6 +309,7 @@ def test_features_of_other_photos_are_stored_beside_them(
     stored = noise_scenes.stored()
     noise_scenes.features()
     assert stored < noise_scenes.stored()
+    assert len(noise_scenes.stored()) == len(stored) + 1
 
 
 BLUE = (40, 60, 190)

@@ -751,7 +751,7 @@ def test_a_stream_may_be_shortened(shortened_run):
     assert figures["forgetting"] == learned[0] - final[0]
 
 
-def test_figures_of_a_shortened_stream_are_not_those_of_a_longer(shortened_run):
+def test_figures_of_a_shortened_stream_are_not_those_of_a_longer_one(shortened_run):
     words = "made with other settings; use another --output"
     with pytest.raises(ValueError, match=words):
         task_incremental.measure(shortened_run, experiences=3)
@@ -762,3 +762,5 @@ def test_a_stream_of_one_experience_is_refused(clips, tmp_path):
     words = "the stream has 1 experience, so nothing can be forgotten; give"
     with pytest.raises(ValueError, match=words):
         task_incremental.measure(settings, experiences=1)
+    assert not task_incremental.path_of(settings).exists()
+    task_incremental.measure(settings, experiences=2)  # nothing stands in its way

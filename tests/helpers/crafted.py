@@ -106,7 +106,7 @@ def _with_other_value(draw, tensor):
 
 
 def changed_value(draw, value):
-    """Return another value than one: one like it, or an odd one."""
+    """Return a value other than the given one: one like it, or an odd one."""
     if isinstance(value, Tensor) and draw(st.integers(0, 4)):
         return changed_tensor(draw, value)
     if isinstance(value, dict) and value and draw(st.booleans()):

@@ -39,7 +39,7 @@ DAMAGES = ("byte",) * 5 + (
     "left out",
 )
 
-HEADER = 1024  # bytes at the start of a file that damage is drawn in more often
+HEADER = 1024  # first bytes of a file, damaged more often
 DIGITS = b"0123456789"
 SEARCHED = 20_000  # bytes at the start of a file in which digits are changed
 
@@ -70,7 +70,7 @@ def _with_damage(draw, kind: str, data: bytes, start: int, end: int) -> bytes:
     after = data[end:]
     if kind == "byte" and data:
         return before + _other_byte(draw, data[start]) + data[start + 1 :]
-    if kind == "digit":
+    if kind == "digit" and digit_positions(data):
         return _with_other_digit(draw, data)
     if kind == "zeros":
         return before + bytes(end - start) + after
@@ -90,15 +90,14 @@ def _other_byte(draw, byte: int) -> bytes:
     return bytes([byte ^ draw(st.integers(1, 255))])
 
 
+def digit_positions(data: bytes) -> list[int]:
+    """Return where the first bytes of a file are digits."""
+    return [position for position, byte in enumerate(data[:SEARCHED]) if byte in DIGITS]
+
+
 def _with_other_digit(draw, data: bytes) -> bytes:
-    """Return bytes with another digit in the place of one; the same without digits."""
-    positions = []
-    for position, byte in enumerate(data[:SEARCHED]):
-        if byte in DIGITS:
-            positions.append(position)
-    if not positions:
-        return data
-    position = draw(st.sampled_from(positions))
+    """Return bytes with another digit in the place of one."""
+    position = draw(st.sampled_from(digit_positions(data)))
     digit = draw(st.sampled_from(DIGITS))
     return data[:position] + bytes([digit]) + data[position + 1 :]
 

@@ -340,12 +340,13 @@ def saved(tmp_path_factory):
 
 
 def test_the_command_compares_images(saved, crumb, tmp_path):
-    # Given a learner file, and three photos
+    # Given a learner file, and three photos beside a text
     path = shutil.copy(saved, tmp_path)
     folder = tmp_path / "photos"
     folder.mkdir()
     for number, image in enumerate(photos(2, 3, 1, (40, 50))):
         Image.fromarray(image).save(folder / f"{number}.png")
+    (folder / "notes.txt").write_text("no photo")
     # When it is exported
     code, out, err = crumb("export", path, "--images", folder, "--threads", 1)
     # Then both are compared on the photos, and the file lies beside the learner's

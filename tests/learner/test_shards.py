@@ -183,8 +183,11 @@ def test_what_decides_features_names_their_shards(make, clips, arguments):
     assert len(keys) == len(changes)
 
 
-def test_equal_lessons_share_their_shards(arguments):
-    assert _lesson_key(**arguments) == _lesson_key(**arguments)
+def test_equal_lessons_share_their_shards(make, clips, arguments):
+    source = LessonSource.of(clips, None, "raise")
+    equal = {**arguments, "learner": make(), "source": source}
+    equal["clips"] = source.clips([])
+    assert _lesson_key(**arguments) == _lesson_key(**equal)
 
 
 def test_a_damaged_shard_is_named(make, clips, tmp_path):

@@ -77,11 +77,16 @@ def finish(settings: RunSettings, config: str = CONFIG) -> None:
     write_json(folder / RESULT, with_digests(folder, result))
 
 
+def finish_with_plan(settings: RunSettings) -> None:
+    """Write the result of a run, with the settings that tell it is finished."""
+    finish(settings, str(RunPlan.of(settings)))
+
+
 def raise_in_run_1(settings: RunSettings) -> None:
     print("something was said")
     if settings.run == 1:
         raise ValueError("run 1 cannot be")
-    finish(settings)
+    finish_with_plan(settings)
 
 
 def die_once(settings: RunSettings) -> None:
@@ -95,7 +100,7 @@ def die_once(settings: RunSettings) -> None:
 
 def die_at_the_end(settings: RunSettings) -> None:
     """SIGKILL run 1 when its result is written."""
-    finish(settings, str(RunPlan.of(settings)))
+    finish_with_plan(settings)
     if settings.run == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -188,9 +193,9 @@ def test_a_failed_cell_alone_is_done_again(processes, tmp_path):
     sweep(cells, processes, work=raise_in_run_1)
     others = [cells[0], cells[2]]
     before = times(others)
-    # When that cell is done again
-    assert not sweep(cells[1:2], processes, work=finish)
-    # Then it has a result and no error, and the others have theirs
+    # When all are to be done again
+    assert not sweep(cells, processes, work=finish_with_plan)
+    # Then that cell has a result and no error, and the others are not done again
     assert accuracies(cells) == [10, 11, 12]
     assert not (Path(cells[1].output) / ERROR).exists()
     assert times(others) == before
@@ -418,7 +423,7 @@ def test_predictions_of_a_diverged_run(diverged):
         pytest.param(0, 0, True, id="first experience"),
     ],
 )
-def test_otherwise_or_in_the_first_experience_it_is_an_error(
+def test_a_divergence_that_does_not_count_is_an_error(
     clips, tmp_path, monkeypatch, experience, iteration, counts
 ):
     diverge_at(experience, iteration, monkeypatch)

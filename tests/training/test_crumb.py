@@ -229,7 +229,7 @@ def test_codes_of_the_direct_loss(make_stream):
     stream = make_stream()
     calibrate(by_hand, stream.train_stream[0].dataset)
     expected = trained_on_all(by_hand, stream, mem_size=MEM_SIZE, **DIRECT)
-    # When another one is trained without
+    # When another one is trained that was not
     model = small()
     strategy = trained_on_all(model, make_stream(), mem_size=MEM_SIZE, **DIRECT)
     # Then it is calibrated, and both are the same

@@ -88,7 +88,7 @@ def test_the_loss_falls(trained):
     assert history[-1]["codebook_accuracy"] > 60
 
 
-def test_f_does_not_change(trained):
+def test_plastic_layers_and_codebook_change_but_not_f(trained):
     model, _, before = trained
     hashes = hashes_of(model)
     assert hashes["feature_extractor"] == before["feature_extractor"]
@@ -167,7 +167,7 @@ class InterruptedReadingError(Exception):
 
 
 class CutOff(Dataset):
-    """Images of which so many are read before an error."""
+    """Images that raise an error after a number of reads."""
 
     def __init__(self, images, reads):
         self.images = images
@@ -292,7 +292,7 @@ class CalledCommand:
 
 
 def call(arguments, output):
-    """Call a command once for several tests, which `crumb` does for one."""
+    """Call a command for a fixture of the module; `crumb` is for one test."""
     out = io.StringIO()
     error = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
@@ -339,13 +339,20 @@ def test_hidden_files_are_skipped(done, photos_to_change, tmp_path):
     done(*options, "--output", tmp_path / "x.safetensors")
 
 
-def test_damaged_images_are_named(refused, photos_to_change, tmp_path):
+def test_damaged_images_are_named(done, refused, photos_to_change, tmp_path):
+    # Given a pretrained file, and an image that cannot be read
+    output = tmp_path / "x.safetensors"
+    options = [*options_of(photos_to_change, epochs=1), "--output", output]
+    done(*options)
+    content = output.read_bytes()
     damaged = photos_to_change / "cup" / "0.png"
     damaged.write_bytes(b"no picture")
-    options = options_of(photos_to_change, epochs=1)
+    # When it is to be written again
     words = "cannot decode .*; replace it or remove it"
-    error = refused(words, *options, "--output", tmp_path / "x.safetensors")
+    error = refused(words, *options, "--overwrite", "true")
+    # Then the image is named, and the file stays
     assert str(damaged) in error
+    assert output.read_bytes() == content
 
 
 @pytest.fixture(scope="module")

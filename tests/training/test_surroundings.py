@@ -4,6 +4,7 @@ Autocast, converted models, wrappers, images, types, other hosts.
 """
 
 import copy
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_a_compiled_model_is_refused(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("layers", ["feature_extractor", "plastic_layers"])
 def test_compiled_layers_give_the_same_weights(layers):
-    # Given two equal models of which half of one is compiled
+    # Given two equal models, one with a compiled part
     plain = host_model()
     compiled = host_model()
     getattr(compiled, layers).compile(backend="eager")
@@ -337,12 +338,15 @@ def trained(make_model, make_stream):
     return model
 
 
-@pytest.fixture
-def usual_defaults():
-    """Torch's defaults come back after a test."""
-    yield
-    torch.set_default_device(None)
-    torch.set_default_dtype(torch.float32)
+@contextmanager
+def torch_defaults(set_default, default):
+    """Set a default of torch, and restore it on exit."""
+    set_default(default)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -352,13 +356,12 @@ def usual_defaults():
         pytest.param(torch.set_default_dtype, torch.float64, id="dtype"),
     ],
 )
-@pytest.mark.usefixtures("usual_defaults")
 def test_defaults_of_torch_do_not_matter(
     set_default, default, trained, model, make_stream
 ):
     stream = make_stream()
-    set_default(default)
-    train(model, stream, CodeBuffer(7)).eval(stream.test_stream)
+    with torch_defaults(set_default, default):
+        train(model, stream, CodeBuffer(7)).eval(stream.test_stream)
     same_weights(trained, model, **EXACT)
 
 
@@ -387,7 +390,7 @@ def test_training_in_several_processes_is_refused(model, make_stream, monkeypatc
 class Pixels(Dataset):
     """Twelve random images of two classes, passed through a transform.
 
-    Black and white pixels are among theirs.
+    Each has a black and a white pixel.
     """
 
     def __init__(self, transform):
