@@ -36,8 +36,8 @@ from crumb_avalanche.methods.run_header import LEARNER
 from crumb_avalanche.methods.slda import StreamingLDA
 from crumb_avalanche.report.paired import paired
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.session import open_stream
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.stream import open_stream
 from crumb_avalanche.runs.tables import mean_text, number
 from crumb_avalanche.training.plugins import OutputsPlugin
 

@@ -162,8 +162,8 @@ def pretrained_network(file: str) -> SplitModel:
     """The network that `crumb pretrain` wrote, as it was built, with its own classes."""
     from crumb_avalanche.models.split_backbone import split_backbone
     from crumb_avalanche.models.weights import check_and_load
+    from crumb_avalanche.runs.model import codebook_of, network_of
     from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-    from crumb_avalanche.runs.session import codebook_of, network_of
     from crumb_avalanche.training.pretraining import read_pretrained
 
     state, made_with = read_pretrained(file)

@@ -142,7 +142,8 @@ def measure(settings: RunSettings, experiences: int | None = None) -> None:
     from avalanche.evaluation.metrics import accuracy_metrics
     from avalanche.training.plugins import EvaluationPlugin
 
-    from crumb_avalanche.runs.session import PreparedRun, Session, open_stream
+    from crumb_avalanche.runs.session import PreparedRun, Session
+    from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.system.process import set_up_process
 
     plan = RunPlan.of(settings)

@@ -15,7 +15,7 @@ from crumb_avalanche.runs.settings import CLIPS, RunSettings
 from crumb_avalanche.system.folder_lock import locked
 
 if TYPE_CHECKING:
-    from crumb_avalanche.runs.session import Stream
+    from crumb_avalanche.runs.stream import Stream
 
 
 class RunsFailedError(RuntimeError):

@@ -85,7 +85,8 @@ def fill_shard(settings: RunSettings, shard: int, shards: int) -> None:
     from torch.utils.data import Subset
 
     from crumb_avalanche.models.map_store import FILL_BATCH
-    from crumb_avalanche.runs.session import PreparedRun, open_stream
+    from crumb_avalanche.runs.session import PreparedRun
+    from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.system.process import set_up_process
 
     plan = RunPlan.of(settings)

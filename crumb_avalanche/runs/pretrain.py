@@ -21,9 +21,9 @@ from crumb_avalanche.models.map_store import MapStore, files_key
 from crumb_avalanche.models.split_backbone import CODEBOOK_DIM
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.models.weights import weights_hash
+from crumb_avalanche.runs.model import build_model
 from crumb_avalanche.runs.plan import settings_of_backbone
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import part_for
 from crumb_avalanche.runs.tables import format_table
 from crumb_avalanche.system.file_metadata import format_of

@@ -19,11 +19,12 @@ from crumb_avalanche.models.backbone_names import (
     is_timm,
     preprocessing_of,
 )
+from crumb_avalanche.runs.model import network_of
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.predictions import PredictionsPlugin
 from crumb_avalanche.runs.resume import Progress, Resume
 from crumb_avalanche.runs.run_folder import versions, write_csv, write_json
-from crumb_avalanche.runs.session import Session, network_of
+from crumb_avalanche.runs.session import Session
 from crumb_avalanche.training.ledger import LedgerMetric
 from crumb_avalanche.training.stateful import StatefulPlugin
 

@@ -15,15 +15,9 @@ from crumb_avalanche.runs import run_folder
 from crumb_avalanche.runs.plan import RunPlan
 from crumb_avalanche.runs.recorder import Recorder, keep_learner, run_result
 from crumb_avalanche.runs.resume import Progress, Resume
-from crumb_avalanche.runs.session import (
-    PreparedRun,
-    Session,
-    Stream,
-    describe_stream,
-    open_stream,
-    trials_text,
-)
+from crumb_avalanche.runs.session import PreparedRun, Session, trials_text
 from crumb_avalanche.runs.settings import RuntimeName
+from crumb_avalanche.runs.stream import Stream, describe_stream, open_stream
 from crumb_avalanche.runs.tables import (
     ledger_table,
     matrix_table,

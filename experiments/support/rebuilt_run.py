@@ -51,7 +51,8 @@ def rebuild(settings: RunSettings) -> RebuiltRun:
     """
     from crumb_avalanche.methods.run_file import load_learner
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.session import PreparedRun, open_stream
+    from crumb_avalanche.runs.session import PreparedRun
+    from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.system.process import set_up_process
 
     learned = Path(settings.output) / LEARNER

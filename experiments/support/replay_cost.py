@@ -382,7 +382,7 @@ def measure(settings: RunSettings, part: Part) -> None:
     """
     from crumb_avalanche.methods.registry import get_strategy
     from crumb_avalanche.runs.plan import RunPlan
-    from crumb_avalanche.runs.session import open_stream
+    from crumb_avalanche.runs.stream import open_stream
     from crumb_avalanche.system.process import set_up_process
 
     plan = RunPlan.of(settings)

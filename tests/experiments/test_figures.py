@@ -44,8 +44,8 @@ from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.report.paired import Paired, interval, paired
 from crumb_avalanche.runs import pretrain
+from crumb_avalanche.runs.model import build_model
 from crumb_avalanche.runs.pretrain_settings import PretrainSettings
-from crumb_avalanche.runs.session import build_model
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.training.pretraining import save_pretrained
 

@@ -36,8 +36,8 @@ from benchmarks_toybox_ilab.tables.frame import FrameTableError
 from benchmarks_toybox_ilab.tables.frame_table import FrameTable
 from crumb_avalanche.cli import prepare as command
 from crumb_avalanche.runs.plan import RunPlan
-from crumb_avalanche.runs.session import open_stream
 from crumb_avalanche.runs.settings import RunSettings
+from crumb_avalanche.runs.stream import open_stream
 from crumb_avalanche.system.folder_lock import in_use, locked
 
 CORE50 = core50_names((1, 2, 3), (1, 6), (10, 11, 30))

@@ -11,8 +11,8 @@ from small_models import same_tensors
 from benchmarks_toybox_ilab.catalog import BENCHMARKS
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.runs import session
+from crumb_avalanche.runs.model import build_model, capacity_of
 from crumb_avalanche.runs.plan import RunPlan, paper_settings, presets_file
-from crumb_avalanche.runs.session import build_model, capacity_of
 from crumb_avalanche.runs.settings import RunSettings
 from crumb_avalanche.training.avalanche_fixes import labels_of
 from crumb_avalanche.training.lr_search import tune
