@@ -19,7 +19,7 @@ from support.common_options import (
     run_script,
 )
 from support.findings import Cell
-from support.rows import chosen_rows, folder_name, rows_of
+from support.rows import chosen_rows, rows_of
 from support.sweep import exit_code
 from support.tables import publish
 
@@ -44,19 +44,10 @@ def settings_of(name: str, protocol: str, quick: bool = False) -> dict:
 
 def cells_of(options: CommonOptions, names: Sequence[str], protocol: str) -> list[Cell]:
     """Cells of rows, which are tested against preset `paper`."""
-    root = options.output / protocol
-    cells = []
+    settings = {}
     for name in names:
-        cell = Cell(
-            row=name,
-            benchmark=options.benchmark,
-            protocol=protocol,
-            folder=root / folder_name(name),
-            settings=settings_of(name, protocol, options.quick),
-            reference=root / FIRST,
-        )
-        cells.append(cell)
-    return cells
+        settings[name] = settings_of(name, protocol, options.quick)
+    return options.cells_of_rows(settings, protocol, reference=FIRST)
 
 
 def main() -> int:
@@ -68,6 +59,7 @@ def main() -> int:
     chosen = parser.parse_args()
     own_presets(chosen)
     options = common_options(chosen)
+    options.check_protocol(chosen.protocol)
     names = chosen_rows(ROWS, chosen.rows)
     cells = cells_of(options, names, chosen.protocol)
     findings, failed = options.run_cells(cells)

@@ -27,7 +27,7 @@ from support.common_options import (
 )
 from support.findings import Cell, Finding
 from support.pictures import bars
-from support.rows import chosen_rows, folder_name, rows_of
+from support.rows import chosen_rows, rows_of
 from support.sweep import exit_code
 from support.tables import ACCURACY, EFFECT, effect_text, write_table
 
@@ -122,19 +122,10 @@ def cells_of(
     options: CommonOptions, names: Sequence[str], protocol: str, budget: int | None
 ) -> list[Cell]:
     """Cells of rows, which are tested against the recommended preset."""
-    root = options.output / protocol
-    cells = []
+    settings = {}
     for name in names:
-        cell = Cell(
-            row=name,
-            benchmark=options.benchmark,
-            protocol=protocol,
-            folder=root / folder_name(name),
-            settings=settings_of(name, protocol, options.quick, budget),
-            reference=root / TABLE,
-        )
-        cells.append(cell)
-    return cells
+        settings[name] = settings_of(name, protocol, options.quick, budget)
+    return options.cells_of_rows(settings, protocol, reference=TABLE)
 
 
 def csv_rows_of(findings: Sequence[Finding]) -> list[list[object]]:
@@ -185,11 +176,7 @@ def main() -> int:
     protocol = chosen.protocol
     names = chosen_rows(ROWS, chosen.rows)
     own_presets(chosen)
-    if not options.protocols(options.benchmark, [protocol]):
-        raise ValueError(
-            f"{options.benchmark} has no videos, so no {protocol}: give --protocol "
-            "class_iid"
-        )
+    options.check_protocol(protocol)
     cells = cells_of(options, names, protocol, chosen.budget_bytes)
     findings, failed = options.run_cells(cells)
     finished = [finding for finding in findings if finding.runs]

@@ -2,12 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from support.findings import Cell, Finding, Run, find, runs_in_folders
 from support.recorded_runs import RecordedRun, RecordedRuns
+from support.rows import folder_name
 from support.runs import finished_runs, planned_text
 from support.sweep import cell_settings
 
@@ -81,6 +82,38 @@ class CommonOptions:
         if self.quick:
             return protocols[:1]
         return protocols
+
+    def check_protocol(self, protocol: str) -> None:
+        """Raise ValueError if the benchmark does not have a protocol."""
+        if not self.protocols(self.benchmark, [protocol]):
+            raise ValueError(
+                f"{self.benchmark} has no videos, so no {protocol}: give --protocol "
+                "class_iid"
+            )
+
+    def cells_of_rows(
+        self, settings: Mapping[str, dict], protocol: str, reference: str
+    ) -> list[Cell]:
+        """Cells of rows, each in a folder below that of the protocol.
+
+        Args:
+            settings: of `crumb run`, by row, that differ from those of the table.
+            protocol: order of the stream.
+            reference: row that the others are tested against.
+        """
+        root = self.output / protocol
+        cells = []
+        for row, settings_of_row in settings.items():
+            cell = Cell(
+                row=row,
+                benchmark=self.benchmark,
+                protocol=protocol,
+                folder=root / folder_name(row),
+                settings=settings_of_row,
+                reference=root / folder_name(reference),
+            )
+            cells.append(cell)
+        return cells
 
     def settings(self, benchmark: str, **changes) -> RunSettings:
         """Settings of runs on a benchmark."""

@@ -233,6 +233,11 @@ def test_the_readme_names_every_script():
             "cifar100 has no videos, so no class_instance: give --protocol",
         ),
         (
+            "deviations",
+            ["--benchmark", "cifar100"],
+            "cifar100 has no videos, so no class_instance: give --protocol",
+        ),
+        (
             "recommended",
             ["--preset", "reference"],
             "every row of this table has its own preset; leave it out",
@@ -276,7 +281,8 @@ def test_the_readme_names_every_script():
         ("table1_accuracy", ["--strategies", "magic"], "strategy 'magic' is unknown"),
     ],
     ids=[
-        "no videos",
+        "no videos for recommended",
+        "no videos for deviations",
         "preset of recommended",
         "preset of bytes_dial",
         "no panel",
