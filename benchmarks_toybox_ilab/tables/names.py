@@ -57,8 +57,7 @@ def check_name(name: object, is_folder: bool = False) -> str:
             f"a class name is {name!r} ({type(name).__name__}); {NAME_RULE}."
         )
     problem = problem_of_name(name)
-    name = unicodedata.normalize("NFC", name)
-    name = name.strip() or name  # a blank one is refused as it came
+    name = normal_name(name) or name  # a blank one is refused as it came
     if problem:
         quoted = f"'{printable(name[:40])}'"
         if len(name) > 40:
@@ -68,6 +67,11 @@ def check_name(name: object, is_folder: bool = False) -> str:
             cure += ", or rename the folder"
         raise FrameTableError(f"class name {quoted} {problem}; {NAME_RULE}. {cure}.")
     return name
+
+
+def normal_name(name: str) -> str:
+    """Return a name of a class without outer spaces and in Unicode form NFC."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 def problem_of_name(name: str) -> str:

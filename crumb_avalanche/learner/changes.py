@@ -2,7 +2,7 @@
 
 from numbers import Integral, Real
 
-from benchmarks_toybox_ilab.tables.names import check_near
+from benchmarks_toybox_ilab.tables.names import check_near, normal_name
 from crumb_avalanche.images.clips import check_label
 from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import NetworkError, are_same, check_same
@@ -87,6 +87,7 @@ class ChangeableLearner(Predictor):
                 name, or, unless ``new_class``, nearly the name of another class.
         """
         self.check_teachable()
+        old = normal_name(old)
         new = check_label(new)
         with self._lock:
             state = self._state
@@ -111,6 +112,7 @@ class ChangeableLearner(Predictor):
             ValueError: there is no class of this name.
         """
         self.check_teachable()  # raises if it can only be asked
+        name = normal_name(name)
         with self._lock:
             state = self._state
             new_state = state.without_class(name)
@@ -216,6 +218,7 @@ class ChangeableLearner(Predictor):
                 ``new_class`` is not set.
         """
         self.check_teachable()  # raises if it can only be asked
+        old = normal_name(old)
         new = check_label(new)
         with self._lock:
             state = self._state

@@ -71,6 +71,25 @@ def test_names_that_look_the_same(name, expected):
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda learner, name: learner.forget(name), id="forget"),
+        pytest.param(lambda learner, name: learner.rename(name, "bar"), id="rename"),
+        pytest.param(lambda learner, name: learner.move(name, "bar"), id="move"),
+    ],
+)
+def test_a_name_in_another_form_is_that_of_its_class(make, change):
+    # Given a class whose name was given in a decomposed form
+    name = "cafe\u0301"
+    learner = make()
+    learner.teach(images(0), name)
+    # When the class is changed by the same name
+    change(learner, name)
+    # Then it is no longer there
+    assert "caf\u00e9" not in [info.name for info in learner.classes]
+
+
+@pytest.mark.parametrize(
     ("name", "near"),
     [
         ("Cup", "cup"),
