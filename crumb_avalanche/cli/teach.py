@@ -1,13 +1,12 @@
 """``crumb teach``: teach a learner what images show."""
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +29,9 @@ from crumb_avalanche.runs.engine_settings import EngineSettings, engine_settings
 from crumb_avalanche.system.folder_lock import locked_file
 from crumb_avalanche.system.process import keep_freed_memory
 from crumb_avalanche.system.words import counted, error_rates
+
+if TYPE_CHECKING:
+    from crumb_avalanche.learner.shards import ShardedLesson
 
 MOST_NAMES = 3  # of folders, in what is said about them
 WORK_OF_SHARDS = "crumb_avalanche.learner.shards"
@@ -64,13 +66,15 @@ def main(settings: TeachSettings) -> None:
             learner, settings.runtime, *(settings.sources or (settings.nothing,))
         )
         learner.keep_pictures = settings.keep_pictures
+        plan = None
         if engine is None:
             lesson = teach_here(learner, settings)
         else:
-            lesson = teach_in_shards(learner, settings, engine)
+            plan = plan_of_shards(learner, settings, engine)
+            lesson = teach_in_shards(learner, plan, settings, engine)
         learner.save(path, weights=weights, pictures=True, locked=True)
-        # Features of shards are not needed once the lesson is saved.
-        shutil.rmtree(shards_folder(settings), ignore_errors=True)
+        if plan is not None:
+            plan.remove_features()  # not needed once the lesson is saved
     print_lesson(lesson, learner, path)
     print_learner(learner, path)
 
@@ -155,15 +159,47 @@ def shards_by_default(engine: EngineSettings) -> int:
     return SHARDS_ON_A_CLUSTER
 
 
-def teach_in_shards(
+def plan_of_shards(
     learner: Learner, settings: TeachSettings, engine: EngineSettings
-) -> Lesson:
-    """Teach a learner with features that workers compute, as one lesson.
+) -> "ShardedLesson":
+    """Divide the images of a lesson into shards.
 
     Args:
         learner: learns the source.
         settings: of the command: source, label and number of shards.
-        engine: whose workers compute the features, each those of a shard of the images.
+        engine: whose workers compute the features, each those of a shard.
+    """
+    from crumb_avalanche.learner.shards import LessonSource, ShardedLesson
+
+    source = settings.nothing
+    label: str | None = NOTHING
+    if settings.nothing is None:
+        source = source_of(settings)
+        label = settings.label
+    learner.use_runtime(settings.runtime)
+    return ShardedLesson.plan(
+        learner,
+        LessonSource.of(source, label, settings.on_bad_frame),
+        settings.shards or shards_by_default(engine),
+        shards_folder(settings).resolve(),
+        new_class=settings.new_class,
+        threads=settings.threads or engine.cpus,
+    )
+
+
+def teach_in_shards(
+    learner: Learner,
+    plan: "ShardedLesson",
+    settings: TeachSettings,
+    engine: EngineSettings,
+) -> Lesson:
+    """Teach a learner with features that workers compute, as one lesson.
+
+    Args:
+        learner: learns the source of the plan.
+        plan: of the lesson.
+        settings: of the command.
+        engine: whose workers compute the features of the shards.
 
     Returns:
         The lesson.
@@ -171,31 +207,15 @@ def teach_in_shards(
     Raises:
         ShardsFailedError: some failed; the learner is as it was.
     """
-    from crumb_avalanche.learner.shards import LessonSource, ShardedLesson
     from crumb_avalanche.runs.engines import do_all, engine_of
     from crumb_avalanche.runs.work import WorkUnit
 
-    source = settings.nothing
-    label: str | None = NOTHING
-    if settings.nothing is None:
-        source = source_of(settings)
-        label = settings.label
-    folder = shards_folder(settings)
-    learner.use_runtime(settings.runtime)
-    plan = ShardedLesson.plan(
-        learner,
-        LessonSource.of(source, label, settings.on_bad_frame),
-        settings.shards or shards_by_default(engine),
-        folder.resolve(),
-        new_class=settings.new_class,
-        threads=settings.threads or engine.cpus,
-    )
     units = [
         WorkUnit(shard.folder, shard.compute, shard.is_done) for shard in plan.shards
     ]
     failed = do_all(
         units,
-        engine_of(engine, folder, preload=WORK_OF_SHARDS),
+        engine_of(engine, plan.folder, preload=WORK_OF_SHARDS),
         plural="shards",
         progress=settings.progress,
     )

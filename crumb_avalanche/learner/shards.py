@@ -8,7 +8,9 @@ that was taught in one pass, whatever the number of shards and workers.
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -182,12 +184,14 @@ class ShardedLesson:
 
     Attributes:
         source: of the lesson.
+        folder: of the features of this lesson alone, which its key names.
         clips: all of its clips.
         shards: that together have all clips, in order.
         unread: folders that cannot be read.
     """
 
     source: LessonSource
+    folder: Path
     clips: list[Clip]
     shards: list[Shard]
     unread: list[BadImage]
@@ -252,7 +256,7 @@ class ShardedLesson:
                 folder=lesson_folder / f"shard{number}of{count}",
             )
             shards.append(shard)
-        return cls(source, clips, shards, unread)
+        return cls(source, lesson_folder, clips, shards, unread)
 
     def batches(
         self, unread: list[BadImage]
@@ -274,6 +278,15 @@ class ShardedLesson:
             The lesson, as ``Learner.teach`` does.
         """
         return learner.teach_features(self.batches, self.source.source, progress)
+
+    def remove_features(self) -> None:
+        """Remove the features, and the folder around them if it is empty then.
+
+        Features of other lessons stay.
+        """
+        shutil.rmtree(self.folder, ignore_errors=True)
+        with suppress(OSError):  # those of another lesson are there
+            self.folder.parent.rmdir()
 
 
 def _lesson_key(

@@ -268,6 +268,25 @@ def test_the_command_in_processes(clips, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param((), id="taught here"),
+        pytest.param(("--processes", 2), id="taught in shards"),
+    ],
+)
+def test_shards_of_an_unfinished_lesson_stay(clips, tmp_path, options):
+    # Given features of a lesson that was not finished
+    path = tmp_path / "a.safetensors"
+    features = tmp_path / "a.safetensors.shards" / "key" / "features.safetensors"
+    features.parent.mkdir(parents=True)
+    features.write_bytes(b"features")
+    # When another lesson is taught to the same file
+    assert crumb("teach", path, clips, *NEW, *options) == 0
+    # Then they are there, and nothing else is
+    assert list(features.parents[1].rglob("*")) == [features.parent, features]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         pytest.param(
