@@ -14,7 +14,8 @@ from starlette.requests import ClientDisconnect
 from benchmarks_toybox_ilab.tables.names import DoubtfulNameError
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.learner.predictor import NothingTaughtError
-from crumb_avalanche.serve.shared import BusyError, SaveError
+from crumb_avalanche.serve.disk import SaveError
+from crumb_avalanche.serve.shared import BusyError
 from crumb_avalanche.serve.uploads import TooLargeError
 
 NOT_FOUND = HTTPStatus.NOT_FOUND.phrase  # the framework's text for an unknown path
@@ -30,7 +31,7 @@ ERRORS = {
     413: "The request or an image is too large.",
     501: "An extra that this needs is not installed.",
     503: "Too many requests are waiting; try again in some seconds.",
-    507: "The learner's file cannot be written; nothing was changed.",
+    507: "The learner's file or a temporary one cannot be written; nothing changed.",
 }
 NOTHING_TAUGHT = (
     "nothing was taught yet; send images of a class to POST /teach?label=NAME first"

@@ -3,8 +3,6 @@
 The API describes itself at ``/openapi.json``.
 """
 
-import tempfile
-from pathlib import Path
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request, Security
@@ -30,6 +28,7 @@ from crumb_avalanche.serve.bodies import (
     read_images,
     read_parts,
 )
+from crumb_avalanche.serve.disk import temporary_folder
 from crumb_avalanche.serve.error_answers import RESPONSES, STATUS_BY_ERROR, answer_to
 from crumb_avalanche.serve.guard import TOKEN_HEADER, Guard
 from crumb_avalanche.serve.messages import (
@@ -288,8 +287,8 @@ async def export(shared: Shared) -> Response:
 )
 async def open_file(request: Request, shared: Shared) -> ChangeResult:
     """Open the learner file of the body; ``/revert`` takes it back."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "opened.safetensors"
+    with temporary_folder() as folder:
+        path = folder / "opened.safetensors"
         with path.open("wb") as file:
             async for chunk in read_parts(request, MOST_FILE_BYTES, START_WITH_FILE):
                 file.write(chunk)

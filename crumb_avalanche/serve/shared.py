@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from crumb_avalanche.learner.lesson_record import Lesson
 from crumb_avalanche.learner.network import Network, are_same
 from crumb_avalanche.learner.prediction import RUNNERS_UP
 from crumb_avalanche.methods.run_header import LearnerError
+from crumb_avalanche.serve.disk import SaveError, temporary_folder
 from crumb_avalanche.serve.messages import (
     ChangeResult,
     Class,
@@ -43,10 +43,6 @@ Box = Sequence[float] | None  # left, top, right, bottom in pixels
 
 class BusyError(RuntimeError):
     """Too many calls are waiting."""
-
-
-class SaveError(OSError):
-    """A change could not be saved and was taken back."""
 
 
 @dataclass(frozen=True)
@@ -431,8 +427,8 @@ class SharedLearner:
         with self._answer_lock:
             learner = self._answering
             private_copy = _copy_learner(learner, copy.deepcopy(learner.network))
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "learner.onnx"
+        with temporary_folder() as folder:
+            path = folder / "learner.onnx"
             export_onnx(private_copy, path)
             return path.read_bytes()
 
@@ -442,15 +438,15 @@ class SharedLearner:
         The pictures of its lessons are left out: a copy is for others.
 
         Raises:
-            OSError: there is no room for a temporary file.
+            SaveError: there is no room for a temporary file.
             BusyError: too many calls are waiting.
         """
         return await self._answer_queue(self._file_bytes)
 
     def _file_bytes(self) -> bytes:
         """Return the bytes of a learner's file, in the thread of answers."""
-        with tempfile.TemporaryDirectory() as folder, self._answer_lock:
-            path = Path(folder) / self.path.name
+        with temporary_folder() as folder, self._answer_lock:
+            path = folder / self.path.name
             self._answering.save(path, self._weights)
             # Copies share the table of files, and the folder goes.
             self._answering._files.forget(path)

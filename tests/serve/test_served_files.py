@@ -1,6 +1,7 @@
 """Files of a learner that a server sends and opens."""
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,28 @@ def test_a_download_is_what_is_known(taught, shared):
 
 def open_file(client, content):
     return client.post("/open", content=content)
+
+
+@pytest.mark.parametrize(
+    "request_of",
+    [
+        pytest.param(lambda client: client.get("/download"), id="download"),
+        pytest.param(lambda client: open_file(client, b"learner"), id="open"),
+        pytest.param(lambda client: client.get("/export"), id="export"),
+    ],
+)
+def test_a_temporary_file_that_cannot_be_written(taught, monkeypatch, request_of):
+    # Given a full disk of temporary files
+    def no_space(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", no_space)
+    # When a request needs one
+    answer = request_of(taught)
+    # Then the reason is given, and what was learned stays
+    assert answer.status_code == 507
+    assert "(No space left on device), so nothing was changed" in answer.json()["error"]
+    assert names(taught) == {"red": 4, "green": 4}
 
 
 def test_a_learner_file_is_opened(taught, weights_file, tmp_path):
