@@ -132,7 +132,9 @@ def render_model_card(learner: Learner, name: str) -> str:
         learner: a learner that can be taught.
         name: of the repository, ``owner/name``.
     """
-    environment = jinja2.Environment(keep_trailing_newline=False)
+    environment = jinja2.Environment(
+        keep_trailing_newline=False, undefined=jinja2.StrictUndefined
+    )
     environment.filters["plain"] = plain  # escapes what Markdown would take for its own
     template = environment.from_string(CARD.read_text(encoding="utf-8"))
     recognised = Share(

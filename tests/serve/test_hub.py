@@ -99,6 +99,21 @@ def test_the_model_card(published, words):
     assert words in (published / "README.md").read_text()
 
 
+def test_the_card_says_that_unknown_things_are_not_told(taught):
+    assert taught.missing_clips == 4
+    card = hub.render_model_card(taught, "me/mugs")
+    assert f"It knows nothing but these classes, and {taught.note}." in card
+
+
+def test_the_card_says_that_unknown_things_are_told(taught):
+    for value in (81, 121, 82, 122):
+        label = "mug" if value < 100 else "shoe"
+        taught.teach(grey(value), label)
+    assert taught.missing_clips == 0
+    card = hub.render_model_card(taught, "me/mugs")
+    assert "classes: images of others are mostly, not always, answered with" in card
+
+
 @pytest.mark.parametrize(
     ("answered", "right", "interval"),
     [(0, 0, (0, 79)), (10, 10, (72, 100)), (10, 5, (24, 76)), (1000, 0, (0, 0))],
