@@ -223,10 +223,10 @@ class Codebook(nn.Module):
         codebook has one table of rows, or several for different groups.
 
         By direction that is the row which, scaled to unit length, has the largest dot
-        product with the slice. All-zero rows are never chosen. Ties go to the lowest
-        index; an all-zero slice ties everywhere, so it gets the lowest row that is not
-        zero. By distance it is the row with the least squared error, the lowest index
-        among ties. No gradient passes.
+        product with the slice. All-zero rows are never chosen; an all-zero slice gets
+        the lowest row that is not zero. By distance it is the row with the least
+        squared error. Other ties mostly go to the lowest index, see ``models.search``.
+        No gradient passes.
 
         Args:
             feature_map: ``(B, C, H, W)`` float; ``C`` is a multiple of

@@ -112,7 +112,7 @@ def init_distinct_(codebook: Codebook, maps: Tensor, generator: Generator) -> No
 
     Of rows with a single value that is not zero, those with it at the same position
     have the same direction, and lengths that differ up to a hundredfold. A search by
-    direction returns the first of them, until training changes their directions a
+    direction returns one of them, until training changes their directions a
     little; then it returns another one, and new images are rebuilt at another length
     than the stored codes of old ones. All-zero rows, which no search returns, are drawn
     again, too.

@@ -2,8 +2,10 @@
 
 Memory blocks are compared by the dot product with unit rows (paper, eq. 1-2), centroids
 by the L2 distance. faiss finds those of many vectors in CPU memory, products of
-matrices those of others: the same rows. ``torch.autocast`` is ignored, since bfloat16
-would choose others.
+matrices those of others: the same rows, up to ties. Of rows that are exactly as near,
+products give the lowest; faiss computes the last ``K mod 16`` rows with another
+rounding and may give one of these. ``torch.autocast`` is ignored, since bfloat16 would
+choose others.
 
 Axes: ``N`` vectors, ``K`` rows, ``d`` values of each.
 """
@@ -27,7 +29,8 @@ _SHORTEST = 1e-12  # length below which a slice is scaled as if it had this one
 def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
     """Return the index of the row of largest dot product for each slice (eq. 1-2).
 
-    Among ties it is the lowest one; it is -1 where a slice holds a NaN or an infinity.
+    Among ties it is mostly the lowest one, see the module; it is -1 where a slice holds
+    a NaN or an infinity.
 
     Args:
         slices: ``(N, d)`` float32.
@@ -61,7 +64,7 @@ def most_similar_rows(slices: Tensor, unit_rows: Tensor) -> Tensor:
 def nearest_rows(vectors: Tensor, rows: Tensor) -> Tensor:
     """Return the index of the L2-nearest row of a table for each vector.
 
-    Among ties it is the lowest one.
+    Among ties it is mostly the lowest one, see the module.
 
     Args:
         vectors: ``(N, d)`` float32.
