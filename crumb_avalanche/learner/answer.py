@@ -23,11 +23,12 @@ class Answer:
     Attributes:
         label: name of the most likely class.
         confidence: its probability, 0 to 1; what is missing to 1 in all classes is that
-            of something that was never taught.
+            of something that was never taught. Where ``known`` is ``None``, it holds if
+            one of the classes is shown.
         known: whether the confidence is enough to name the class, see
-            ``Learner.strict``; if not, ``label`` is the nearest class. True of nearly
-            every image while there are ``Learner.missing_clips``; ``None`` where the
-            method cannot tell.
+            ``Learner.strict``; if not, ``label`` is the nearest class. ``None`` where
+            nobody can tell: while there are ``Learner.missing_clips``, and of what a
+            run left.
         runners_up: the next classes with their probabilities, most likely first.
         path: of the image or clip.
         truth: class of the class folder that it lies in, if there is one.
@@ -78,8 +79,8 @@ class Answer:
         """Return plain values for JSON, without the frames.
 
         ``label`` is the most likely class, also where the answer is that the image is
-        unknown: then ``known`` is false and ``unknown`` true. Where the method cannot
-        tell, ``known`` is null and ``unknown`` false.
+        unknown: then ``known`` is false and ``unknown`` true. Where nobody can tell,
+        ``known`` is null and ``unknown`` false.
         """
         runners_up = [
             {"label": label, "confidence": round(probability, 6)}

@@ -534,10 +534,25 @@ class Classifier:
         probabilities_of_frames = self.confidence.probabilities(evidence)  # (n, C)
         probabilities_of_clip = self.confidence.of_clip(evidence)  # (1, C)
         probabilities = torch.cat([probabilities_of_frames, probabilities_of_clip])
-        is_known = self.confidence.known(probabilities, evidence, self.strict)
         class_of_column = evidence.class_of_column.tolist()
         names = [str(self.classes.names[number]) for number in class_of_column]
-        return rank(probabilities, names, is_known.tolist(), runners_up)
+        is_known = self._are_known(probabilities, evidence)
+        return rank(probabilities, names, is_known, runners_up)
+
+    def _are_known(
+        self, probabilities: Tensor, evidence: Evidence
+    ) -> list[bool | None]:
+        """Return whether the most likely class of each row is named; see ``Ranking``.
+
+        Args:
+            probabilities: ``(n, C)``, of images or of clips.
+            evidence: of the images.
+        """
+        are_named = self.confidence.known(probabilities, evidence, self.strict)
+        if not self.missing_clips:
+            return are_named.tolist()
+        # Nothing is known of other things yet: a class may be unlikely, but not known.
+        return [None if is_named else False for is_named in are_named.tolist()]
 
     def _of_images(self, of_views: Evidence, views: Sequence[int]) -> Evidence:
         """Return the evidence of ``n`` images: weighted means over their views.

@@ -103,10 +103,11 @@ def export_onnx(
     Input ``images`` is ``(batch, height, width, 3)`` uint8, RGB, of any size. Outputs
     are ``scores``, of which the largest is the answer, and ``probabilities``, both
     ``(batch, classes)`` float32, and ``known``, ``(batch,)`` bool, whether the largest
-    probability is enough to name the class. The sum of the probabilities is that of any
-    class. The metadata hold ``classes`` (a JSON list of names, in the order of the
-    scores), ``method``, ``backbone``, ``image_size`` and ``weights_sha256``, the hash
-    of the network's weights.
+    probability is enough to name the class; it is true where ``Answer.known`` is
+    ``None``. The sum of the probabilities is that of any class. The metadata hold
+    ``classes`` (a JSON list of names, in the order of the scores), ``method``,
+    ``backbone``, ``image_size`` and ``weights_sha256``, the hash of the network's
+    weights.
 
     Args:
         learner: a learner with at least one class.

@@ -18,7 +18,7 @@ class Ranking(NamedTuple):
     Attributes:
         classes: names with their probabilities, most likely first.
         is_known: whether the first one is named; else the answer is unknown. ``None``
-            where a method cannot tell.
+            where nobody can tell.
     """
 
     classes: list[tuple[str, float]]

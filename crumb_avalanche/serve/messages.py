@@ -38,18 +38,26 @@ class PredictionResult(BaseModel):
     label: Annotated[str, Field(description="the most likely class")]
     confidence: Annotated[
         float,
-        Field(ge=0, le=1, description="its probability to be right"),
+        Field(
+            ge=0,
+            le=1,
+            description=(
+                "its probability to be right; where known is null, if one of the "
+                "classes is shown"
+            ),
+        ),
     ]
     known: Annotated[
-        bool,
+        bool | None,
         Field(
             description=(
                 "whether the confidence is enough to name the class; if not, label is "
-                "the nearest"
+                "the nearest; null while it cannot tell, see missing_clips of "
+                "GET /classes"
             )
         ),
     ]
-    unknown: Annotated[bool, Field(description="the opposite of known")]
+    unknown: Annotated[bool, Field(description="whether known is false")]
     runners_up: Annotated[
         list[RunnerUp], Field(description="the next classes, most likely first")
     ]

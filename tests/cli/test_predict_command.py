@@ -10,6 +10,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from fake_runs import Page
 from fake_videos import write_video
@@ -27,6 +28,7 @@ from crumb_avalanche.cli.settings import PredictSettings
 from crumb_avalanche.images import camera
 from crumb_avalanche.images.clips import Clip
 from crumb_avalanche.learner.answer import Answer
+from crumb_avalanche.learner.learner import Learner
 
 
 @pytest.fixture
@@ -128,10 +130,26 @@ def test_each_answer_comes_at_once(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("strict", [0.01, 0.99])
 def test_a_strictness_of_these_answers(answers, mine, place, strict):
+    # Given a learner that was asked enough clips to tell unknown things
+    learner = Learner.load(mine)
+    for level in range(learner.missing_clips):
+        grey = np.full((2, 40, 40, 3), 50 * level, np.uint8)
+        learner.teach(grey, "red")
+    learner.save(mine)
     content = mine.read_bytes()
-    for answer in answers(place / "photos", "--strict", strict):
-        assert answer["known"] == (answer["confidence"] >= strict)
+    # When it is asked with another confidence to name a class from
+    asked = answers(place / "photos", "--strict", strict)
+    # Then this decides what is named
+    named = [answer["known"] for answer in asked]
+    assert named == [answer["confidence"] >= strict for answer in asked]
+    # And the learner stays as it is
     assert mine.read_bytes() == content
+
+
+def test_nothing_is_known_before_unknown_things_can_be_told(answers, place):
+    asked = answers(place / "photos")
+    assert [answer["known"] for answer in asked] == [None] * 3
+    assert [answer["unknown"] for answer in asked] == [False] * 3
 
 
 def test_a_learner_that_cannot_tell_unknown_things_says_so_once(mine, place, crumb):

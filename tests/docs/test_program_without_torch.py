@@ -96,7 +96,7 @@ def test_it_answers_as_the_command_does(exported, done, monkeypatch, name, write
         exec(compile(PROGRAM.replace("photo.jpg", name), "robots.md", "exec"), {})
     # Then it answers as the command does
     answer = json.loads(done("predict", "mine.safetensors", name, "--json"))
-    expected = answer["label"] if answer["known"] else "unknown"
+    expected = "unknown" if answer["unknown"] else answer["label"]
     label, share = printed.getvalue().split()
     assert label == expected
     assert float(share) == pytest.approx(answer["confidence"], abs=1e-3)

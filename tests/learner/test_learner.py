@@ -722,6 +722,11 @@ def test_a_learner_says_that_it_cannot_tell_unknown_things(
     # Then it says how many more it needs
     assert learner.missing_clips == 5 - clips
     assert words in learner.note and bool(learner.note) == bool(words)
+    # And until then no answer says that its class is known
+    answer = learner.predict(images(0, seed=9))
+    assert not answer.unknown
+    assert answer.known is (None if words else True)
+    assert answer.frames[0].known is answer.known
     # And its file has the number
     learner.save(tmp_path / "a.safetensors")
     assert read_header(tmp_path / "a.safetensors")["missing_clips"] == 5 - clips

@@ -49,10 +49,12 @@ function text(name, values = {}, count = undefined) {
   return template.replace(/\{(\w+)\}/g, (_, key) => values[key]);
 }
 
-// A share as people say it, from 1 in 50 to 9 in 10.
+// A share as people say it, as the function frequency of system/words.py does.
 function often(share) {
-  if (share > 0.5) return text("often", { n: Math.min(9, Math.round(10 * share)), all: 10 });
-  return text("often", { n: 1, all: Math.round(1 / Math.max(share, 0.02)) });
+  if (share < 0.02) return text("seldom");
+  if (share >= 0.95) return text("nearly_all");
+  if (share > 0.5) return text("often", { n: Math.round(10 * share), all: 10 });
+  return text("often", { n: 1, all: Math.round(1 / share) });
 }
 
 const counted = (count, noun) => text(noun, { n: count }, count);
@@ -418,7 +420,7 @@ async function ask(blobs) {
 }
 
 const shares = (answer) => [{ label: answer.label, confidence: answer.confidence }, ...answer.runners_up];
-const said = (answer) => (answer.known ? `class ${answer.label}` : "unknown");
+const said = (answer) => (answer.unknown ? "unknown" : `class ${answer.label}`);
 
 // What the answers of the last second say together: another name than that shown is shown once most of them have it,
 // for half of the second, or nothing is shown yet. Each answer counts alike; a clip would take the server longer.
@@ -449,22 +451,33 @@ function forgetAnswers() {
   steady = null;
 }
 
+// What stands below a name: how sure it is, and the next classes. While `known` is null, nobody can tell how sure.
+function details(answer) {
+  if (answer.unknown) return text("nearest", { name: answer.label });
+  if (answer.known === null) return text("cannot_tell");
+  const likely = answer.runners_up.filter((next) => next.confidence >= 0.005).slice(0, 2);
+  const next = likely.map(({ label, confidence }) => `${label} ${percent(confidence)}`);
+  return [percent(answer.confidence), ...next].join(" · ");
+}
+
+function captionOf(answer) {
+  if (answer.unknown) return text("unknown");
+  return answer.known ? `${answer.label} ${percent(answer.confidence)}` : answer.label;
+}
+
 function show(answer) {
-  const label = answer.known ? answer.label : text("unknown");
-  const likely = answer.runners_up.filter((one) => one.confidence >= 0.005).slice(0, 2);
-  const next = likely.map((one) => `${one.label} ${percent(one.confidence)}`);
+  const label = answer.unknown ? text("unknown") : answer.label;
   if (at("label").textContent !== label) at("label").textContent = label; // announced when it changes
-  at("label").classList.toggle("unknown", !answer.known);
-  at("sure").hidden = !answer.known; // it is no bar of the answer
+  at("label").classList.toggle("unknown", answer.unknown);
+  at("sure").hidden = !answer.known; // of an unknown image it is no bar of the answer
   at("sure").value = answer.confidence;
-  const details = answer.known ? [percent(answer.confidence), ...next] : [text("nearest", { name: answer.label })];
-  at("details").textContent = details.join(" · ");
+  at("details").textContent = details(answer);
   showBars(answer);
   at("answer").hidden = false;
 }
 
 function showBars(answer) {
-  at("all-note").hidden = answer.known;
+  at("all-note").hidden = !answer.unknown;
   if (!at("all").open) return;
   const bars = shares(answer).map(({ label, confidence }) => {
     const bar = made("progress", "", { max: 1, value: confidence, "aria-label": label });
@@ -490,7 +503,7 @@ async function askEach() {
     const answer = await ask(blobs);
     if (mine !== questions) return;
     if (chosen.length === 1) show(answer);
-    else caption.textContent = answer.known ? `${answer.label} ${percent(answer.confidence)}` : text("unknown");
+    else caption.textContent = captionOf(answer);
   }
 }
 
@@ -643,7 +656,7 @@ async function check() {
   const taken = new Map(); // names by things
   for (const { thing = Symbol(), blobs } of things) {
     const answer = await ask(blobs);
-    if (!notCounted.has(thing)) fooled.set(thing, answer.known);
+    if (!notCounted.has(thing)) fooled.set(thing, !answer.unknown);
     if (fooled.get(thing)) taken.set(thing, answer.label);
   }
   showFooled();
