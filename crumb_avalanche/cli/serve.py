@@ -108,9 +108,10 @@ def shared_learner(
         learner.use_runtime(settings.runtime)
         if not path.exists():
             learner.save(path, locked=True)  # by this block
-        shared = SharedLearner(
-            learner, path, weights=holds_weights(path), pictures=pictures
-        )
+        weights = holds_weights(path)
+        if settings.strict is not None:  # which the file keeps
+            learner.save(path, weights=weights, pictures=True, locked=True)
+        shared = SharedLearner(learner, path, weights=weights, pictures=pictures)
         try:
             yield shared
         finally:

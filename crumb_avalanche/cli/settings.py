@@ -109,7 +109,7 @@ class NewLearnerSettings(ranges.InRange):
             of an image's side, such as 1 for whole images, or 0.6 for the middle; 1,0.6
             by default, of which one is given up once the other is enough. Each takes
             the time of an image.
-        strict: confidence from which on a class is named, such as 0.8 for fewer unknown
+        strict: confidence from which on a class is named, such as 0.9 for fewer unknown
             things that are named and more known ones that are not recognised; MODEL
             keeps it. Default what MODEL has; crumb learner show says how often it errs.
     """

@@ -19,6 +19,8 @@ from fake_videos import write_video
 from PIL import Image
 
 from crumb_avalanche.cli import main
+from crumb_avalanche.cli.serve import shared_learner
+from crumb_avalanche.cli.settings import ServeSettings
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.serve import access
 from crumb_avalanche.serve.access import (
@@ -93,6 +95,16 @@ def test_it_serves_until_it_is_interrupted(serve, path, tmp_path):
     token_file = tmp_path / "mine.safetensors.token"
     assert token_file.read_text() == f"{token}\n"
     assert token_file.stat().st_mode & 0o777 == 0o600
+
+
+def test_strict_is_kept(path):
+    # Given a learner's file
+    Learner(backbone="small_cnn", weights=None, image_size=32).save(path)
+    # When it is served with another confidence to name a class from
+    with shared_learner(ServeSettings(str(path), strict=0.9), pictures=True):
+        pass
+    # Then the file has it, though nothing was taught
+    assert Learner.load(path).strict == 0.9
 
 
 def test_one_serves_a_learner(path, capsys, monkeypatch):
