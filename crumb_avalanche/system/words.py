@@ -18,11 +18,15 @@ def counted(count: int, noun: str) -> str:
 def frequency(share: float) -> str:
     """Return a share from 0 to 1 as people say it: ``about 1 in 4``, ``about 7 in 10``.
 
-    The least is 1 in 50, and the most 9 in 10.
+    The page has the same rule, in ``often``. Halves are rounded up.
     """
+    if share < 0.02:
+        return "1 in 50 at most"
+    if share >= 0.95:
+        return "nearly all"
     if share > 0.5:
-        return f"about {min(9, round(10 * share))} in 10"
-    return f"about 1 in {round(1 / max(share, 0.02))}"
+        return f"about {int(10 * share + 0.5)} in 10"
+    return f"about 1 in {int(1 / share + 0.5)}"
 
 
 def unknown_needs(missing_clips: int) -> str:
@@ -50,6 +54,6 @@ def error_rates(refused: float, named: float, named_alike: float) -> str:
     """
     return (
         f"of things that were taught it would not know {frequency(refused)}, and of "
-        f"others it would name {frequency(named)}, of those that look very alike up to "
-        f"{frequency(named_alike)}"
+        f"others it would name {frequency(named)}, of those that look very alike at "
+        f"worst {frequency(named_alike)}"
     )
