@@ -233,8 +233,9 @@ def words_for(error: Exception) -> str | None:
         if cure is not None:
             return cure
     # The system's own has a number.
-    is_missing_by_us = isinstance(error, FileNotFoundError) and error.errno is None
-    if is_of_package or is_missing_by_us:
+    is_path_error = isinstance(error, FileNotFoundError | IsADirectoryError)
+    is_path_error_of_ours = is_path_error and error.errno is None
+    if is_of_package or is_path_error_of_ours:
         return text
     if isinstance(error, ValueError | ImportError | FileExistsError):
         return text

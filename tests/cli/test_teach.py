@@ -144,7 +144,7 @@ def test_null_is_the_name_of_a_class(mine, images, teach):
 def test_the_empty_scene_is_nothing(mine, place, teach, done):
     before = names_of(mine)
     asked = "predict", mine, place / "empty" / "0.png", "--json"
-    assert json.loads(done(*asked))["known"] is True
+    assert json.loads(done(*asked))["unknown"] is False
     out = teach(mine, "--nothing", place / "empty")
     assert "learned that 6 images show nothing\n" in out
     assert "--nothing" not in out
@@ -647,6 +647,10 @@ def test_a_folder_in_the_place_of_the_file(fill, refused, command):
     # Then the order of the arguments is said, and no file that does not exist
     err = refused("first argument is the learner's file", *fill(command))
     assert "learner.safetensors" not in err
+
+
+def test_no_file_replaces_a_folder(mine, place, refused):
+    refused("is a folder, .*; give the path", "export", mine, "--output", place)
 
 
 def test_a_folder_that_is_to_be_changed(place, refused):
