@@ -24,6 +24,7 @@ from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.serve.broker import Address, Broker, BrokerError
 from crumb_avalanche.serve.event_images import EventImages
 from crumb_avalanche.serve.journal import Journal, JournalEntry
+from crumb_avalanche.serve.messages import LessonResult
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
 MOST_RECENT = 16  # images that can be corrected
@@ -301,18 +302,15 @@ class Bridge:
             )
         if begun_entry is not None and self._is_done(message, begun_entry):
             return {"version": self.shared.version}
-        undone_lesson = 0  # none
         if message.command == "undo":
-            undone_lesson = self._lesson_to_undo(message)
-        # Says what the change is, by which it is recognised after a stop: the lesson to
-        # take back, and the name of the source of one that is taught.
-        entry = begun_entry or self.journal.note_begun(message.key, undone_lesson)
+            undone = await self._undo(message, begun_entry)
+            return undone.model_dump()
+        # Has the name of the source of a lesson that is taught, by which the lesson is
+        # recognised after a stop.
+        entry = begun_entry or self.journal.note_begun(message.key)
         if message.command == "forget":
             forgotten = await self.shared.forget(message.label or message.text)
             return forgotten.model_dump()
-        if message.command == "undo":
-            undone = await self.shared.undo(entry.lesson or None)
-            return undone.model_dump()
         if message.command == "correct":
             label, image, box = self._correction(message)
         else:
@@ -334,18 +332,40 @@ class Bridge:
             return all(lesson.number != begun_entry.lesson for lesson in lessons)
         return any(lesson.source == begun_entry.source for lesson in lessons)
 
-    def _lesson_to_undo(self, message: Message) -> int:
+    async def _undo(
+        self, message: Message, begun_entry: JournalEntry | None
+    ) -> LessonResult:
+        """Take a lesson back, after the journal has noted which one.
+
+        Args:
+            message: the command.
+            begun_entry: entry of the journal, if the message was begun before a stop.
+
+        Raises:
+            ValueError: there is no such lesson, or it can no longer be taken back.
+        """
+        if begun_entry is not None:
+            return await self.shared.undo(begun_entry.lesson)
+        number = self._lesson_to_undo(message)
+        # After a stop, a lesson that is noted and absent was taken back. So a number
+        # that no lesson has is not noted; the learner refuses it.
+        if number in [lesson.number for lesson in self.shared.lessons()]:
+            self.journal.note_begun(message.key, number)
+        return await self.shared.undo(number)
+
+    def _lesson_to_undo(self, message: Message) -> int | None:
         """Return the number of the lesson that a message takes back.
 
         It is the number in the message, or in the ``lesson`` of an event, else that of
-        the last lesson; 0 without any.
+        the last lesson; ``None`` if no lesson can be taken back.
 
         Raises:
             ValueError: the message is another text.
         """
         text = message.text
         if message.event:
-            text = str(message.event.get("lesson") or "")
+            value = message.event.get("lesson")
+            text = "" if value is None else str(value)
         if text:
             if not text.isdecimal():
                 raise ValueError(
@@ -354,7 +374,7 @@ class Bridge:
                 )
             return int(text)
         numbers = [lesson.number for lesson in self.shared.lessons() if lesson.can_undo]
-        return numbers[-1] if numbers else 0
+        return numbers[-1] if numbers else None
 
     def _correction(self, message: Message) -> tuple[str, bytes, Any]:
         """Return the right label of an answer that was wrong, its image and its box.

@@ -173,6 +173,9 @@ def test_own_answers_are_not_questions(broker):
         ("crumb/correct/red", b"none", "teach it as red"),
         ("crumb/undo", b"x", "is no number of a lesson"),
         ("crumb/undo", b"9", "no lesson 9"),
+        ("crumb/undo", b"0", "there is no lesson 0; only 1, 2 can be taken back"),
+        ("crumb/undo", {"lesson": 0}, "there is no lesson 0; only 1, 2 can be"),
+        ("crumb/undo", {"lesson": False}, "'False' is no number of a lesson"),
     ],
 )
 def test_an_error_is_an_answer(broker, topic, payload, words):
@@ -281,6 +284,19 @@ def test_a_lesson_is_taken_back(broker):
     assert broker.result("crumb/undo", b"")["images"] == {"blue": 1}
     assert broker.result("crumb/undo", b"1")["images"] == {"red": 4}
     assert broker.classes() == {"green": 4}
+
+
+@pytest.mark.parametrize("payload", [b"", b"2", {"lesson": 2}, {"lesson": None}])
+def test_the_last_lesson_is_taken_back(broker, payload):
+    assert broker.result("crumb/undo", payload)["images"] == {"green": 4}
+    assert broker.classes() == {"red": 4}
+
+
+def test_no_lesson_is_left_to_take_back(broker):
+    broker.send("crumb/undo", b"")
+    broker.send("crumb/undo", b"")
+    error = broker.result("crumb/undo", b"")["error"]
+    assert error == "there is no lesson to take back"
 
 
 @pytest.mark.parametrize(
@@ -460,6 +476,25 @@ def test_a_saved_change_is_not_repeated(broker, monkeypatch, topic, payload, lef
     again = broker.result(topic, payload, mid=9, dup=True)
     assert again["version"] == broker.bridge.shared.version
     assert broker.classes() == left
+
+
+@pytest.mark.parametrize("number", [b"0", b"9"])
+def test_a_stop_makes_no_absent_lesson_one_that_was_taken_back(
+    broker, monkeypatch, number
+):
+    # Given a command for a lesson that does not exist, and a stop before its answer
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.bridge.journal, "note_answer", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            broker.send("crumb/undo", number, mid=9)
+    # When it is delivered again
+    again = broker.result("crumb/undo", number, mid=9, dup=True)
+    # Then it is refused
+    assert f"there is no lesson {number.decode()}" in again["error"]
+    assert broker.classes() == {"red": 4, "green": 4}
 
 
 def test_a_stop_leaves_the_message_to_the_broker(broker, monkeypatch):
