@@ -2,13 +2,18 @@
 
 import secrets
 import sqlite3
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 MOST_ANSWERS = 10_000  # of which is known that they were given
 TABLE = """CREATE TABLE IF NOT EXISTS answers
 (key TEXT PRIMARY KEY, source TEXT, lesson INT, topic TEXT, text TEXT, state TEXT)"""
+
+
+class JournalError(OSError):
+    """The journal cannot be read or written, or its file is damaged."""
 
 
 @dataclass(frozen=True)
@@ -40,35 +45,74 @@ class Journal:
         path: a file of SQLite, made if absent.
 
     Raises:
-        ValueError: the file is damaged, or something else.
+        JournalError: by every method, when the file cannot be read or written, is
+            damaged, or is something else.
     """
 
     def __init__(self, path: Path):
-        self._database = sqlite3.connect(path, isolation_level=None)
+        self._path = path
         try:
+            self._database = sqlite3.connect(path, isolation_level=None)
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute(TABLE)
-            check_result = self._database.execute("PRAGMA quick_check").fetchone()[0]
-            self.unsent()  # raises if the table has other columns
-        except sqlite3.DatabaseError as error:
-            check_result = str(error)
+            self._check_content()
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
+
+    def _check_content(self) -> None:
+        """Raise ``sqlite3.DatabaseError`` if the file is damaged, or no journal."""
+        check_result = self._database.execute("PRAGMA quick_check").fetchone()[0]
         if check_result != "ok":
-            raise ValueError(
-                f"{path} is not a journal of answers, or is damaged ({check_result}); "
-                "move it away, and answers that were under way may be given again"
+            raise sqlite3.DatabaseError(check_result)
+        table_info = self._database.execute("PRAGMA table_info(answers)")
+        columns = [row[1] for row in table_info]  # the second value is the name
+        if columns != [field.name for field in fields(JournalEntry)]:
+            raise sqlite3.DatabaseError(f"its columns are {', '.join(columns)}")
+
+    def _failure(self, error: sqlite3.Error) -> JournalError:
+        """Return the error of the journal for one of SQLite.
+
+        An operational one is of the disk, of permissions, or of another program, and
+        leaves the content as it is.
+        """
+        if isinstance(error, sqlite3.OperationalError):
+            return JournalError(
+                f"{self._path} holds what was answered, and cannot be read or written "
+                f"({error}); make room on its disk, let this program write the file "
+                "and its folder, and end other programs that use it"
             )
+        return JournalError(
+            f"{self._path} is not a journal of answers, or is damaged ({error}); end "
+            "crumb connect and move it away, and answers that were under way may be "
+            "given again"
+        )
+
+    def _execute(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Execute a statement of SQL and return its rows.
+
+        Args:
+            statement: with a question mark for each value.
+            values: in the order of the question marks.
+
+        Raises:
+            JournalError: SQLite reports an error.
+        """
+        try:
+            return self._database.execute(statement, values).fetchall()
+        except sqlite3.Error as error:
+            raise self._failure(error) from error
 
     def find(self, key: str) -> JournalEntry | None:
         """Return the journal's entry of a message; ``None`` if it has none."""
-        row = self._database.execute(
+        rows = self._execute(
             "SELECT key, source, lesson, topic, text, state FROM answers WHERE key = ?",
             (key,),
-        ).fetchone()
-        return None if row is None else JournalEntry(*row)
+        )
+        return JournalEntry(*rows[0]) if rows else None
 
     def unsent(self) -> list[JournalEntry]:
         """Return the journal's answers that may not have arrived."""
-        rows = self._database.execute(
+        rows = self._execute(
             "SELECT key, source, lesson, topic, text, state FROM answers "
             "WHERE state = 'made' ORDER BY rowid"
         )
@@ -77,33 +121,32 @@ class Journal:
     def note_begun(self, key: str, lesson: int = 0) -> JournalEntry:
         """Note that the change of a message begins; ``lesson`` is taken back by it."""
         source = f"mqtt {secrets.token_hex(8)}"
-        return self._write(JournalEntry(key, source, lesson, "", "", "begun"))
+        entry = JournalEntry(key, source, lesson, "", "", "begun")
+        self._write(entry)
+        return entry
 
-    def note_answer(self, key: str, topic: str, text: str) -> JournalEntry:
+    def note_answer(self, entry: JournalEntry) -> None:
         """Note the answer to a message, which is not sent yet."""
-        return self._write(JournalEntry(key, "", 0, topic, text, "made"))
+        self._write(entry)
 
-    def _write(self, entry: JournalEntry) -> JournalEntry:
+    def _write(self, entry: JournalEntry) -> None:
         """Write an entry to the journal in the place of one of the same message."""
         row = tuple(vars(entry).values())  # in the order of the columns
-        self._database.execute(
-            "INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row
-        )
-        return entry
+        self._execute("INSERT OR REPLACE INTO answers VALUES (?, ?, ?, ?, ?, ?)", row)
 
     def note_sent(self, key: str) -> None:
         """Note that an answer arrived, and drop the journal's oldest entries."""
-        self._database.execute(
+        self._execute(
             "UPDATE answers SET state = 'sent', text = '' WHERE key = ?", (key,)
         )
-        self._database.execute(
+        self._execute(
             "DELETE FROM answers WHERE rowid <= (SELECT MAX(rowid) FROM answers) - ?",
             (MOST_ANSWERS,),
         )
 
     def drop_keys(self, prefix: str) -> None:
         """Drop the journal's entries whose keys begin so, but for answers under way."""
-        self._database.execute(
+        self._execute(
             "DELETE FROM answers WHERE state != 'made' AND substr(key, 1, ?) = ?",
             (len(prefix), prefix),
         )

@@ -7,15 +7,18 @@ broker or of this program loses no message.
 A message counts as one that was answered before if MQTT marks it as delivered again
 within its session, or if it is an event with the topic, label and id of another one.
 All others are answered, however alike they are.
+
+While the journal cannot be read or written, questions are answered and commands are
+refused: a change that is not noted before could be made twice.
 """
 
 import asyncio
 import hashlib
 import json
 import secrets
-import sqlite3
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,7 @@ from typing import Any
 from benchmarks_toybox_ilab.tables.text import printable
 from crumb_avalanche.serve.broker import Address, Broker, BrokerError
 from crumb_avalanche.serve.event_images import EventImages
-from crumb_avalanche.serve.journal import Journal, JournalEntry
+from crumb_avalanche.serve.journal import Journal, JournalEntry, JournalError
 from crumb_avalanche.serve.messages import LessonResult
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
@@ -90,6 +93,9 @@ class Bridge:
         name: what all topics of this learner begin with.
         images: folder or address of the images that events name; see ``EventImages``.
         log: takes a line for each message.
+
+    Raises:
+        JournalError: the file of the journal cannot be used.
     """
 
     def __init__(
@@ -107,6 +113,8 @@ class Bridge:
         self._log = log
         # Images and boxes of the last questions, by id.
         self._recent: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
+        # Whether the journal still has the numbers of packets of an earlier session.
+        self._has_old_numbers = False
 
     @property
     def status_topic(self) -> str:
@@ -116,6 +124,17 @@ class Bridge:
     def log(self, text: str) -> None:
         """Log a line about a message or the broker."""
         self._log(printable(text))
+
+    @contextmanager
+    def _journal_errors_logged(self) -> Iterator[None]:
+        """Log an error of the journal and leave the ``with`` block.
+
+        For what can be left out: then an answer may be given twice, but none is lost.
+        """
+        try:
+            yield
+        except JournalError as error:
+            self.log(str(error))
 
     async def answer(self, broker: Any, received: Any) -> None:
         """Answer a message of the broker, unless it was answered before.
@@ -131,15 +150,7 @@ class Bridge:
         message = self.read(received)
         if message.topic in self._own_topics() or not message.has_image:
             return
-        # MQTT marks a message that is delivered again (dup). A new message may have the
-        # packet number of an earlier one, with which it must not be confused.
-        is_new = not received.dup
-        if is_new:
-            self.journal.drop_keys(prefix=_packet_prefix(received.mid))
-        entry = self.journal.find(message.key)
-        # "begun": this program ended before it had an answer.
-        if entry is None or entry.state == "begun":
-            entry = await self._carry_out(message, entry)
+        entry = await self._answered_entry(message, received)
         if entry.state == "sent":  # the broker has the answer already
             if message.command:
                 self.log(f"{message.topic} {message.id} was answered before")
@@ -148,13 +159,55 @@ class Bridge:
         if message.command:
             await self.announce(broker)  # the classes may have changed
 
+    async def _answered_entry(self, message: Message, received: Any) -> JournalEntry:
+        """Return the journal's entry of a message with an answer, made before or now.
+
+        Where the journal cannot say whether the message was answered before, a question
+        is answered, perhaps once more, and a command is refused.
+        """
+        try:
+            entry = self._earlier_entry(message, received)
+        except JournalError as error:
+            if message.command:
+                refusal = (
+                    "nothing was changed now, as the journal cannot say whether this "
+                    f"command was carried out before: {error}; then send it again if "
+                    "it was not"
+                )
+                return self._note_answer(message, {"error": refusal})
+            self.log(str(error))
+            entry = None
+        # "begun": this program ended before it had an answer.
+        if entry is None or entry.state == "begun":
+            return await self._carry_out(message, entry)
+        return entry
+
+    def _earlier_entry(self, message: Message, received: Any) -> JournalEntry | None:
+        """Return the journal's entry of a message; ``None`` if the message is new.
+
+        MQTT marks a message that is delivered again (dup). A new message may have the
+        packet number of an earlier one, with which it must not be confused; an event is
+        known by its id.
+
+        Raises:
+            JournalError: the journal cannot be read, or still has the numbers of an
+                earlier session.
+        """
+        if self._has_old_numbers:
+            self._drop_old_numbers()
+        if received.dup:
+            return self.journal.find(message.key)
+        with self._journal_errors_logged():
+            self.journal.drop_keys(prefix=_packet_prefix(received.mid))
+        if message.key.startswith(_packet_prefix(None)):
+            return None
+        return self.journal.find(message.key)
+
     async def _send(self, broker: Any, entry: JournalEntry) -> None:
         """Publish the answer to a message, and note in the journal that it arrived."""
         await broker.publish(entry.topic, entry.text, qos=1, retain=True)
-        try:
+        with self._journal_errors_logged():
             self.journal.note_sent(entry.key)
-        except sqlite3.Error as error:
-            self.log(f"the journal of answers cannot be written: {error}")
 
     async def send_unsent(
         self, broker: Any, has_arrived: Callable[[JournalEntry], Any]
@@ -165,15 +218,29 @@ class Bridge:
             broker: what publishes, as ``Broker``.
             has_arrived: coroutine that says whether the broker has an answer.
         """
-        for entry in self.journal.unsent():
+        unsent: list[JournalEntry] = []
+        with self._journal_errors_logged():  # they are sent by the next connection
+            unsent = self.journal.unsent()
+        for entry in unsent:
             if await has_arrived(entry):
-                self.journal.note_sent(entry.key)
+                with self._journal_errors_logged():
+                    self.journal.note_sent(entry.key)
             else:
                 await self._send(broker, entry)
 
     def begin_session(self) -> None:
-        """Forget the numbers of packets, which begin again in a new session."""
+        """Forget the numbers of packets, which begin again in a new session.
+
+        While the journal cannot be written, this is tried again before each message.
+        """
+        self._has_old_numbers = True
+        with self._journal_errors_logged():
+            self._drop_old_numbers()
+
+    def _drop_old_numbers(self) -> None:
+        """Drop the numbers of packets of an earlier session; may raise JournalError."""
         self.journal.drop_keys(prefix=_packet_prefix(None))
+        self._has_old_numbers = False
 
     def read(self, received: Any) -> Message:
         """Take a message of the broker apart: command, label, event and key.
@@ -228,7 +295,8 @@ class Bridge:
         """Do what a message asks for, and write the answer to the journal.
 
         The journal, a file, holds what was begun and answered, so that a message that
-        the broker delivers again changes the learner once. An error is an answer, too.
+        the broker delivers again changes the learner once. An error is an answer, too:
+        a change that cannot be noted as begun is not made.
 
         Args:
             message: a question or a command.
@@ -246,24 +314,37 @@ class Bridge:
         except BusyError as error:
             # Stopped during a change; the broker delivers the message again.
             raise asyncio.CancelledError from error
+        except JournalError as error:
+            refusal = (
+                "nothing was changed, as a command is noted in the journal first: "
+                f"{error}; then send it again"
+            )
+            reply = {"error": refusal}
         except Exception as error:  # whatever a camera sends, the next one is answered
             reply = {"error": str(error) or type(error).__name__}
+        return self._note_answer(message, reply)
+
+    def _note_answer(self, message: Message, reply: dict[str, Any]) -> JournalEntry:
+        """Write the answer to a message to the log and to the journal, and return it.
+
+        Args:
+            message: a question or a command.
+            reply: the members of the answer's JSON.
+        """
         kind = "result" if message.command else "answer"
-        topic = f"{self.name}/{kind}"
         text = json.dumps({"id": message.id, "from": message.topic, **reply})
         self.log(f"{message.topic} {text}")
-        try:
-            return self.journal.note_answer(message.key, topic, text)
-        except sqlite3.Error as error:
-            self.log(f"the journal of answers cannot be written: {error}")
-            return JournalEntry(
-                key=message.key,
-                source="",
-                lesson=0,
-                topic=topic,
-                text=text,
-                state="made",
-            )
+        entry = JournalEntry(
+            key=message.key,
+            source="",
+            lesson=0,
+            topic=f"{self.name}/{kind}",
+            text=text,
+            state="made",
+        )
+        with self._journal_errors_logged():
+            self.journal.note_answer(entry)
+        return entry
 
     async def _predict(self, message: Message) -> dict[str, Any]:
         """Answer what the image of a message shows, and hold it for a correction.
@@ -294,6 +375,7 @@ class Bridge:
 
         Raises:
             ValueError: the command cannot be carried out.
+            JournalError: the command cannot be noted; nothing was changed.
         """
         if message.retained:
             raise ValueError(
@@ -343,6 +425,7 @@ class Bridge:
 
         Raises:
             ValueError: there is no such lesson, or it can no longer be taken back.
+            JournalError: the command cannot be noted; nothing was changed.
         """
         if begun_entry is not None:
             return await self.shared.undo(begun_entry.lesson)

@@ -3,6 +3,7 @@
 import asyncio
 import http.server
 import json
+import re
 import shutil
 import signal
 import socket
@@ -16,11 +17,13 @@ from photos import opened, photo
 
 pytest.importorskip("paho.mqtt")
 
+from crumb_avalanche.cli import main
 from crumb_avalanche.cli.serve import connect
 from crumb_avalanche.cli.settings import ConnectSettings
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.serve import event_images
 from crumb_avalanche.serve.broker import BrokerError
+from crumb_avalanche.serve.journal import JournalError
 from crumb_avalanche.serve.mqtt import Bridge
 from crumb_avalanche.serve.shared import BusyError, SharedLearner
 
@@ -199,21 +202,6 @@ def test_any_exception_is_an_answer(broker, monkeypatch, error):
     monkeypatch.setattr(broker.bridge.shared, "predict", fails)
     said = broker.answer("cam", photo("red"))["error"]
     assert said == (str(error) or "Exception")
-
-
-def test_a_full_disk_is_no_end(broker, monkeypatch, log):
-    def fails(*_):
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(broker.bridge.journal, "note_answer", fails)
-    assert broker.answer("cam", photo("red"))["label"] == "red"
-    assert "database or disk is full" in log[-1]
-
-
-def test_a_damaged_journal_is_refused(shared, tmp_path):
-    (tmp_path / "answers").write_bytes(b"no database" * 100)
-    with pytest.raises(ValueError, match=r"answers is not a journal.*move it away"):
-        Bridge(shared, tmp_path / "answers", "crumb")
 
 
 # Commands
@@ -535,6 +523,142 @@ def test_sigterm_ends_the_command(learner_file, monkeypatch):
         for number, handler in handlers.items():
             signal.signal(number, handler)
     assert locked == [True], "changes end before the lock is released"
+
+
+# A journal that cannot be written or read
+
+
+def make_read_only(journal, read_only=True):
+    """Let SQLite refuse each change of a journal, as on a disk that takes no more."""
+    journal._database.execute(f"PRAGMA query_only = {read_only}")
+
+
+UNWRITABLE = r"answers .* cannot be read or written .*readonly.*make room on its disk"
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_a_question_is_answered_without_the_journal(broker, log, qos):
+    make_read_only(broker.bridge.journal)
+    assert broker.answer("cam", photo("red"), qos=qos)["label"] == "red"
+    assert re.search(UNWRITABLE, log[-1])
+
+
+COMMANDS = [
+    ("crumb/teach/blue", photo("blue"), {"red": 4, "green": 4, "blue": 1}),
+    ("crumb/undo", b"", {"red": 4}),
+    ("crumb/undo", b"1", {"green": 4}),
+    ("crumb/forget/green", b"", {"red": 4}),
+]
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize(("topic", "payload", "left"), COMMANDS)
+def test_a_command_that_cannot_be_noted(broker, topic, payload, left, qos):
+    # Given a journal that cannot be written
+    make_read_only(broker.bridge.journal)
+    # When a command comes
+    error = broker.result(topic, payload, qos=qos)["error"]
+    # Then it is not carried out, and the answer says what to do
+    words = f"nothing was changed, .*{UNWRITABLE}.*; then send it again$"
+    assert re.match(words, error)
+    assert broker.classes() == {"red": 4, "green": 4}
+    # And it is carried out when it is sent again after that
+    make_read_only(broker.bridge.journal, read_only=False)
+    assert "error" not in broker.result(topic, payload, qos=qos)
+    assert broker.classes() == left
+
+
+@pytest.mark.parametrize(("topic", "payload", "left"), COMMANDS)
+def test_a_disk_that_fills_up_during_a_command(
+    broker, monkeypatch, topic, payload, left
+):
+    # Given a journal that cannot be written once a command is noted as begun
+    journal = broker.bridge.journal
+    note_begun = journal.note_begun
+
+    def filled(*arguments):
+        entry = note_begun(*arguments)
+        make_read_only(journal)
+        return entry
+
+    monkeypatch.setattr(journal, "note_begun", filled)
+    # When the command is carried out, and delivered again before it is acknowledged
+    assert "error" not in broker.result(topic, payload, mid=9)
+    again = broker.result(topic, payload, mid=9, dup=True)
+    # Then its change was made once
+    assert again["version"] == broker.bridge.shared.version
+    assert broker.classes() == left
+
+
+def test_a_packet_number_is_used_again_after_a_full_disk(broker, monkeypatch):
+    # Given an answer whose arrival could not be noted
+    def fails(*_):
+        raise JournalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(broker.bridge.journal, "note_sent", fails)
+        broker.send("crumb/undo", b"", mid=1)
+    # When the same command comes anew, in a packet of the same number
+    result = broker.result("crumb/undo", b"", mid=1)
+    # Then it is carried out
+    assert result["images"] == {"red": 4}
+
+
+def test_a_session_that_begins_on_a_full_disk(broker):
+    # Given a new session, whose packet numbers begin anew, that cannot be noted
+    broker.send("crumb/undo", b"", mid=9)
+    make_read_only(broker.bridge.journal)
+    broker.bridge.begin_session()
+    # When a command has the number of an earlier one, and is delivered a second time
+    error = broker.result("crumb/undo", b"", mid=9, dup=True)["error"]
+    # Then it is not confused with the earlier one, but refused while that is so
+    assert error.startswith("nothing was changed now, as the journal cannot say")
+    make_read_only(broker.bridge.journal, read_only=False)
+    again = broker.result("crumb/undo", b"", mid=9, dup=True)
+    assert again["images"] == {"red": 4}
+
+
+@pytest.fixture
+def unreadable(broker, tmp_path):
+    """A broker of a bridge whose journal cannot be read."""
+    sqlite3.connect(tmp_path / "answers").execute("DROP TABLE answers")
+    return broker
+
+
+def test_a_question_whose_answer_cannot_be_looked_up(unreadable, log):
+    event = {"id": "a", "path": "red.png"}
+    assert unreadable.answer("events", event)["label"] == "red"
+    assert "answers holds what was answered, and cannot be read" in log[-1]
+
+
+@pytest.mark.parametrize(
+    ("payload", "dup"), [({"id": "a", "path": "red.png"}, False), (b"", True)]
+)
+def test_a_command_whose_answer_cannot_be_looked_up(unreadable, payload, dup):
+    error = unreadable.result("crumb/teach/blue", payload, dup=dup)["error"]
+    assert error.startswith(
+        "nothing was changed now, as the journal cannot say whether this command was "
+        "carried out before: "
+    )
+    assert error.endswith("; then send it again if it was not")
+    assert unreadable.classes() == {"red": 4, "green": 4}
+
+
+def test_answers_under_way_that_cannot_be_read(unreadable, log):
+    async def has_arrived(entry):
+        pytest.fail("there is no answer to ask for")
+
+    asyncio.run(unreadable.bridge.send_unsent(unreadable, has_arrived))
+    assert "no such table" in log[-1]
+    assert unreadable.answer("cam", photo("red"))["label"] == "red"
+
+
+def test_a_journal_that_cannot_be_opened_is_a_line(learner_file, capsys):
+    learner_file.with_name("mine.safetensors.answers").mkdir()
+    command = ["connect", "mqtt", str(learner_file), "--topic", "cam"]
+    assert main([*command, "--runtime", "torch"]) == 1
+    error = capsys.readouterr().err
+    assert re.match(r"crumb connect: .*unable to open.*; make room.*\n$", error)
 
 
 # Images on a web server
