@@ -122,8 +122,7 @@ def connect(settings: ConnectSettings) -> None:
     """Answer the messages of an MQTT broker until interrupted; print each."""
     from crumb_avalanche.serve import mqtt  # which needs the extra
 
-    if not settings.topic:
-        raise ValueError("give --topic, such as cameras/+/snapshot or frigate/events")
+    topics = topics_of(settings.topic)
     if not settings.name or any(sign in settings.name for sign in "+#"):
         raise ValueError(
             f"--name is {settings.name!r}; give the beginning of a topic, without + "
@@ -138,11 +137,30 @@ def connect(settings: ConnectSettings) -> None:
             images=settings.images or "",
             log=lambda line: print(line, flush=True),
         )
-        topics = settings.topic.split(",")
         try:
             asyncio.run(until_terminated(mqtt.run(bridge, topics, address)))
         except asyncio.CancelledError:
             sys.exit(TERMINATED)
+
+
+def topics_of(text: str) -> list[str]:
+    """Return the topics of ``--topic``, without the white space around them.
+
+    Args:
+        text: topics with commas between them.
+
+    Raises:
+        ValueError: a topic is empty, or all are.
+    """
+    topics = [topic.strip() for topic in text.split(",")]
+    if not any(topics):
+        raise ValueError("give --topic, such as cameras/+/snapshot or frigate/events")
+    if not all(topics):
+        raise ValueError(
+            f"--topic is {text!r}, of which a topic is empty; give topics with one "
+            "comma between two, such as cameras/+/snapshot,frigate/events"
+        )
+    return topics
 
 
 def address_of(settings: ConnectSettings) -> "Address":

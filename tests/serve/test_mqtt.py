@@ -18,7 +18,7 @@ from photos import opened, photo
 pytest.importorskip("paho.mqtt")
 
 from crumb_avalanche.cli import main
-from crumb_avalanche.cli.serve import connect
+from crumb_avalanche.cli.serve import connect, topics_of
 from crumb_avalanche.cli.settings import ConnectSettings
 from crumb_avalanche.learner.learner import Learner
 from crumb_avalanche.serve import event_images
@@ -659,6 +659,28 @@ def test_a_journal_that_cannot_be_opened_is_a_line(learner_file, capsys):
     assert main([*command, "--runtime", "torch"]) == 1
     error = capsys.readouterr().err
     assert re.match(r"crumb connect: .*unable to open.*; make room.*\n$", error)
+
+
+# Topics of the command line
+
+
+@pytest.mark.parametrize("text", ["a/+,b c", "a/+, b c", " a/+ ,\tb c\n"])
+def test_topics_have_commas_between_them(text):
+    assert topics_of(text) == ["a/+", "b c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "^give --topic, such as "),
+        (" ", "^give --topic, such as "),
+        ("a,", "^--topic is 'a,', of which a topic is empty; give topics with "),
+        ("a, ,b", "^--topic is 'a, ,b', of which a topic is empty; give "),
+    ],
+)
+def test_an_empty_topic_is_refused(text, words):
+    with pytest.raises(ValueError, match=words):
+        topics_of(text)
 
 
 # Images on a web server
