@@ -5,6 +5,7 @@ are. So networks can be cut whose blocks ``torch.fx`` cannot trace, and hooks on
 work.
 """
 
+import copy
 import math
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from crumb_avalanche.models.codebook import Codebook, prepare_codebook
+from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.layers import Layout, check_float32
 from crumb_avalanche.models.split_model import SplitModel
 from crumb_avalanche.system.process import float32_by_default
@@ -40,7 +41,8 @@ def split_at(
     """Split any network whose forward pass ``torch.fx`` can trace around the cut.
 
     Its operations up to a node become the frozen feature extractor F, the others the
-    trained plastic layers P.
+    trained plastic layers P. The model has copies of the network's layers: the network
+    stays as it is, and can be split again.
 
     ``(B, N, C)`` tokens of a transformer become a map, the grid of patches if ``N`` is
     a square, else ``(B, C, N, 1)``. Maps with four axes need their channels in the
@@ -87,6 +89,8 @@ def split_at(
     check_count("image_size", image_size, ImageSize)
     check_float32(network)
     _check_not_dynamic(network)
+    # Weights of F are frozen, and biases of P are scaled by ``calibrate``.
+    network = copy.deepcopy(network)
     try:
         head_name = last_layer(network, image_size)  # of the layer to be replaced
         model = split_after(
@@ -100,9 +104,7 @@ def split_at(
     if fine_tuning:
         model.fixed_statistics = True
         model.centre_head()
-    n_channels = model.map_shape[0]
-    prepare_codebook(codebook, n_channels)  # sizes its tables and filter
-    model.codebook = codebook
+    model.set_codebook(codebook)
     return model
 
 
@@ -144,7 +146,7 @@ def last_layer(network: nn.Module, image_size: int) -> str:
             )
             handles.append(handle)
     try:
-        network(torch.zeros(1, 3, image_size, image_size))
+        network(_black_image(network, image_size))
     finally:
         for handle in handles:
             handle.remove()
@@ -153,6 +155,12 @@ def last_layer(network: nn.Module, image_size: int) -> str:
             "it uses no linear or convolutional layer, which could become the head"
         )
     return used_layers[-1]
+
+
+def _black_image(network: nn.Module, image_size: int) -> Tensor:
+    """Return a black image, ``(1, 3, h, w)``, on the device of a network's weights."""
+    first_weight = next(network.parameters(), torch.empty(0))
+    return torch.zeros(1, 3, image_size, image_size, device=first_weight.device)
 
 
 def split_after(
@@ -209,7 +217,10 @@ def split_after(
         # Made twice: what it returns is known only when it runs. The second one makes
         # maps (B, C, H, W) of that.
         unchanged_extractor = _part_between(network, operations, images, cut)
-        map_layout = _map_layout_of(unchanged_extractor, image_size, layout or Layout())
+        black_image = _black_image(network, image_size)
+        map_layout = _map_layout_of(
+            unchanged_extractor, black_image, layout or Layout()
+        )
         extractor = _part_between(
             network, operations, images, cut, output_calls=map_layout.to_map
         )
@@ -426,13 +437,13 @@ class MapLayout:
 
 @torch.no_grad()
 def _map_layout_of(
-    extractor: fx.GraphModule, image_size: int, layout: Layout
+    extractor: fx.GraphModule, black_image: Tensor, layout: Layout
 ) -> MapLayout:
     """Find out how what the feature extractor F returns becomes a map.
 
     Args:
         extractor: F as it was traced.
-        image_size: side in pixels of the black image that it is tried with.
+        black_image: that it is tried with, ``(1, 3, h, w)``, on its device.
         layout: what timm says of the network's tensors: number of prefix tokens, and
             whether channels are last.
 
@@ -444,11 +455,11 @@ def _map_layout_of(
         CutError: F takes no such image, or returns neither a map nor tokens.
     """
     try:
-        values = extractor(torch.zeros(1, 3, image_size, image_size))
+        values = extractor(black_image)
     except (RuntimeError, AssertionError) as error:
         raise CutError(
-            f"it cannot take images of {image_size} pixels ({error}); give another "
-            "image_size"
+            f"it cannot take images of {black_image.shape[-1]} pixels ({error}); give "
+            "another image_size"
         ) from error
     if not isinstance(values, Tensor):
         returned = f"a {type(values).__name__}"

@@ -25,7 +25,7 @@ from crumb_avalanche.models.backbones import (
     Layers,
     squeezenet_ends,
 )
-from crumb_avalanche.models.codebook import Codebook, prepare_codebook
+from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.networks import NETWORKS
 from crumb_avalanche.models.row_length import largest_divisor, row_length
 from crumb_avalanche.models.split_model import SplitModel
@@ -207,9 +207,7 @@ def split_backbone(
         model.centre_head()
     _set_preprocessing(model, network_preprocessing)
     model.backbone = name
-    codebook = _codebook_for(model, codebook, is_fine_tuned=is_fine_tuned)
-    prepare_codebook(codebook, model.map_shape[0])  # sizes its tables and filter
-    model.codebook = codebook
+    model.set_codebook(_codebook_for(model, codebook, is_fine_tuned=is_fine_tuned))
     return model
 
 

@@ -152,7 +152,7 @@ class SplitModel(ImageInput):
         super().__init__(image_size, smallest_side)
         self.feature_extractor = feature_extractor.requires_grad_(False).eval()
         self.plastic_layers = replace_dropout(plastic_layers)
-        self.codebook = codebook
+        self.codebook: Codebook | None = None
         self.head = head
         self.fixed_statistics = False
         self.quantized_training = True
@@ -179,7 +179,25 @@ class SplitModel(ImageInput):
         self.to(device, memory_format=layout)  # type: ignore[call-overload]
         self.map_shape = self._measured_map_shape()
         head_outputs(plastic_layers, head)  # raises for another kind of layer
+        self.set_codebook(codebook)
+
+    def set_codebook(self, codebook: Codebook | None) -> None:
+        """Put a codebook between F and P, in the place of the one before.
+
+        It moves to the model's device, and gets room for the channels of the maps.
+
+        Args:
+            codebook: changed in place; ``None`` for a model without one.
+
+        Raises:
+            TypeError: it is neither a ``Codebook`` nor ``None``, or is not float32.
+            ValueError: it does not fit the channels of the maps.
+        """
         prepare_codebook(codebook, self.map_shape[0])
+        if codebook is not None:
+            check_float32(codebook)
+            codebook.to(self.pixel_mean.device)
+        self.codebook = codebook
 
     @property
     def extractor_is_empty(self) -> bool:

@@ -8,17 +8,26 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 from torchvision import models
 
 from crumb_avalanche.models import runtimes
 from crumb_avalanche.models.backbones import BACKBONES
+from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.codebook import Codebook
+from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.networks import NETWORKS, SmallCNN
 from crumb_avalanche.models.runtimes import RUNTIMES, RuntimeRefusedError, use_runtime
 from crumb_avalanche.models.split_at import split_at
 from crumb_avalanche.models.split_backbone import split_backbone
+from crumb_avalanche.models.weights import weights_hash
 
+no_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+# A tensor on the device "meta" has a shape alone: as on a GPU, an operation refuses
+# tensors of another device.
+DEVICES = ["meta", pytest.param("cuda", marks=[pytest.mark.cuda, no_gpu])]
+CODEBOOK_WITH_BUFFERS = dict(tables=2, grouping="correlated", filtered=True)
 # The map of each network after its usual cut.
 MAPS = {
     "squeezenet1_0": (512, 13, 13),
@@ -284,6 +293,60 @@ def test_no_layer_is_on_both_sides():
     assert not frozen & plastic
     parameters = list(models.resnet18(weights=None).parameters())
     assert len(frozen | plastic) == len(parameters)
+
+
+def two_convolutions():
+    """The nodes "1" and "3" end in a ReLU behind a convolution."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10),
+    )
+
+
+def split_after_node(network, node, **settings):
+    return split_at(network, node, n_classes=4, image_size=16, **settings)
+
+
+def test_a_split_network_stays_as_it_is():
+    # Given a network in training
+    network = two_convolutions()
+    weights_before = weights_hash(network)
+    # When it is split, and the model is calibrated
+    model = split_after_node(network, "1")
+    calibrate(model, TensorDataset(images(16)))
+    # Then the model is scaled, and the network is as it was
+    assert model.feature_scale != 1
+    assert weights_hash(network) == weights_before
+    assert network.training
+    assert all(weight.requires_grad for weight in network.parameters())
+
+
+def test_a_network_is_split_again():
+    # Given a network that was split behind its second convolution
+    network = two_convolutions()
+    split_after_node(network, "3")
+    # When it is split before that
+    model = split_after_node(network, "1")
+    # Then the second convolution is trained, as the head is
+    assert len(trainable(model.plastic_layers)) == 4
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_network_is_split_on_its_device(device):
+    # Given a network that was moved to a device
+    network = two_convolutions().to(device)
+    # When it is split, with a codebook that was not
+    codebook = Codebook(8, 4, **CODEBOOK_WITH_BUFFERS)
+    model = split_after_node(network, "1", codebook=codebook)
+    # Then all of the model is there
+    tensors = [*model.parameters(), *model.buffers()]
+    assert {tensor.device.type for tensor in tensors} == {device}
 
 
 class Skipping(nn.Module):
