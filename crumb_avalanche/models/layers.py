@@ -56,8 +56,8 @@ class CentredLinear(nn.Linear):
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, in_features: int, out_features: int):
-        super().__init__(in_features, out_features)
+    def __init__(self, in_features: int, out_features: int, bias: bool = True):
+        super().__init__(in_features, out_features, bias)
         self.register_buffer("mean", torch.zeros(in_features))
         self.register_buffer("scale", torch.ones(()))
 
@@ -207,16 +207,40 @@ def head_outputs(layers: nn.Module, name: str) -> int:
 
 
 def head_like(head: nn.Module, n_classes: int) -> nn.Module:
-    """Build a newly initialised head of the same kind, from torch's global RNG."""
+    """Build a newly initialised head of the same kind, from torch's global RNG.
+
+    It has the settings of the old head besides the number of outputs, and what
+    ``calibrate`` measured of its inputs.
+
+    Args:
+        head: the old one, linear or convolutional.
+        n_classes: outputs of the new one.
+
+    Raises:
+        ValueError: the old one has groups of channels, whose number does not divide
+            ``n_classes``.
+    """
+    has_bias = getattr(head, "bias", None) is not None
     if isinstance(head, AveragingConv2d):
         return AveragingConv2d(head.in_channels, n_classes)
     if isinstance(head, CentredLinear):
-        return CentredLinear(head.in_features, n_classes)
+        centred = CentredLinear(head.in_features, n_classes, bias=has_bias)
+        centred.mean.copy_(head.mean)
+        centred.scale.copy_(head.scale)
+        return centred
     if isinstance(head, nn.Conv2d):
         return nn.Conv2d(
-            head.in_channels, n_classes, head.kernel_size, padding=head.padding
+            head.in_channels,
+            n_classes,
+            head.kernel_size,
+            stride=head.stride,
+            padding=head.padding,
+            dilation=head.dilation,
+            groups=head.groups,
+            bias=has_bias,
+            padding_mode=head.padding_mode,
         )
-    return nn.Linear(head.in_features, n_classes)
+    return nn.Linear(head.in_features, n_classes, bias=has_bias)
 
 
 @dataclass(frozen=True)

@@ -545,6 +545,7 @@ class SplitModel(ImageInput):
     def reset_head(self, n_classes: int) -> None:
         """Replace the head by a new one of ``n_classes`` outputs, before streaming.
 
+        It has the settings of the old one, and centres its inputs as that one did.
         Draws from torch's global RNG.
         """
         check_count("n_classes", n_classes)
@@ -558,7 +559,9 @@ class SplitModel(ImageInput):
         """
         head = self.plastic_layers.get_submodule(self.head)
         if type(head) is nn.Linear:
-            centred = CentredLinear(head.in_features, head.out_features)
+            centred = CentredLinear(
+                head.in_features, head.out_features, bias=head.bias is not None
+            )
             centred.load_state_dict(head.state_dict())
             self._set_head(centred)
 

@@ -94,6 +94,19 @@ def test_a_reset_head_centres(model):
     assert head.out_features == 7
 
 
+def test_a_reset_head_centres_as_the_old_one(model):
+    # Given a model that was calibrated
+    calibrate(model, [(image, 0) for image in pixels()])
+    old = model.plastic_layers.head
+    # When it gets a new head
+    model.reset_head(7)
+    # Then the head takes off the mean that was measured
+    head = model.plastic_layers.head
+    assert head is not old
+    assert torch.equal(head.mean, old.mean)
+    assert head.scale == old.scale != 1
+
+
 def test_calibration_centres_the_head(model):
     images = pixels()
     calibrate(model, [(image, 0) for image in images])
@@ -200,6 +213,22 @@ def split_network(**settings):
 def batch_norm_of(model):
     (layer,) = (part for part in model.modules() if isinstance(part, nn.BatchNorm2d))
     return layer
+
+
+def test_a_head_without_biases_is_centred():
+    # Given a network whose last layer has no biases
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 10, bias=False),
+    )
+    # When it is split for fine-tuning
+    model = split_at(network, "0", n_classes=3, image_size=16, fine_tuning=True)
+    # Then the new head has none
+    head = model.plastic_layers.get_submodule(model.head)
+    assert isinstance(head, CentredLinear)
+    assert head.bias is None
 
 
 @pytest.mark.parametrize("fine_tuning", [False, True])

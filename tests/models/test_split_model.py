@@ -13,8 +13,10 @@ from crumb_avalanche.models import extraction
 from crumb_avalanche.models.codebook import Codebook
 from crumb_avalanche.models.layers import (
     AveragingConv2d,
+    CentredLinear,
     CoinDropout,
     coin_mask,
+    head_like,
     replace_dropout,
     step_flops,
 )
@@ -300,6 +302,36 @@ def test_reset_a_convolution_named_by_a_number(pixels):
     assert model(pixels).shape == (6, 7)
     assert plastic[0][1].kernel_size == (3, 3)
     assert plastic[0][1].padding == (1, 1)
+
+
+SETTINGS_OF_A_CONVOLUTION = dict(
+    kernel_size=(3, 1),
+    stride=2,
+    padding=2,
+    dilation=(2, 1),
+    groups=2,
+    bias=False,
+    padding_mode="circular",
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "expected"),
+    [
+        (
+            nn.Conv2d(8, 4, **SETTINGS_OF_A_CONVOLUTION),
+            nn.Conv2d(8, 6, **SETTINGS_OF_A_CONVOLUTION),
+        ),
+        (nn.Linear(8, 4, bias=False), nn.Linear(8, 6, bias=False)),
+        (CentredLinear(8, 4, bias=False), CentredLinear(8, 6, bias=False)),
+        (AveragingConv2d(8, 4), AveragingConv2d(8, 6)),
+    ],
+    ids=["convolution", "linear", "centred", "averaging"],
+)
+def test_a_new_head_has_the_settings_of_the_old_one(old, expected):
+    head = head_like(old, 6)
+    assert type(head) is type(expected)
+    assert repr(head) == repr(expected)  # which lists the settings
 
 
 def test_folding_scales_to_the_reference(model, pixels):
