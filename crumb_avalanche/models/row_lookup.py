@@ -34,6 +34,9 @@ class RowLookup(torch.autograd.Function):
             The gradient of the table, ``(n, d)``, and ``None`` for the codes.
         """
         (codes,) = ctx.saved_tensors
+        last_row = ctx.n_rows - 1
+        if last_row > torch.iinfo(codes.dtype).max:
+            codes = codes.int()  # a type that holds the number of every row
         # Slices with the same code come together, in their order (stable).
         sorted_codes, slice_positions = codes.flatten().sort(stable=True)
         row_numbers = torch.arange(ctx.n_rows, dtype=codes.dtype)

@@ -256,11 +256,17 @@ def test_gradient_reaches_the_rows_used():
 
 @pytest.mark.parametrize(
     ("n_rows", "dim", "dtype"),
-    [(256, 16, torch.uint8), (3, 4, torch.int64), (2**15, 2, torch.int16)],
+    [
+        (256, 16, torch.uint8),
+        (300, 16, torch.uint8),  # of which only the first 256 can be looked up
+        (3, 4, torch.int64),
+        (2**15, 2, torch.int16),
+    ],
 )
 def test_gradient_has_the_bits_of_an_embedding(n_rows, dim, dtype):
     random = generator(n_rows)
-    codes = torch.randint(0, n_rows, (7, 13, 13, 16), dtype=dtype, generator=random)
+    n_codes = min(n_rows, torch.iinfo(dtype).max + 1)
+    codes = torch.randint(0, n_codes, (7, 13, 13, 16), dtype=dtype, generator=random)
     gradient = torch.randn(*codes.shape, dim, generator=random)
     ours = torch.ones(n_rows, dim, requires_grad=True)
     theirs = torch.ones(n_rows, dim, requires_grad=True)
