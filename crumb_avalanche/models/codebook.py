@@ -9,6 +9,7 @@ codebook. A slice is the ``d`` values of one group at one location, the paper's
 channels-last maps are not copied.
 """
 
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -59,7 +60,7 @@ class Codebook(nn.Module):
             1), ``distance`` takes the row with the least squared error.
         tables: number ``T`` of tables; a group of channels has one of them, which
             ``init_kmeans_`` chooses, and shares it with other groups. As many as groups
-            are a product quantiser.
+            are a product quantiser; more are never used, though their bytes count.
         grouping: which channels make a group: ``consecutive`` ones, or ``correlated``
             ones (see ``group_channels``).
         filtered: whether decoded maps pass a ``MapFilter``, which ``calibrate`` fits.
@@ -187,7 +188,8 @@ class Codebook(nn.Module):
 
         ``SplitModel``, ``calibrate`` and ``INITIALISERS`` call it; the first call
         decides. Tables are then shared by consecutive groups, the order of the channels
-        is that of the maps, and the filter changes nothing.
+        is that of the maps, and the filter changes nothing. It warns of more tables
+        than groups.
 
         Args:
             n_channels: number ``C`` of channels of the maps.
@@ -204,6 +206,14 @@ class Codebook(nn.Module):
             self._check_channels(n_channels)
             return self
         self.channels = n_channels
+        if self.tables > n_groups:
+            warnings.warn(
+                f"tables is {self.tables}, but the number of groups is {n_groups} "
+                f"({n_channels} channels, codebook_dim={self.codebook_dim}), and each "
+                "has one table: the others are never used, though their bytes count; "
+                f"give {n_groups} at most, or a smaller codebook_dim",
+                stacklevel=2,
+            )
         device = self.blocks.device
         if self.tables > 1:
             groups = torch.arange(n_groups, device=device)
@@ -260,6 +270,9 @@ class Codebook(nn.Module):
         is_filled_by_table = is_filled.split(self.codebook_size)
         # Each group of channels is searched for in its own table of rows.
         for table, groups in enumerate(self._groups_by_table()):
+            has_no_group = isinstance(groups, Tensor) and len(groups) == 0
+            if has_no_group:
+                continue  # all of its rows may be zero
             slices = self._slices_of_groups(maps_lc, groups)  # (locations * groups, d)
             indices_of_slices = self._search_rows(
                 slices, rows_by_table[table], is_filled_by_table[table], all_filled

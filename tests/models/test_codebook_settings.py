@@ -1,5 +1,7 @@
 """Codes of a smaller error: search by distance, tables, groups, filter; their error."""
 
+import warnings
+
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -239,6 +241,32 @@ def test_other_channels_are_refused():
     codebook = Codebook(8, 4, **ALL_SETTINGS).for_channels(8)
     with pytest.raises(ValueError, match=r"has 12 channels, .* made for 8"):
         codebook.encode(random_maps(channels=12))
+
+
+def test_more_tables_than_groups_are_told():
+    words = (
+        r"tables is 3, but the number of groups is 2 \(128 channels, codebook_dim=64\)"
+        ".* never used, .*give 2 at most, or a smaller codebook_dim"
+    )
+    with pytest.warns(UserWarning, match=words):
+        Codebook(16, 64, tables=3).for_channels(128)
+
+
+@pytest.mark.filterwarnings("ignore:tables is 3, but")
+@pytest.mark.parametrize("search", ["direction", "distance"])
+def test_a_table_without_a_group_is_not_searched(search):
+    """The rows of the third table stay zero: there are two groups."""
+    codebook = fitted(random_maps(), tables=3, search=search)
+    quantized, codes = codebook.quantize(random_maps())
+    assert codes.shape == (6, 2, 5, 5)
+    assert quantized.any()
+
+
+def test_as_many_tables_as_groups():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        codebook = Codebook(16, 64, tables=2).for_channels(128)
+    assert codebook.table_of_group.tolist() == [0, 1]
 
 
 def test_channels_must_be_known():
