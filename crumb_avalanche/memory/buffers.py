@@ -267,8 +267,13 @@ class MemoryBuffer(ABC):
         return self.to_maps(self.rows[slots].to(device), model), labels
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the memories, the slots, and the states of selection rule and RNG."""
+        """Return the memories, the slots, and the states of selection rule and RNG.
+
+        The types of buffer and rule are in it by name, for ``check_state``.
+        """
         return {
+            "type": type(self).__name__,
+            "rule_type": type(self.rule).__name__,
             "rows": self.rows,
             "labels": self.labels,
             "free": list(self.slots.free),
@@ -276,6 +281,23 @@ class MemoryBuffer(ABC):
             "random": self.slots.random.bit_generator.state,
             "rule": self.rule.state_dict(),
         }
+
+    def check_state(self, state: dict[str, Any]) -> None:
+        """Raise StateError for the state of another buffer; nothing is changed.
+
+        Its type, its capacity and the type of its selection rule are compared.
+
+        Args:
+            state: what ``state_dict`` returned.
+        """
+        saved_size = len(state["labels"])
+        saved = f"{state['type']}({saved_size}, {state['rule_type']}())"
+        own = f"{type(self).__name__}({self.max_size}, {type(self.rule).__name__}())"
+        if saved != own:
+            raise StateError(
+                f"the saved buffer is {saved}, this one is {own}; build the same "
+                "strategy"
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load memories, slots and the selection rule, as ``state_dict`` returned them.
@@ -285,14 +307,9 @@ class MemoryBuffer(ABC):
                 each class, and the states of the ``random`` numbers and the ``rule``.
 
         Raises:
-            StateError: it is of another capacity.
+            StateError: see ``check_state``.
         """
-        saved_size = len(state["labels"])
-        if saved_size != self.max_size:
-            raise StateError(
-                f"the saved buffer has mem_size={saved_size}, this one "
-                f"{self.max_size}; give the same"
-            )
+        self.check_state(state)
         # Copies, as storing overwrites rows in place.
         self.labels = state["labels"].clone()
         rows = state["rows"]  # None before the first memory

@@ -274,7 +274,8 @@ def load_strategy_state(
 ) -> None:
     """Load a state that training resumes from, as ``strategy_state`` returned it.
 
-    Plugins and buffers are compared before anything is changed.
+    Names and shapes of weights, the optimizer's groups, plugins and buffers are
+    compared before anything is changed.
 
     Args:
         strategy: built from the settings of the one that the state is of; changed.
@@ -289,13 +290,11 @@ def load_strategy_state(
     plugin_states = state["plugins"]
     _check_plugin_states(plugin_states, plugins, strict)
     policies = buffers(strategy)
-    if len(policies) != len(state["buffers"]):
-        raise StateError(
-            f"the state holds {len(state['buffers'])} replay buffers, the strategy has "
-            f"{len(policies)}; build the same one"
-        )
+    _check_buffer_states(state["buffers"], policies)
+    _check_model_state(strategy.model, state["model"])
+    _check_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
 
-    _load_model_state(strategy.model, state["model"])
+    strategy.model.load_state_dict(state["model"], strict=False)  # without F
     _load_optimizer_state(strategy.optimizer, strategy.model, state["optimizer"])
     vars(strategy.clock).update(state["clock"])
     _load_training(strategy, state["training"])
@@ -366,6 +365,23 @@ def _check_plugin_states(
             )
 
 
+def _check_buffer_states(saved: list[dict[str, Any]], policies: list[Any]) -> None:
+    """Raise StateError unless saved states are those of a strategy's buffers.
+
+    Args:
+        saved: states of the buffers, in order.
+        policies: storage policies of the strategy that have a state.
+    """
+    if len(policies) != len(saved):
+        raise StateError(
+            f"the state holds {len(saved)} replay buffers, the strategy has "
+            f"{len(policies)}; build the same one"
+        )
+    for policy, policy_state in zip(policies, saved):
+        if hasattr(policy, "check_state"):  # storage policies of a user may lack it
+            policy.check_state(policy_state)
+
+
 def answer_state(strategy: Any) -> dict[str, Any]:
     """Return what evaluation needs, which a run leaves as its learner.
 
@@ -393,7 +409,8 @@ def load_answer_state(strategy: Any, state: dict[str, Any]) -> None:
         StateError: the state is of a plugin that the strategy lacks, or of another
             network.
     """
-    _load_model_state(strategy.model, state["model"])
+    _check_model_state(strategy.model, state["model"])
+    strategy.model.load_state_dict(state["model"], strict=False)  # without F
     plugins = _plugins_with("load_answer_state", strategy)
     for name, plugin_state in state["plugins"].items():
         if name not in plugins:
@@ -416,16 +433,13 @@ def _model_state(model: nn.Module) -> dict[str, torch.Tensor]:
     return trained
 
 
-def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Load the weights that training changes, if names and shapes are the model's.
+def _check_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
+    """Raise StateError if a weight is missing, or has another shape in the model.
 
     Args:
-        model: changed in place.
+        model: its weights are compared.
         state: what ``_model_state`` returned: all weights but those of the feature
             extractor, by name.
-
-    Raises:
-        StateError: a weight is missing, or has another shape in the model.
     """
     expected = _model_state(model)
     for name in {**expected, **state}:
@@ -436,7 +450,6 @@ def _load_model_state(model: nn.Module, state: dict[str, torch.Tensor]) -> None:
                 f"{name} is {shape} in the state, but {expected_shape} in the model: "
                 "build the same network"
             )
-    model.load_state_dict(state, strict=False)  # the extractor's are not in it
 
 
 def _shape_text(tensors: dict[str, torch.Tensor], name: str) -> str:
@@ -472,21 +485,15 @@ def _optimizer_state(
     return {"weights": names_of_groups, **optimizer.state_dict()}
 
 
-def _load_optimizer_state(
+def _check_optimizer_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]
 ) -> None:
-    """Load the state of an optimizer whose weights are listed by name.
-
-    Each parameter group gets the weights that it had, those that Avalanche added too,
-    so that torch finds the state of each.
+    """Raise StateError for other groups, or for weights that the model lacks.
 
     Args:
-        optimizer: its groups and its state are replaced.
+        optimizer: its groups are counted.
         model: has the weights.
-        state: torch's state dict, and ``weights``: a list of names for each group.
-
-    Raises:
-        StateError: it has other groups, or weights that the model lacks.
+        state: what ``_optimizer_state`` returned.
     """
     weights = dict(model.named_parameters())
     names_of_groups: list[list[str]] = state["weights"]
@@ -499,7 +506,24 @@ def _load_optimizer_state(
             f"{len(optimizer.param_groups)}, or weights that the model lacks "
             f"({', '.join(missing) or 'none'}); build the same strategy"
         )
-    for group, names in zip(optimizer.param_groups, names_of_groups):
+
+
+def _load_optimizer_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, state: dict[str, Any]
+) -> None:
+    """Load the state of an optimizer whose weights are listed by name.
+
+    Each parameter group gets the weights that it had, those that Avalanche added too,
+    so that torch finds the state of each.
+
+    Args:
+        optimizer: its groups and its state are replaced.
+        model: has the weights.
+        state: torch's state dict, and ``weights``: a list of names for each group; as
+            ``_check_optimizer_state`` checks it.
+    """
+    weights = dict(model.named_parameters())
+    for group, names in zip(optimizer.param_groups, state["weights"]):
         group["params"] = [weights[name] for name in names]
     torch_state = selected(state, ("state", "param_groups"))
     # A copy: torch would go on with the tensors of the state itself.

@@ -25,6 +25,7 @@ from crumb_avalanche.memory.packing import (
 )
 from crumb_avalanche.memory.product_quantizer import ProductQuantizer
 from crumb_avalanche.memory.selection import RULES, ClassBalancedReservoir, EveryJth
+from crumb_avalanche.system.value_types import StateError
 
 BUFFERS = [CodeBuffer, ImageBuffer, MapBuffer]
 # Maps and groups of the small model, whose codebook has 8 rows: 4 bits a code.
@@ -209,11 +210,23 @@ def test_the_state_of_an_empty_buffer(kind):
     assert len(buffer) == 0
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
-def test_the_state_of_another_capacity(kind):
-    words = "the saved buffer has mem_size=5, this one 4"
-    with pytest.raises(ValueError, match=words):
-        kind(4).load_state_dict(kind(5).state_dict())
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        (CodeBuffer(5), r"CodeBuffer\(5, EveryJth\(\)\)"),
+        (ImageBuffer(4), r"ImageBuffer\(4, EveryJth\(\)\)"),
+        (
+            CodeBuffer(4, ClassBalancedReservoir()),
+            r"CodeBuffer\(4, ClassBalancedReservoir\(\)\)",
+        ),
+    ],
+    ids=["capacity", "buffer", "rule"],
+)
+def test_the_state_of_another_buffer(saved, words):
+    buffer = CodeBuffer(4)
+    words += r", this one is CodeBuffer\(4, EveryJth\(\)\); build the same strategy"
+    with pytest.raises(StateError, match=f"the saved buffer is {words}"):
+        buffer.load_state_dict(saved.state_dict())
 
 
 @pytest.mark.parametrize("kind", BUFFERS)

@@ -447,10 +447,20 @@ def test_a_state_with_a_buffer_is_refused():
 
 
 def test_a_state_is_loaded_loosely():
+    # Given a state that has a plugin more than a strategy
     saved = learned("er").strategy.state_dict()
+    plugins = {**saved["plugins"], "AbsentPlugin": {}}
+    strategy = built_anew("er").strategy
+    # When it is loaded loosely
+    strategy.load_state_dict({**saved, "plugins": plugins}, strict=False)
+    # Then the other plugins have theirs
+    assert strategy.seen_classes.seen == plugins["SeenClassesPlugin"]["seen"]
+
+
+def test_a_state_with_another_selection_rule_is_refused():
     strategy = built_anew("rainbow_memory").strategy
-    strategy.load_state_dict(saved, strict=False)
-    assert strategy.seen_classes.seen == saved["plugins"]["SeenClassesPlugin"]["seen"]
+    with pytest.raises(StateError, match=r"RingBuffer.*, this one is .*ChosenFrames"):
+        strategy.load_state_dict(learned("er").strategy.state_dict(), strict=False)
 
 
 def plugins_of_the_package():

@@ -19,11 +19,13 @@ from host_benchmarks import LabelledImages, Trace
 from torch import nn
 from watched import built, make, outputs_of, same_weights, taught, train
 
-from crumb_avalanche.memory.buffers import CodeBuffer
+from crumb_avalanche.memory.buffers import CodeBuffer, ImageBuffer
+from crumb_avalanche.memory.selection import ClassBalancedReservoir
 from crumb_avalanche.methods.registry import STRATEGIES
 from crumb_avalanche.models.layers import trainable
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.models.split_backbone import split_backbone
+from crumb_avalanche.models.weights import weights_hash
 from crumb_avalanche.system.value_types import StateError
 from crumb_avalanche.training.batch_plugin import BatchPlugin
 from crumb_avalanche.training.crumb import CRUMBPlugin, CRUMBStrategy
@@ -88,6 +90,45 @@ def test_a_limit_is_above_zero(limit):
 def test_another_state_is_refused(state, words):
     with pytest.raises(StateError, match=f"this is no state of a strategy: it {words}"):
         build().load_state_dict(state)
+
+
+def with_buffer(buffer):
+    """Arguments of a strategy on a model, of which only the buffer differs."""
+    return lambda model: dict(storage_policy=buffer)
+
+
+def with_two_groups(model):
+    """Arguments of a strategy on a model: two groups of weights in the optimiser."""
+    parts = [model.plastic_layers, model.codebook]
+    groups = [{"params": part.parameters()} for part in parts]
+    optimizer = torch.optim.SGD(groups, lr=0.05, momentum=0.9)
+    return dict(storage_policy=CodeBuffer(4), optimizer=optimizer)
+
+
+@pytest.mark.parametrize(
+    "arguments_for",
+    [
+        with_buffer(CodeBuffer(6)),
+        with_buffer(ImageBuffer(4)),
+        with_buffer(CodeBuffer(4, ClassBalancedReservoir())),
+        with_two_groups,
+    ],
+    ids=["capacity", "buffer", "rule", "optimizer"],
+)
+def test_a_refused_state_changes_nothing(make_model, make_stream, arguments_for):
+    # Given the state of a strategy that learned an experience
+    learned = make(CRUMBStrategy, make_model(), storage_policy=CodeBuffer(4))
+    learned.train(make_stream().train_stream[0])
+    # When another strategy is to go on from it
+    model = make_model()
+    other = make(CRUMBStrategy, model, **arguments_for(model))
+    weights_before = weights_hash(model)
+    with pytest.raises(StateError, match="build the same strategy"):
+        other.load_state_dict(learned.state_dict())
+    # Then that one is as it was
+    assert weights_hash(model) == weights_before
+    assert other.clock.train_exp_counter == 0
+    assert len(other.storage_policy) == 0
 
 
 class Masked:
