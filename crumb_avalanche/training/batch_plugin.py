@@ -175,7 +175,7 @@ class StoringPlugin(BatchPlugin):
     # subclass has others of these names.
     class_numbers: ClassVar[tuple[str, ...]] = (
         "_offered_counts",
-        "_classes",
+        "_label_counts",
         "_earlier_classes",
     )
 
@@ -195,7 +195,9 @@ class StoringPlugin(BatchPlugin):
         self._mask_plugin: SeenClassesPlugin | None = None
         # Images of each class offered during training in this experience.
         self._offered_counts: Counter[int] = Counter()
-        self._classes: set[int] = set()  # of this experience
+        # Images of each class in this experience, and its classes.
+        self._label_counts: Counter[int] = Counter()
+        self._classes: set[int] = set()
         self._earlier_classes: set[int] = set()  # of earlier experiences
         self._experience: int | None = None  # its number
         self.returning_expected = False
@@ -231,11 +233,15 @@ class StoringPlugin(BatchPlugin):
         self.storage_policy.begin_experience(labels, strategy.train_mb_size)
         self._offered_counts = Counter()
         experience = strategy.clock.train_exp_counter  # its number
-        # One that is resumed from a checkpoint begins again.
-        is_resumed = experience == self._experience
+        label_counts = Counter(labels)
+        # An experience that was interrupted has not moved the clock: the same one
+        # begins again, as from a checkpoint, and another one is the next.
+        has_same_number = experience == self._experience
+        is_resumed = has_same_number and label_counts == self._label_counts
         if not is_resumed:
             self._earlier_classes |= self._classes
         self._experience = experience
+        self._label_counts = label_counts
         self._classes = set(labels)
         # ``returning`` are those of them that are among the earlier classes.
         if self.returning and not self.returning_expected:
@@ -323,7 +329,7 @@ class StoringPlugin(BatchPlugin):
         return {
             **super().state_dict(),
             "_offered_counts": dict(self._offered_counts),
-            "_classes": sorted(self._classes),
+            "_label_counts": dict(self._label_counts),
             "_earlier_classes": sorted(self._earlier_classes),
             "_experience": self._experience,
         }
@@ -332,7 +338,8 @@ class StoringPlugin(BatchPlugin):
         """Load what ``state_dict`` returned."""
         super().load_state_dict(state)
         self._offered_counts = Counter(state["_offered_counts"])
-        self._classes = set(state["_classes"])
+        self._label_counts = Counter(state["_label_counts"])
+        self._classes = set(self._label_counts)
         self._earlier_classes = set(state["_earlier_classes"])
         self._experience = state["_experience"]
 

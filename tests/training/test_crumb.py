@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
+import small_models
 import torch
 from avalanche.benchmarks import benchmark_from_datasets
 from avalanche.training.plugins import BiCPlugin, ReplayPlugin, SupervisedPlugin
@@ -294,6 +295,58 @@ def test_the_first_experience_has_images(make_model, make_stream, n_empty):
     # Then the first with images is task 1: it has more epochs, and no replay
     assert counts.epochs[n_empty:] == [5, 1]
     assert counts.steps[n_empty:] == [0, 4]
+
+
+class Interrupted(Exception):
+    """What a user's Ctrl-C is in these tests."""
+
+
+class InterruptedOnce(SupervisedPlugin):
+    """Ends the training once, after the epoch that is stored."""
+
+    is_due = True
+
+    def after_training_epoch(self, strategy, **kwargs):
+        if self.is_due:
+            self.is_due = False
+            raise Interrupted
+
+
+def interrupted(stream):
+    """A strategy whose first experience was interrupted; counts its replay steps."""
+    counts = ReplaySteps()
+    strategy = make(
+        CRUMBStrategy,
+        small_models.make_model(),
+        counts,
+        InterruptedOnce(),
+        storage_policy=CodeBuffer(MEM_SIZE),
+        train_mb_size=5,
+    )
+    with pytest.raises(Interrupted):
+        strategy.train(stream.train_stream[0])
+    return strategy, counts
+
+
+def test_an_experience_after_an_interrupted_one(make_stream):
+    # Given a strategy whose first experience was interrupted
+    stream = make_stream()
+    strategy, counts = interrupted(stream)
+    # When it learns another one, of 20 images in batches of five
+    strategy.train(stream.train_stream[1])
+    # Then the memories of the first one are replayed
+    assert counts.steps == [0, 4]
+
+
+def test_an_interrupted_experience_begins_again(make_stream):
+    # Given a strategy whose first experience was interrupted
+    stream = make_stream()
+    strategy, counts = interrupted(stream)
+    # When it learns that experience again
+    strategy.train(stream.train_stream[0])
+    # Then it is the first one, of which no class returned
+    assert counts.steps == [0, 0]
+    assert not strategy.memory.returning
 
 
 def image_replay(kind, model):
