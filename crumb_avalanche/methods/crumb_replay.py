@@ -107,7 +107,7 @@ def build_crumb(recipe: Recipe) -> StreamStrategy:
     """
     method = recipe.method
     codebook = recipe.model.codebook
-    assert codebook is not None, "the entry says that the model has one"
+    assert codebook is not None, "build_strategy checks that the model has one"
     codebook.requires_grad_(not method.freeze_codebook)
     strategy: Callable[..., CRUMBStrategy] = CRUMBStrategy
     if method.readout != "head":

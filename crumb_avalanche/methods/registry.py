@@ -614,16 +614,24 @@ def build_strategy(
             ``clamp_gradients``.
 
     Raises:
-        TypeError: an argument for Avalanche is decided by the settings.
-        ValueError: the name or a setting is unknown, or ``mem_size`` is below 1 for a
-            method that stores memories.
+        TypeError: an argument for Avalanche is decided by the settings, or the model is
+            no ``SplitModel`` as it is.
+        ValueError: the name or a setting is unknown, the model lacks the codebook that
+            the method needs, or ``mem_size`` is below 1 for a method that stores
+            memories.
     """
+    from crumb_avalanche.models.split_model import check_split_model
+
     _check_host_keywords(host)
     entry = get_strategy(name)
+    check_split_model(model, name)
+    if entry.codebook and model.codebook is None:
+        raise ValueError(
+            f"{name} needs a codebook: build the model with codebook=Codebook()"
+        )
     model = model.to(device)
-    if hasattr(model, "quantized_training"):
-        # Other methods do not train on quantized maps.
-        model.quantized_training = entry.codebook
+    # Other methods do not train on quantized maps.
+    model.quantized_training = entry.codebook
     recipe = Recipe(
         model=model,
         settings=LearningSettings() if settings is None else settings,
@@ -666,7 +674,13 @@ def recommended_strategy(
             a budget in bytes it is ``get_strategy("rda").memories_in_budget(model,
             budget_bytes, n_classes)``.
         host: keyword arguments for Avalanche, such as ``plugins`` and ``evaluator``.
+
+    Raises:
+        TypeError, ValueError: see ``build_strategy``.
     """
+    from crumb_avalanche.models.split_model import check_split_model
+
+    check_split_model(model, "rda")
     if n_classes not in (None, model.n_classes):
         model.reset_head(n_classes)
     return build_strategy("rda", model, mem_size=mem_size, **host)

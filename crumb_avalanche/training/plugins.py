@@ -57,9 +57,15 @@ def check_outputs(labels: list[int], n_outputs: int) -> None:
     highest = max(labels, default=-1)
     if highest >= n_outputs:
         raise ValueError(
-            f"class {highest} was seen, but the head has {n_outputs} outputs (0 to "
+            f"an image has class {highest}, but the head has {n_outputs} outputs (0 to "
             f"{n_outputs - 1}); build the model with n_classes={highest + 1} or more"
         )
+
+
+def _check_head(model: nn.Module, labels: list[int]) -> None:
+    """Raise ValueError unless a ``SplitModel`` has an output for each class."""
+    if isinstance(model, SplitModel):
+        check_outputs(labels, model.n_classes)
 
 
 class SeenClassesPlugin(StatefulPlugin):
@@ -87,8 +93,8 @@ class SeenClassesPlugin(StatefulPlugin):
         seen: the classes of all experiences trained on, in order of arrival.
 
     Raises:
-        ValueError: when training starts, the head of a ``SplitModel`` has no output for
-            a class, or a label is below 0.
+        ValueError: before an experience is trained or evaluated on, the head of a
+            ``SplitModel`` has no output for a class, or a label is below 0.
     """
 
     class_numbers = ("seen",)
@@ -140,10 +146,18 @@ class SeenClassesPlugin(StatefulPlugin):
             *labels_of(strategy.adapted_dataset),
         }
         # Before a method indexes tables with an entry for each output.
-        if isinstance(strategy.model, SplitModel):
-            check_outputs(sorted(coming), strategy.model.n_classes)
+        _check_head(strategy.model, sorted(coming))
         self.seen += sorted(coming.difference(self.seen))
         self._cached_mask = None
+
+    def before_eval_exp(self, strategy, **kwargs):
+        """Refuse an experience that has a class without an output, before its loss.
+
+        Where its data set does not say the labels, nothing is checked.
+        """
+        dataset = strategy.experience.dataset
+        if hasattr(dataset, "targets"):
+            _check_head(strategy.model, labels_of(dataset))
 
     def mask(self, logits: Tensor) -> Tensor:
         """Mask the unseen classes of ``(B, classes)`` ``logits`` in training.

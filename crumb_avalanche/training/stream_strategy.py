@@ -168,7 +168,7 @@ class StreamStrategy(SupervisedTemplate):
         """Evaluate as Avalanche's strategies do.
 
         Raises:
-            BadFeaturesError: as ``train``.
+            BadFeaturesError, ValueError: as ``train``.
         """
         with _cpu_by_default():
             return super().eval(*arguments, **keywords)

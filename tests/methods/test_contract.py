@@ -10,7 +10,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from avalanche.training.plugins import SupervisedPlugin
 from resumed import restore_as_a_run
 from site_parts.result_tables import methods
 from small_models import same_tensors, weights_of
+from torch import nn
 from torch.utils.data import TensorDataset
 from watched import SIX, VARIANTS, Answers, built, entry_of, outputs_of
 from watched import learned as learned_by
@@ -31,7 +32,13 @@ import crumb_avalanche
 from crumb_avalanche import Learner
 from crumb_avalanche.learner.export import export_onnx
 from crumb_avalanche.learner.network import FrozenNetwork
-from crumb_avalanche.methods.registry import STRATEGIES, get_strategy, register
+from crumb_avalanche.methods.registry import (
+    STRATEGIES,
+    build_strategy,
+    get_strategy,
+    recommended_strategy,
+    register,
+)
 from crumb_avalanche.models.calibration import calibrate
 from crumb_avalanche.models.map_store import MapStore
 from crumb_avalanche.system.tensor_file import (
@@ -517,13 +524,33 @@ def test_a_class_beyond_the_head_is_told(name, make_model, make_stream):
     model = make_model(n_classes=highest, codebook=STRATEGIES[name].codebook)
     strategy = built(name, model, 8)
     words = (
-        f"class {highest} was seen, but the head has {highest} outputs (0 to "
+        f"an image has class {highest}, but the head has {highest} outputs (0 to "
         f"{highest - 1}); build the model with n_classes={highest + 1} or more"
     )
     with pytest.raises(ValueError, match=re.escape(words)):
         strategy.train(experience)
     assert strategy.seen_classes.seen == []
     assert strategy.clock.train_iterations == 0
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(build_strategy, "rda", mem_size=8),
+        partial(recommended_strategy, mem_size=8),
+    ],
+    ids=["by name", "recommended"],
+)
+def test_another_network_is_told(build):
+    words = "rda trains a SplitModel, not a Sequential: build one with split_backbone"
+    with pytest.raises(TypeError, match=words):
+        build(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_missing_codebook_is_told(make_model):
+    words = r"crumb needs a codebook: build the model with codebook=Codebook\(\)"
+    with pytest.raises(ValueError, match=words):
+        built("crumb", make_model(codebook=False))
 
 
 TOY = """

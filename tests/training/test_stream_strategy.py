@@ -131,6 +131,17 @@ def test_a_refused_state_changes_nothing(make_model, make_stream, arguments_for)
     assert len(other.storage_policy) == 0
 
 
+def test_an_evaluated_class_beyond_the_head(make_model, make_stream):
+    # Given a network of two outputs that learned two classes
+    first, second = make_stream().train_stream
+    strategy = make(StreamStrategy, make_model(n_classes=2))
+    strategy.train(first)
+    # When it is tested on a third and a fourth
+    words = "an image has class 3, but the head has 2 outputs .*n_classes=4 or more"
+    with pytest.raises(ValueError, match=words):
+        strategy.eval(second)
+
+
 class Masked:
     """Logits of 50 images, of five classes of which 1 and 3 were seen.
 
