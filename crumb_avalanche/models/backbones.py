@@ -1,8 +1,9 @@
 """The table of known networks, and where each is cut.
 
-Cuts as in the paper: SqueezeNet before ``features[12]``, MobileNetV2 before
-``features[8]``. EfficientNet-Lite is cut before the last stride. ``split_backbone``
-makes a model of one of them.
+SqueezeNet is cut before ``features[12]``, the paper's "layer 12". Of MobileNetV2 it
+quantises the "14 x 14 x 64 input to MobileNetV2's sixth layer"; that this is the input
+of ``features[8]`` is from the published code. EfficientNet-Lite is cut before the last
+stride. ``split_backbone`` makes a model of one of them.
 """
 
 from collections.abc import Callable

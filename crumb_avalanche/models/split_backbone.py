@@ -120,8 +120,8 @@ def split_backbone(
 ) -> SplitModel:
     """Split a network of torchvision or timm and give it a new head.
 
-    Paper: "Feature extraction and classification"; its cuts of SqueezeNet and
-        MobileNetV2 are the default ones.
+    Paper: "Feature extraction and classification"; its cut of SqueezeNet is the default
+        one, and of MobileNetV2 that of the published code.
 
     The paper's learning rate of 1e-3 suits SqueezeNet. For it to suit MobileNetV2,
     EfficientNet-Lite, ResNet-18 and the networks of timm, their pretrained P is

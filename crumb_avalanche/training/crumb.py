@@ -14,6 +14,10 @@ Where each line of algorithm 1 stands, for the images of task t::
         store every j-th encode(Z) in X     StoringPlugin, selection.EveryJth
 
     test: P(F(x))                           SplitModel.forward in evaluation mode
+
+In the paper's algorithm, storing comes behind the loop over the batches. Only its text
+says that the buffer "is filled near the end of the current task's training epoch": here
+images are stored batch by batch, in the last epoch.
 """
 
 from collections.abc import Sequence
@@ -286,6 +290,7 @@ class CRUMBPlugin(StoringPlugin):
             with strategy.model.stopwatch.measure("replay"):
                 replay_loss = self._replay_loss(strategy)
             strategy.loss = strategy.loss + replay_loss
+            strategy.replay_loss = replay_loss.detach()
 
     def _n_replay_batches(self, strategy: Any) -> int:
         """Return the number of replay batches after the new one: none in task 1."""
@@ -459,7 +464,8 @@ class CRUMBStrategy(StreamStrategy):
             ``mem_size`` are given.
 
     Attributes:
-        replay_loss: the latest loss of a replay batch, a scalar.
+        replay_loss: the latest loss of a replay batch, a scalar; ``None`` before the
+            first one.
     """
 
     def __init__(

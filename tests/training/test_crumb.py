@@ -570,6 +570,14 @@ def test_the_loss_of_another_plugin_is_not_weighted(make_model, make_stream):
     torch.testing.assert_close(watch.loss, 0.5 * adds.own_loss + 7)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_latest_replay_loss(model, make_stream, fused):
+    strategy = train(model, make_stream(), CodeBuffer(8), fused=fused)
+    assert strategy.replay_loss.shape == ()
+    assert strategy.replay_loss > 0
+    assert not strategy.replay_loss.requires_grad
+
+
 class FirstLoss(SupervisedPlugin):
     """The first loss relative to that of the new batch, and the batch's labels.
 
