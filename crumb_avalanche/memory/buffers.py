@@ -323,11 +323,14 @@ class MemoryBuffer(ABC):
         """Write ``(n, ...)`` rows and their labels to the slots of the buffer."""
         if self.rows is None:
             self.rows = torch.zeros((self.max_size, *rows.shape[1:]), dtype=rows.dtype)
+        self.rows[torch.tensor(slots)] = rows
+        self._write_labels(slots, labels)
+
+    def _write_labels(self, slots: list[int], labels: list[int]) -> None:
+        """Write the labels of slots, in a type that holds all of them."""
         if max(labels) > torch.iinfo(self.labels.dtype).max:
             self.labels = self.labels.int()
-        index = torch.tensor(slots)
-        self.rows[index] = rows
-        self.labels[index] = torch.tensor(labels, dtype=self.labels.dtype)
+        self.labels[slots] = torch.tensor(labels, dtype=self.labels.dtype)
 
     def _wipe_freed_slots(self) -> None:
         """Wipe slots that were freed and not taken again: they keep no old memory."""

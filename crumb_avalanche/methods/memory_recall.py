@@ -104,7 +104,7 @@ class GaussianBuffer(MemoryBuffer):
         for label in batch.labels.unique().tolist():
             is_new_class = not self.slots.count(label)
             if is_new_class:
-                self.labels[self.slots.take(label)] = label
+                self._write_labels([self.slots.take(label)], [label])
             slot = self.slots.by_class[label][0]
             maps = batch.feature_map[batch.labels == label].cpu()
             self._absorb_maps(self.rows[slot], maps)

@@ -98,6 +98,14 @@ def test_a_row_has_count_and_lowest_value(settings, model, label):
     assert lowest == float(fed.own(label).min())
 
 
+def test_a_class_of_a_large_number(model):
+    """More than int16 holds; the class before it keeps its label."""
+    labels = [3, 40_000]
+    buffer = GaussianBuffer(2)
+    feed(buffer, model, maps_of(labels), labels, [1, 1])
+    assert buffer.labels.tolist() == labels
+
+
 class Drawn:
     """3,000 maps drawn of class 1, which had negative values, too."""
 
