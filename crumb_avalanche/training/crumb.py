@@ -178,6 +178,9 @@ class CRUMBPlugin(StoringPlugin):
         _check_plugins_beside(strategy, self.storage_policy)
         if self._needs_codes and strategy.model.codebook is None:
             raise ValueError(self._codebook_needed())
+        if not self._needs_codes:
+            # Before the strategy calibrates the model, which would measure its codes.
+            strategy.model.quantized_training = False
         super().before_training(strategy, **kwargs)
         if not self.fused:
             self._after_update.follow(strategy)

@@ -349,22 +349,41 @@ def test_an_interrupted_experience_begins_again(make_stream):
     assert not strategy.memory.returning
 
 
-def image_replay(kind, model):
-    """Replay of images without a codebook-out loss."""
-    buffer = ImageBuffer(MEM_SIZE)
+def replaying(kind, model, buffer, **weights):
+    """A strategy with replay from a buffer, by CRUMB's plugin in another or its own."""
     if kind is Naive:
-        return make(Naive, model, CRUMBPlugin(buffer, **DIRECT))
-    return make(CRUMBStrategy, model, storage_policy=buffer, **DIRECT)
+        return make(Naive, model, CRUMBPlugin(buffer, **weights))
+    return make(CRUMBStrategy, model, storage_policy=buffer, **weights)
 
 
 @pytest.mark.parametrize("codebook", [None, True])
 @pytest.mark.parametrize("kind", [Naive, CRUMBStrategy])
 def test_a_model_of_image_replay_is_calibrated(make_stream, kind, codebook):
     model = small(codebook)
-    strategy = image_replay(kind, model)
+    strategy = replaying(kind, model, ImageBuffer(MEM_SIZE), **DIRECT)
     strategy.train(make_stream().train_stream[0])
     assert model.calibrated
     assert float(model.feature_scale) != 1
+
+
+@pytest.mark.parametrize("kind", [Naive, CRUMBStrategy])
+def test_unused_codes_are_not_measured(make_stream, kind):
+    """So no warning says how little they keep."""
+    model = small()
+    strategy = replaying(kind, model, ImageBuffer(MEM_SIZE), **DIRECT)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "the codes keep")
+        strategy.train(make_stream().train_stream[0])
+    assert model.codes_error is None
+
+
+@pytest.mark.parametrize("weights", [{}, DIRECT], ids=["codebook-out", "direct"])
+@pytest.mark.parametrize("kind", [Naive, CRUMBStrategy])
+def test_codes_that_are_stored_are_measured(make_stream, kind, weights):
+    model = small()
+    strategy = replaying(kind, model, CodeBuffer(MEM_SIZE), **weights)
+    strategy.train(make_stream().train_stream[0])
+    assert model.codes_error > 0
 
 
 @dataclass
