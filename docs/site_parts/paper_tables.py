@@ -110,6 +110,16 @@ def ablations(name: str) -> str:
     return csv_tables.markdown([*header, *TESTED], rows, left=2)
 
 
+def deviations(name: str) -> str:
+    """Return a table of changed settings beside preset ``paper``."""
+    rows = []
+    for line in read(name):
+        cells = [line["row"], ours(line), line["runs"], points(line["effect"])]
+        rows.append([*cells, *tested(line)])
+    header = ["change", "accuracy", "runs", "effect", *TESTED]
+    return csv_tables.markdown(header, rows)
+
+
 def codes_and_images(name: str) -> str:
     """Return a table of codes beside as many images (``table3``, ``table3_tiny_imagenet``, ``table3_cifar100``)."""
     lines = read(name)

@@ -429,6 +429,7 @@ TABLES: dict[str, Callable[..., str]] = {
     "ablations": paper_tables.ablations,
     "claims": paper_tables.claims,
     "codes_and_images": paper_tables.codes_and_images,
+    "deviations": paper_tables.deviations,
     "task_incremental": recorded_tables.task_incremental,
     "feature_cache": recorded_tables.feature_cache,
     "recorded": recorded_tables.recorded,

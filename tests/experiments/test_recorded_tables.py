@@ -44,13 +44,15 @@ def runs(request):
 
 
 def test_runs_have_the_replay_weight_of_the_preset(runs):
-    unusual = [run for run in runs if "replay_weight=5.0" not in run.settings.split()]
-    assert unusual == []
+    unusual = {
+        run.row for run in runs if "replay_weight=5.0" not in run.settings.split()
+    }
+    assert unusual <= {"replay weight 1"}  # a row of the deviations
 
 
 def test_runs_name_the_preset_of_the_paper(runs):
-    unusual = [run for run in runs if not run.settings.startswith("preset=paper ")]
-    assert unusual == []
+    unusual = {run.row for run in runs if not run.settings.startswith("preset=paper ")}
+    assert unusual <= {"preset reference"}  # a row of the deviations
 
 
 def test_runs_say_where_they_come_from(runs):
