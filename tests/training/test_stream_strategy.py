@@ -121,14 +121,14 @@ def test_a_refused_state_changes_nothing(make_model, make_stream, arguments_for)
     learned.train(make_stream().train_stream[0])
     # When another strategy is to go on from it
     model = make_model()
-    other = make(CRUMBStrategy, model, **arguments_for(model))
+    strategy = make(CRUMBStrategy, model, **arguments_for(model))
     weights_before = weights_hash(model)
     with pytest.raises(StateError, match="build the same strategy"):
-        other.load_state_dict(learned.state_dict())
+        strategy.load_state_dict(learned.state_dict())
     # Then that one is as it was
     assert weights_hash(model) == weights_before
-    assert other.clock.train_exp_counter == 0
-    assert len(other.storage_policy) == 0
+    assert strategy.clock.train_exp_counter == 0
+    assert len(strategy.storage_policy) == 0
 
 
 def test_an_evaluated_class_beyond_the_head(make_model, make_stream):
